@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PROGRAMS := $(VENV)/.programs
+ROUNDS := 1
 PEERS := .venv-peers
 PEERS_PREPARE := .venv-peers-prepare
 PEERS_FRAPPE := .venv-peers-frappe
@@ -12,10 +14,10 @@ PEERS_FRAPPE := .venv-peers-frappe
 SHARED := -n 3 --dist loadfile --no-loadscope-reorder
 # Where this variable forbids compiled modules, each worker rewrites the assertions of all tests (8 s of CPU time) and each
 # process that a test starts compiles the package (0.3 s).
-test test-all: export PYTHONDONTWRITEBYTECODE :=
+test test-loaded test-all: export PYTHONDONTWRITEBYTECODE :=
 CORE := $(shell find CMakeLists.txt csrc -name '*.cpp' -o -name '*.h' -o -name '*.inc' -o -name CMakeLists.txt)
 
-.PHONY: demo test test-all lint docs bench peers peers-prepare peers-frappe venv wheel clean help
+.PHONY: demo test test-loaded test-all lint docs bench peers peers-prepare peers-frappe venv wheel clean help
 
 help:            ## what can be made
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*##/\t/' | expand -t 16
@@ -23,11 +25,14 @@ help:            ## what can be made
 demo: $(STAMP)   ## the whole job on real and on Criteo-format data: train, evaluate, report, serve
 	$(BIN)/python examples/demo.py
 
-test: $(STAMP)   ## the test suite (5 minutes on 2 cores)
-	$(BIN)/python -m pytest $(SHARED) -m "not slow"
+test: $(PROGRAMS) ## the test suite (5 minutes on 2 cores)
+	$(BIN)/python -m pytest $(SHARED) -m "not slow" --run-seconds 1800
 
-test-all: $(STAMP) ## the test suite with the long tests
-	$(BIN)/python -m pytest $(SHARED) -o faulthandler_timeout=1800 --hypothesis-profile thorough
+test-loaded: $(PROGRAMS) ## the test suite twice at once on a busy machine; ROUNDS=3 repeats it
+	$(BIN)/python -m tests.loaded --rounds $(ROUNDS) -- $(SHARED) -m "not slow" --run-seconds 1800
+
+test-all: $(PROGRAMS)-long ## the test suite with the long tests
+	$(BIN)/python -m pytest $(SHARED) -o faulthandler_timeout=1800 --hypothesis-profile thorough --run-seconds 10800
 
 lint: $(STAMP)   ## ruff and mypy --strict
 	$(BIN)/ruff check .
@@ -72,10 +77,21 @@ wheel: $(STAMP)  ## a wheel in dist/
 
 venv: $(STAMP)   ## .venv with terarec and what its tests need
 
-# Python files are used in place; the compiled core is rebuilt when its sources change.
-$(STAMP): pyproject.toml constraints.txt $(CORE)
+# Python files are used in place; the compiled core is rebuilt when its sources change. The first one has the version.
+$(STAMP): pyproject.toml constraints.txt src/terarec/__init__.py $(CORE)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/pip install --quiet -e ".[dev]"
+	touch $@
+
+# Programs that tests start, as Debian's packages where the user is root; what is missing then is printed.
+$(PROGRAMS): $(STAMP) tests/programs.py
+	$(BIN)/python -m tests.programs
+	touch $@
+
+# Of the wheel, a Triton and its Python back end are used, and none of what PyTriton itself needs.
+$(PROGRAMS)-long: $(PROGRAMS)
+	$(BIN)/pip install --quiet --no-deps -c constraints.txt nvidia-pytriton
+	$(BIN)/python -m tests.programs --long
 	touch $@
 
 clean:           ## remove what was built and written here

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Train the recipes of a data set with several seeds, by the command ``terarec reproduce``.
 
 Run ``python benchmarks/accuracy.py frappe_x1 DIR``, where DIR has the files that the recipes need. Afterwards
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from record import Row, append_rows
 
-from terarec.recipes import load_recipe, recipe_names
+from terarec.apps.recipes import load_recipe, recipe_names
 
 TERAREC = Path(sys.executable).with_name("terarec")
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rewrite the tables of docs/accuracy.md from the recipes and the newest rows of results/accuracy.csv.
 
 Run it after `accuracy.py`: ``python benchmarks/accuracy_page.py``.
@@ -12,8 +13,8 @@ from pathlib import Path
 
 from marked_page import Found, MarkedPage
 
-from terarec.recipes import load_recipe, recipe_names
-from terarec.spec import RecipeSpec
+from terarec.apps.recipes import load_recipe, recipe_names
+from terarec.spec.run import RecipeSpec
 
 HERE = Path(__file__).resolve().parent
 PAGE = MarkedPage(

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run all benchmarks one after the other, so that none slows another down: `make bench`."""
 
 import subprocess

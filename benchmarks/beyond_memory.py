@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Draw the curve of tables larger than memory: DLRM's samples per second by the share of rows in fast memory.
 
 For each skew of the keys, tables in tiers with each share take turns with tables in memory. All rows are on the disk,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measure the overhead of a call: one sample of 26 features, one key each, rows of 16 floats in the caches.
 
 The peers are one `torch.nn.EmbeddingBag` per feature, which is what a user would write, and a single bag over all
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from terarec.batch import one_hot
 from terarec.embedding import EmbeddingCollection
-from terarec.kernels.registry import choose
+from terarec.kernels.registry import Op, choose
 from terarec.ops import BagLayout, bag_lookup
 from terarec.optim import RowOptimizer
 from terarec.spec import FeatureSpec, SGDSpec, TableSpec
@@ -55,7 +56,7 @@ class Sides:
             pooling=("sum",) * FEATURES,
             width=WIDTH,
         )
-        self.kernel = choose("bag_lookup", "cpu")
+        self.kernel = choose(Op.BAG_LOOKUP, "cpu")
 
     def ours(self) -> Tensor:
         """Look up all features in one call."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compare a step of `Trainer` with plain PyTorch, both eager and under ``torch.compile``, and with its limit.
 
 The limit is the sum of two times from the same run: the step's matrix products alone, each by the fastest library or
@@ -19,7 +20,7 @@ from row_probe import MODIFY, READ, row_visitor
 from step_sides import SIDES, WORKLOADS, Workload
 
 from terarec.kernels.rows import allocate_rows
-from terarec.ops import linear
+from terarec.ops.linear import linear
 
 PEER = "torch.nn and torch.optim"
 COMPILED = "torch.compile"

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compare lookups and row updates with `nn.EmbeddingBag` and a torch optimizer, and with the memory's limit.
 
 The limit of a lookup is the time in which the probe of ``row_probe.cpp`` reads the same rows of the same arena in the
@@ -20,7 +21,8 @@ from row_probe import COPY, MODIFY, READ, row_visitor
 from torch import Tensor, nn
 
 from terarec.kernels.rows import allocate_rows, initialise_rows
-from terarec.ops import BagGradient, BagLayout, RowRule, bag_lookup, row_rule, row_update_, state_shapes
+from terarec.ops import BagLayout, bag_lookup
+from terarec.ops.row_update import BagGradient, RowRule, row_rule, row_update_, state_shapes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compare a whole `fit` from Parquet with the bare training step, and measure the memory that training takes.
 
 The bare step is `Trainer.train_step` on batches that are in memory already; the fit reads, shuffles, logs and trains
@@ -19,7 +20,8 @@ import numpy as np
 from record import Row, append_rows
 
 from terarec.data import Reader
-from terarec.formats import ParquetShardWriter, write_dataset
+from terarec.formats import write_dataset
+from terarec.formats.parquet import ParquetShardWriter
 from terarec.models import build_model
 from terarec.models.artifact import tables
 from terarec.spec import (

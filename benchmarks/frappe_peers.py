@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compare the wall time of training DeepFM on Frappe_x1 with FuxiCTR and DeepCTR-Torch.
 
 Run ``make peers-frappe``, then ``python benchmarks/frappe_peers.py DIR`` with the directory of the three files. Every
@@ -23,10 +24,10 @@ from json_process import HERE, JsonProcess, median_of, threads
 from peer_sides.frappe_job import LABEL, SPLITS, FrappeJob
 from record import Row, append_rows
 
+from terarec.apps.recipes import find_recipe_files, load_recipe, load_recipe_data
 from terarec.data import Reader
 from terarec.etl import prepare
 from terarec.etl.workflow import Workflow
-from terarec.recipes import find_recipe_files, load_recipe, load_recipe_data
 from terarec.spec import DeepFMSpec, StaticTablesSpec
 
 DATA, MODEL = "frappe_x1", "deepfm"

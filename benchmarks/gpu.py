@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """terarec on a GPU: first whether it is right, then how fast `Trainer` and the kernels are. It takes 8 minutes.
 
 It needs no network: torch with Triton, NumPy, PyArrow (and safetensors for checkpoints) and the compiled core, which
@@ -30,7 +31,7 @@ if "--interpret" in sys.argv:
 import torch  # noqa: E402
 from record import Row, append_rows  # noqa: E402
 
-_PARTS = ("checks", "training", "tables", "index", "preparation")
+_PARTS = ("checks", "training", "tables", "index")
 _NEED_SAFETENSORS = ("runs", "checkpoints", "hugectr", "sessions")  # kinds of checks with checkpoints
 _MOST_OF_MEMORY = 0.3  # that tables take
 
@@ -75,7 +76,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--batches", type=int, default=64, help="of an epoch")
     parser.add_argument("--threads", type=int, default=4, help="of the reader")
     parser.add_argument("--hash-keys", type=int, default=10_000_000)
-    parser.add_argument("--raw-rows", type=int, default=2_000_000, help="of the log that is prepared")
     parser.add_argument("--parts", nargs="+", choices=_PARTS, default=_PARTS, help="all unless given")
     parser.add_argument("--match", nargs="+", metavar="WORD", help="only checks whose names have one of the words")
     parser.add_argument("--seconds", type=float, default=420.0, help="after which no further check or figure begins")
@@ -83,7 +83,6 @@ def _options() -> argparse.Namespace:
     options = parser.parse_args()
     if options.interpret:
         options.gigabytes, options.batch, options.batches, options.hash_keys = 0.001, 3, 2, 200
-        options.raw_rows = 20
     elif torch.cuda.is_available():  # AdaGrad's state takes as much again, and batches and their results the rest
         options.gigabytes = min(options.gigabytes, _MOST_OF_MEMORY * torch.cuda.mem_get_info()[0] / 1e9)
     return options
@@ -141,7 +140,6 @@ def _figures(device: torch.device, options: argparse.Namespace) -> Iterator[tupl
     """Yield the selected figures, by the name of what they measure."""
     if not set(options.parts) - {"checks"}:
         return
-    import gpu_preparation
     import gpu_tables
     import gpu_training
 
@@ -156,8 +154,6 @@ def _figures(device: torch.device, options: argparse.Namespace) -> Iterator[tupl
         del tables
     if "index" in options.parts:
         yield "hash index", gpu_tables.hashes(device, options.hash_keys)
-    if "preparation" in options.parts:
-        yield "preparation", gpu_preparation.transforms(device, options.raw_rows, copy)
     if "training" in options.parts:
         samples = gpu_training.make_samples(options.gigabytes, options.batch * options.batches)
         yield "steps of Trainer, bf16", gpu_training.steps(samples, device, options.batch, "bf16", copy)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Time on a device: how long it works on what the host requests."""
 
 import statistics

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lookup, update and hash index on a device, compared with torch's and with what a large copy reaches."""
 
 from collections.abc import Callable, Iterator

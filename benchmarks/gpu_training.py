@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`Trainer` on a device: steps and fits of DLRM over tables of Criteo's sizes, against plain PyTorch and the limit."""
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from terarec.batch import Batch, to_device
 from terarec.data import InMemorySource, Reader
-from terarec.formats import ParquetShardWriter, write_dataset
+from terarec.formats import write_dataset
+from terarec.formats.parquet import ParquetShardWriter
 from terarec.models import DLRM
 from terarec.nn.precision import Precision
 from terarec.spec import (

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compare the hash index with a Python dict, Polars and TorchRec's managed collisions: search, insertion, memory.
 
 Keys are random int64. An insertion inserts all keys in batches of the usual size (26 features x 16384) into an empty

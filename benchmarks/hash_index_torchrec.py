@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Print the TorchRec figures of hash_index.py as JSON; runs in the interpreter of `.venv-peers`.
 
 `MCHManagedCollisionModule` keeps its keys sorted and sorts them again at each insertion. Its table has a fixed size,

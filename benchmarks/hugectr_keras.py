@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compare a training step of Wide & Deep and DCN with Keras on TensorFlow; run `make peers` first.
 
 This is the comparison that HugeCTR publishes of itself: two layers of 1024 with dropout, vectors of 16, Adam, the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compare the samples per second from HugeCTR's files to `Batch` with NumPy, PyArrow and torch, on Criteo-shaped rows.
 
 The limit is the time in which one thread reads the bytes without using them; for Parquet, it reads and decompresses
@@ -21,18 +22,10 @@ from reader import CARDINALITIES, scan_parquet
 from record import Row, append_rows, measure_in_turns
 from torch.utils.data import DataLoader, Dataset
 
-from terarec.data.records import (
-    NormSource,
-    ParquetSource,
-    RawAsyncSource,
-    RawSource,
-    RecordGenerator,
-    RecordLayout,
-    RecordReader,
-    RecordSource,
-    SparseInput,
-    generate_records,
-)
+from terarec.apps.synthetic.records import RecordGenerator, generate_records
+from terarec.data.records import NormSource, ParquetSource, RawAsyncSource, RawSource, RecordReader
+from terarec.data.records.sources import RecordSource
+from terarec.spec import RecordLayout, SparseInput
 
 ROWS_PER_FILE = 65_536
 LAYOUT = RecordLayout(

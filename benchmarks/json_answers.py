@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Read and answer the commands of `json_process`. It imports only the standard library, as sides differ in packages."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run a side of a comparison in its own process, which answers each line of JSON with one line."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Write tables between marks into a page of docs/, such as those of the rows of results/."""
 
 import csv

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measure the peak memory of training steps: the growth of the process from before the tables exist to the peak.
 
 The limit of a row is the memory that the tables must take (weights, optimizer state, and the index of dynamic ones)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compare this checkout with another: ``python benchmarks/old_and_new.py OLD``, where OLD is built in place.
 
 Every case runs in two processes, one of each checkout, with the same threads and allocator settings. Their runs take
@@ -108,7 +109,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="terarec-turns-", dir=options.folder) as name:
         folder = Path(name)
         if "prepare" in options.case:
-            from terarec.data.synthetic.criteo import generate
+            from terarec.apps.synthetic.criteo import generate
 
             generate(folder / "log", rows=options.rows, days=1, seed=0)
         for case in options.case:

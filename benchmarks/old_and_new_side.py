@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run a case of `old_and_new` in one checkout: ``python -m old_and_new_side CHECKOUT CASE FOLDER``.
 
 A case is built from the benchmarks of the checkout, which match its interfaces.

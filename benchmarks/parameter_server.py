@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measure lookups of served tables in every tier, sessions with a cache, and lookups during updates.
 
 The limit of lookups is a lookup in training: a dynamic table of the same rows, whose index and kernels the host tier
@@ -26,11 +27,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.ps.redis_processes import PROGRAM, running
 
 from terarec.batch import Batch, Jagged
-from terarec.embedding import EmbeddingCollection, LookupCollection
+from terarec.embedding import EmbeddingCollection
+from terarec.embedding.lookups import LookupCollection
+from terarec.memory import RedisServer
+from terarec.memory.guarded import Guarded
 from terarec.models.artifact import tables, without_tables
 from terarec.models.registry import build_model
-from terarec.ps import HostMemoryTier, ModelCaches, RedisServer, RedisTier, TableTiers, Tier
-from terarec.ps.disk import rocksdb_tier, row_file_tier
+from terarec.ps import ModelCaches, TableGroup, TableTiers
+from terarec.ps.levels import disk_level, host_level, redis_level
 from terarec.spec import (
     CacheSpec,
     CategoricalColumn,
@@ -53,8 +57,9 @@ BATCHES = 2  # in a turn, each of other keys, which the CPU caches do not hold
 WARMING = 60  # batches that fill the session's caches
 
 
-def filled(tier: Tier, rows: int, *, flushes: bool = True) -> Tier:
-    """Fill a tier with the rows of the keys 0 <= key < rows."""
+def filled(level: Guarded, rows: int, *, flushes: bool = True) -> TableTiers:
+    """Return a table in a level, filled with the rows of the keys 0 <= key < rows."""
+    tier = TableGroup(["t"], WIDTH, [level]).table(0)
     generator = torch.Generator().manual_seed(0)
     for begin in range(0, rows, CHUNK):
         keys = torch.arange(begin, min(begin + CHUNK, rows))
@@ -81,21 +86,21 @@ def lookups(rows: int, turns: int) -> Iterator[Row]:
         folder = Path(held.enter_context(tempfile.TemporaryDirectory()))
         collection = trained_table(rows)
         tiers = {
-            "host memory": filled(HostMemoryTier("t", WIDTH), rows),
-            "host memory, 8 partitions": filled(HostMemoryTier("t", WIDTH, HostMemorySpec(num_partitions=8)), rows),
+            "host memory": filled(host_level(HostMemorySpec(), ["t"], WIDTH), rows),
+            "host memory, 8 partitions": filled(host_level(HostMemorySpec(num_partitions=8), ["t"], WIDTH), rows),
             "row file, warm": filled(
-                row_file_tier(RowFileSpec(path=".", cache_bytes=1 << 30), folder / "rows", "t", WIDTH), rows
+                disk_level(RowFileSpec(path=".", cache_bytes=1 << 30), [folder / "rows"], ["t"], WIDTH), rows
             ),
             "row file without a cache, warm": filled(
-                row_file_tier(RowFileSpec(path=".", cache_bytes=0), folder / "pages", "t", WIDTH), rows
+                disk_level(RowFileSpec(path=".", cache_bytes=0), [folder / "pages"], ["t"], WIDTH), rows
             ),
         }
         if importlib.util.find_spec("rocksdict"):
-            tiers["RocksDB"] = filled(rocksdb_tier(RocksDBSpec(path="."), folder / "rocks", "t", WIDTH), rows)
+            tiers["RocksDB"] = filled(disk_level(RocksDBSpec(path="."), [folder / "rocks"], ["t"], WIDTH), rows)
         if PROGRAM is not None and importlib.util.find_spec("redis"):
             server = held.enter_context(running(folder / "redis", "--appendonly", "no"))
-            redis = RedisTier(RedisServer(server.spec(num_partitions=8, timeout_seconds=30.0)), "hps_et.m.t", WIDTH)
-            tiers["Redis 8 partitions"] = filled(redis, rows)
+            connections = RedisServer(server.spec(num_partitions=8, timeout_seconds=30.0))
+            tiers["Redis 8 partitions"] = filled(redis_level(connections, ["hps_et.m.t"], WIDTH), rows)
         timed = {name: lambda tier=tier: tier.lookup(requested) for name, tier in tiers.items()}
         timed["training"] = lambda: collection(jagged)
         found = measure_in_turns(timed, turns)
@@ -164,16 +169,17 @@ def sessions(rows: int, batch_size: int, turns: int) -> Iterator[Row]:
         timed, caches = {}, {}
         kinds = {"row files": RowFileSpec(path="."), "row files alone": RowFileSpec(path=".", cache_bytes=0)}
         for kind in (*kinds, "Redis") if server else kinds:
-            behind = {}
+            names = list(held_rows)
+            if kind == "Redis":
+                assert server is not None
+                level = redis_level(server, [f"hps_et.m.{name}" for name in names], WIDTH)
+            else:
+                level = disk_level(kinds[kind], [folder / kind / name for name in names], names, WIDTH)
+            group = TableGroup(names, WIDTH, [level])
+            behind = {name: group.table(number) for number, name in enumerate(names)}
             for name, part in held_rows.items():
-                if kind == "Redis":
-                    assert server is not None
-                    tier: Tier = RedisTier(server, f"hps_et.m.{name}", WIDTH)
-                else:
-                    tier = row_file_tier(kinds[kind], folder / kind / name, name, WIDTH)
-                tier.insert(part.keys, part.weights)
-                tier.flush()
-                behind[name] = TableTiers([tier])
+                behind[name].insert(part.keys, part.weights)
+                behind[name].flush()
             caches[kind] = ModelCaches(behind, dict.fromkeys(behind, rows // 10), CacheSpec())
             held.callback(caches[kind].close)
             model = build_model(spec, dataset).eval()
@@ -221,7 +227,7 @@ def in_background(work: object) -> Iterator[None]:
 
 def updates(rows: int) -> Iterator[Row]:
     """Insert a million rows while another thread looks keys up."""
-    table = TableTiers([filled(HostMemoryTier("t", WIDTH), rows)])
+    table = filled(host_level(HostMemorySpec(), ["t"], WIDTH), rows)
     keys = torch.from_numpy(np.random.default_rng(2).permutation(rows))
     values = torch.randn(rows, WIDTH)
     requested = keys[:1024]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The sides of peers.py: the systems that it compares, and the processes that run them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rewrite the tables of docs/benchmarks.md from the newest row of every cell of results/peers.csv.
 
 Run it after `peers.py`: ``python benchmarks/peer_tables.py``.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compare lookup and row update with FBGEMM, torch and TensorFlow: `make peers`, then ``python benchmarks/peers.py``.
 
 Every side runs in a process of its own, in the interpreter that has its libraries, on the same keys, threads and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Encode Criteo text to Parquet with ids by frequency; compare with the same job in Polars, scans, and a bare read.
 
 terarec runs the job twice: by the preset, and then with the workflow that the first run fitted. Scans by Polars, DuckDB
@@ -214,7 +215,7 @@ def main() -> None:
     if arguments.side:
         run_side(arguments.side, arguments.log, arguments.out)
         return
-    from terarec.data.synthetic.criteo import generate
+    from terarec.apps.synthetic.criteo import generate
 
     own = ["terarec", "fitted workflow", "reading the bytes"]
     names = own if arguments.alone else [*own, *SCANS] if arguments.scans else list(SIDES)

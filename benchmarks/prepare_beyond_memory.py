@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compare group-bys, sorts and joins of more rows than fit a memory bound with DuckDB and Polars.
 
 terarec partitions the rows into files by hash. All sides read the same uncompressed Parquet file, have the same memory
@@ -31,7 +32,7 @@ from record import Row, append_rows
 
 if TYPE_CHECKING:
     from terarec.etl.sink import SinkState
-    from terarec.formats import ColumnBlock
+    from terarec.formats.block import ColumnBlock
 
 _BATCH_ROWS = 1 << 16
 _SEED = 5
@@ -182,7 +183,7 @@ def shuffle(path: Path, work: Path, bound: int) -> str:
 
 def _blocks(path: Path) -> Iterator[tuple[np.ndarray, np.ndarray, ColumnBlock]]:
     """Yield ids, positions and rows, in the form that preparation has them."""
-    from terarec.formats import ColumnBlock
+    from terarec.formats.block import ColumnBlock
 
     for batch in _batches(path):
         columns = {name: column.to_numpy() for name, column in zip(batch.schema.names, batch.columns, strict=True)}

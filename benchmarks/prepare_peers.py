@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Encode Criteo text; compare with PySpark, NVTabular, DLRM's NumPy script, Polars, and scans of the text.
 
 Run ``make peers-prepare``, then ``python benchmarks/prepare_peers.py --dlrm PATH/data_utils.py``. Every side runs in a
@@ -25,7 +26,7 @@ from json_process import HERE, median_of, threads
 from peer_sides.criteo_job import VALID_FRACTION
 from record import Row, append_rows
 
-from terarec.data.synthetic.criteo import generate
+from terarec.apps.synthetic.criteo import generate
 
 OURS, LIMIT = "terarec", "bytes"
 PREPARE_PYTHON = HERE.parent / ".venv-peers-prepare" / "bin" / "python"

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Encode Criteo text to Parquet by Spark on this machine; compare with the local engine and PySpark's DataFrames.
 
 Run ``python benchmarks/prepare_spark.py``. Each side runs in a process of its own, in turns, on the same generated log
@@ -125,7 +126,7 @@ def main() -> None:
         return
     import pyspark
 
-    from terarec.data.synthetic.criteo import generate
+    from terarec.apps.synthetic.criteo import generate
 
     with tempfile.TemporaryDirectory(prefix="terarec-prepare-spark-") as name:
         directory = Path(name)

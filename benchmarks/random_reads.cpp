@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Random reads of a file past the page cache at a given depth: what the disk gives at best. Built by row_file.py.
 #include <fcntl.h>
 #include <linux/io_uring.h>

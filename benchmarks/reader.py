@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compare the samples per second from disk to `Batch` with a bare scan of the same files, on Criteo-shaped rows.
 
 The limit is the time in which one thread reads and decompresses the row groups without using them: PyArrow's
@@ -18,8 +19,11 @@ import numpy as np
 import pyarrow.parquet as pq
 from record import Row, append_rows, measure_in_turns
 
-from terarec.data import DatasetSource, RankShare, Reader
-from terarec.formats import ColumnBlock, create_shard, shard_path, write_dataset
+from terarec.data import RankShare, Reader
+from terarec.data.reader import DatasetSource
+from terarec.formats import write_dataset
+from terarec.formats.block import ColumnBlock
+from terarec.formats.shard import create_shard, shard_path
 from terarec.spec import CategoricalColumn, DatasetSpec, DenseColumn, LabelColumn
 
 BATCH = 8192

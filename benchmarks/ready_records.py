@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Raw records for the presets, as a server would get them for the rows of a log."""
 
 from dataclasses import dataclass, field
@@ -8,12 +9,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from terarec.data.synthetic import adult, amazon, avazu, mind, movielens, rees46
+from terarec.apps.synthetic import adult, amazon, avazu, mind, movielens, rees46
 from terarec.etl import fit
 from terarec.etl.columns import Rows, concatenate_rows
 from terarec.etl.ops.values import each, values_of_array
 from terarec.etl.ready import PRESETS
-from terarec.etl.source import open_source
+from terarec.etl.source.source import open_source
 from terarec.etl.workflow import Workflow
 from terarec.ragged import Ragged
 from terarec.spec import PrepareOptions

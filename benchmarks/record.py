@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Timing and result rows, shared by all benchmarks.
 
 A ratio always compares two figures that one run measured in turns, since the machines are shared.

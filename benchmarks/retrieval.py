@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compare exact retrieval metrics of all users over all items, with seen items masked, with torch and faiss.
 
 Our side is `terarec.metrics.evaluate_retrieval`, which computes Recall, NDCG, HitRate and MRR. The peers compute only

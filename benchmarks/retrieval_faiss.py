@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Print the median seconds of faiss for retrieval.py as JSON, and write the items; runs in `.venv-peers`.
 
 `IndexFlatIP` is exact. It cannot exclude different items for each query, so it returns as many more items as the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compare row files with the disk itself, RocksDB and plain ``np.memmap``: reads, writes, opening, space.
 
 Cold means that the files' pages were dropped from the page cache before, or that O_DIRECT bypasses it. The limit of
@@ -24,13 +25,13 @@ import torch
 from numpy.typing import NDArray
 from record import Row, append_rows
 
-from terarec.kernels.slots import SLOT_BYTES, RowBatch
-from terarec.storage.cached_rows import CachedRows
-from terarec.storage.rocksdb_store import RocksDBStore
-from terarec.storage.row_file import RowFile
-from terarec.storage.row_format import RowFileOptions
-from terarec.storage.row_levels import TableStores
-from terarec.storage.row_store import RowStore
+from terarec.kernels.slots import RowBatch
+from terarec.memory.cache import Cache
+from terarec.memory.rocksdb import RocksDBStore
+from terarec.memory.row_file import RowFile
+from terarec.memory.row_format import RowFileOptions
+from terarec.memory.row_store import RowStore
+from terarec.memory.table_stores import TableStores
 
 HERE = Path(__file__).resolve().parent
 ROW_BYTES = 512
@@ -229,10 +230,7 @@ def warm_reads(table: Table, turns: int) -> list[Row]:
 def cached_reads(table: Table, turns: int) -> list[Row]:
     """Return the result rows of reads that hit a cache in host memory; the limit is torch's gather of as many rows."""
     store = RowFile.open(table.root / "rows", read_only=True)
-    budget = table.num_rows * (ROW_BYTES + SLOT_BYTES) + ROW_BYTES
-    cache = CachedRows(
-        budget, ROW_BYTES, TableStores([store]), slot_bytes=SLOT_BYTES, name="benchmark", keeps_read=True
-    )
+    cache = Cache(ROW_BYTES, [table.num_rows], TableStores([store]), name="benchmark", keeps_read=True)
     plain = torch.empty(table.num_rows, ROW_BYTES // 8, dtype=torch.int64)
     out = torch.empty(BATCH, ROW_BYTES, dtype=torch.uint8)
     for first in range(0, table.num_rows, BATCH):

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // What random rows cost at best: visits rows of a table in a given order, prefetching a given distance ahead, and does
 // next to nothing with them. Built with csrc/common/parallel.cpp, so that it runs on the threads that the kernels use.
 #include <algorithm>

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measure the least time of random row accesses on this machine, by ``row_probe.cpp``, which it compiles.
 
 A probe must run under the conditions of the kernel that it limits: the same rows of the same memory in the same order,

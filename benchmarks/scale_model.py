@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Model the speed of many ranks: the work of one rank, and an alpha-beta model of the exchange.
 
 The time of a step of R ranks is the sum of the work of B / R samples on each rank, a latency of ``alpha`` for each of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compare DLRM on several single-threaded processes with one such process, and count the bytes that they exchange.
 
 The sides take turns; the ranks of one side step together. The limit of the speed is the speed of one process times the
@@ -19,11 +20,11 @@ import torch
 from record import Row, append_rows
 from step_sides import WORKLOADS, batches, terarec_model
 
+from terarec.apps.planner import plan_tables
 from terarec.batch import Batch, Jagged
-from terarec.dist import Ranks, RowWise, ShardingPlan, TablePlan, TableWise, join, same_for_all, shard
+from terarec.dist import Ranks, RowWise, ShardingPlan, TableWise, join, same_for_all, shard
 from terarec.dist.costs import MachineCosts, TableLoad
-from terarec.dist.plan import PooledOn
-from terarec.dist.planner import plan_tables
+from terarec.dist.plan import PooledOn, TablePlan
 from terarec.embedding import EmbeddingCollection
 from terarec.embedding.tables import record_tables
 from terarec.optim import RowOptimizer

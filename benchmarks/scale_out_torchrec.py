@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run one rank of the TorchRec side of scale_out.py on gloo, in the interpreter of `.venv-peers`.
 
 The model is TorchRec's DLRM with the same layers, which are under DistributedDataParallel, and SGD for layers and

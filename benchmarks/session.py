@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measure a session in this process, from raw records to scores: one record, and 1,024 next to the layers alone.
 
 The records are generated in Criteo's layout of 39 fields; the runs are DLRMs after one step. One record should take at
@@ -13,7 +14,7 @@ from pathlib import Path
 import torch
 from record import Row, append_rows, measure_in_turns
 
-from terarec.data.synthetic.criteo import generate
+from terarec.apps.synthetic.criteo import generate
 from terarec.etl import prepare
 from terarec.etl.ready import criteo
 from terarec.etl.workflow import Workflow
@@ -57,10 +58,10 @@ def sessions(turns: int) -> Iterator[Row]:
 
 
 def timed(session: InferenceSession, raw: dict[str, list[object]], case: str, size: int, turns: int) -> Iterator[Row]:
-    part = DensePart.of(session._model, session._dataset, session._objective.scores)
+    part = DensePart.of(session._weights.current.model, session._dataset, session._objective.scores)
     values = part.random_values(size)
 
-    programs = session._programs
+    programs = session._weights.current.programs
     run = programs._programs["onnxruntime"] if programs is not None else lambda values: part.module(*values)
 
     def layers() -> None:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Read Criteo's text as typed columns: compare `Source.blocks` with pyarrow.csv with the same types; parser alone.
 
 All sides read the same generated log from the page cache, in turns, on one thread and on two.
@@ -11,8 +12,8 @@ import pyarrow as pa
 from pyarrow import csv
 from record import Row, append_rows, measure_in_turns
 
-from terarec.data.synthetic import generate
-from terarec.etl.source import open_source
+from terarec.apps.synthetic import generate
+from terarec.etl.source.source import open_source
 from terarec.kernels.cpu.delimited import parse_delimited
 from terarec.kernels.encoding_types import DelimitedField, DelimitedLayout
 from terarec.spec import SourceColumn, SourceSpec

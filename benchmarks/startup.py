@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measure start-up time beyond Python's own: ``import terarec``, ``terarec --help``, and one command's help.
 
 Each runs in a process of its own, in turns with an empty Python. The limits are the project's promises: 0.15 s and

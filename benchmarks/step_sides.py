@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run one training step of a workload: by terarec, by plain PyTorch, and the parts that no implementation can avoid.
 
 As a program it is a worker: it prints "ready", then runs a step and prints its seconds for each line that it reads.
@@ -18,11 +19,11 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from terarec.batch import Batch, Jagged
 from terarec.embedding import EmbeddingCollection
-from terarec.kernels.registry import choose
+from terarec.kernels.registry import Op, choose
 from terarec.models import DLRM
 from terarec.nn import MLP, DotInteraction
 from terarec.nn.precision import Precision
-from terarec.ops import pair_dots, supports_pair_dots
+from terarec.ops.pair_dots import pair_dots, supports_pair_dots
 from terarec.spec import (
     AdaGradSpec,
     CategoricalColumn,
@@ -248,7 +249,7 @@ def _interactions(
         out_width = DotInteraction(count, width).out_width
         grad = torch.randn(workload.batch, out_width).to(dtype)
         by_torch[0].append(partial(pair_dots, first, others, out_width))
-        by_torch[1].append(partial(choose("pair_gradients", first.device), grad, first, others))
+        by_torch[1].append(partial(choose(Op.PAIR_GRADIENTS, first.device), grad, first, others))
     return by_torch
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measure memory and checkpoints of a table in tiers that is much larger than its budget.
 
 It fills a table of 512-byte rows (64 weights and the state of AdaGrad) in a file tier, trains it on random keys, saves

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sides of DLRM training over tables larger than memory, which take turns.
 
 `beyond_memory.py` draws a curve over the share of rows in fast memory; `tiered_training.py` compares two shares with
@@ -41,6 +42,10 @@ from step_sides import NUM_DENSE
 from terarec.batch import Batch, Jagged, one_hot
 from terarec.embedding import EmbeddingCollection
 from terarec.kernels.slots import SLOT_BYTES
+from terarec.memory import TierUse
+from terarec.memory.budget import INDEX_ALLOWANCE
+from terarec.memory.cached_part import BudgetError
+from terarec.memory.row_file import RowFile
 from terarec.models import DLRM
 from terarec.optim import RowOptimizer
 from terarec.spec import (
@@ -56,10 +61,7 @@ from terarec.spec import (
     Tiers,
     TrainingSpec,
 )
-from terarec.storage import AnyTable, Rows, TierUse
-from terarec.storage.cached_rows import BudgetError
-from terarec.storage.row_file import RowFile
-from terarec.storage.tier_budget import INDEX_ALLOWANCE
+from terarec.storage import AnyTable, Rows
 from terarec.train import Optimizers, Trainer
 from terarec.train.devices import read_ahead
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Train DLRM over a table of 20 GB on the disk: tiers with a tenth and a hundredth of its rows in memory, and peers.
 
 One peer is plain PyTorch that gathers the rows of a batch from an ``np.memmap`` and writes them back. Another does the
@@ -47,8 +48,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits, embedding
 
 from terarec.batch import Batch
 from terarec.errors import MissingDependencyError
+from terarec.memory.rocksdb import RocksDBStore
 from terarec.reports.page import BLUE, GREEN, MUTED, ORANGE, new_axes, plot_style
-from terarec.storage.rocksdb_store import RocksDBStore
 from terarec.train.devices import keep_freed_memory
 
 NAME = "tiered_training"

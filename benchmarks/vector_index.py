@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compare the recall and time of faiss and usearch in approximate search of the largest dot products, 1 M x 64.
 
 The vectors resemble trained ones: their spectrum decays (the standard deviation of direction i is i^-0.5), they cluster

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measure the time of a fitted workflow for raw records that a server has as lists.
 
 A record has Criteo's 39 fields: 13 numbers go through FillMissing, Clip and LogOp with a fitted shift, 26 hexadecimal
@@ -15,8 +16,10 @@ from ready_records import LOGS, fitted_with_records
 from record import Row, append_rows, measure
 
 from terarec.etl.columns import Rows, array_of, numpy_values
-from terarec.etl.ops import Categorify, Clip, FillMissing, LogOp, SpillOptions
-from terarec.etl.workflow import Workflow, run_steps
+from terarec.etl.ops import Categorify, Clip, FillMissing, LogOp
+from terarec.etl.ops.states import SpillOptions
+from terarec.etl.workflow import Workflow
+from terarec.etl.workflow.transform import run_steps
 from terarec.spec import LabelSpec, SourceColumn, SourceSpec
 
 NUMBERS = tuple(f"I{number}" for number in range(1, 14))

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Train Wide & Deep on UCI Adult: does a person earn more than 50,000 dollars a year?
 
 It prepares the CSV files under examples/data/adult/, trains, and scores the test file once. Columns and settings were

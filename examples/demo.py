@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prepare, train, evaluate and serve, first on real data, then on logs in the Criteo layout: `make demo`.
 
 Every step is a command that you can run yourself; each is printed before it runs. Results go to demo-output/.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Train tables of 10 TB on one machine: 26 features, 80 G rows of 32 floats, 2 GiB of host memory and a directory.
 
 A row takes space only after a batch has trained it. The disk holds these touched rows with their optimizer state

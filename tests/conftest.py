@@ -1,13 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
 """Settings that must stand before torch starts its threads and before Triton is loaded, and those of Hypothesis."""
 
+import faulthandler
 import gc
 import os
 import signal
+import stat
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from hypothesis import settings
+
+from tests.programs import count_missing
 
 # Three test workers share two cores: a thread each (with two workers, trained models took 12 % less time with one
 # thread than with two); where a test asks for more, those that wait sleep instead of spinning against the others' work.
@@ -25,15 +30,50 @@ settings.register_profile("thorough", deadline=None, max_examples=200)
 settings.load_profile("quick")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--run-seconds", type=float, default=0.0, help="end the whole run after this time (0: never)")
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Flush no file to the disk but in `make test-all`.
+    """Bound the time of the run, and flush no file to the disk but in `make test-all`.
+
+    A test that hangs ends its worker (`faulthandler_timeout`), and the first worker that ends so or crashes ends the
+    run: where workers are replaced, pytest-xdist 3.8 sometimes waits for ever or fails with an internal error (4 % of
+    runs on a busy machine). The bound is for what runs outside of a test, as collecting them and ending a worker do:
+    the process that controls the workers prints its stack and fails.
 
     No test cuts the power, and a killed process loses no page of a file. The tests of cli, ops and embedding alone
     flush 9,168 times, some 5 ms each on a busy disk. Those that watch which files are flushed, and in what order, put
     their own function here.
     """
+    seconds = config.getoption("--run-seconds")
+    config.option.maxworkerrestart = "0"
+    if hasattr(config, "workerinput"):
+        _close_connection_in_forked_processes()
+    if seconds and not hasattr(config, "workerinput"):
+        faulthandler.dump_traceback_later(seconds, exit=True)
     if config.getoption("--hypothesis-profile") != "thorough":
         os.fsync = lambda descriptor: None  # type: ignore[assignment]
+
+
+def _close_connection_in_forked_processes() -> None:
+    """Let a worker's connection end with it: as long as a process that it forked holds it, the run waits."""
+    pipes = [number for number in range(3, 64) if _is_pipe(number)]
+
+    def replace() -> None:
+        null = os.open(os.devnull, os.O_RDWR)
+        for number in pipes:
+            os.dup2(null, number)
+        os.close(null)
+
+    os.register_at_fork(after_in_child=replace)
+
+
+def _is_pipe(number: int) -> bool:
+    try:
+        return stat.S_ISFIFO(os.fstat(number).st_mode)
+    except OSError:
+        return False
 
 
 def pytest_collection_finish() -> None:
@@ -56,7 +96,10 @@ TOGETHER = {
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give all files of a group to one worker, and any other file as ``--dist loadfile`` does."""
+    """Give all files of a group to one worker, and any other file as ``--dist loadfile`` does.
+
+    After a worker has crashed, the others end with the files that they have (`pytest_configure`).
+    """
     if config.getoption("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
@@ -66,7 +109,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             file = super()._split_scope(nodeid)
             return next((name for name, starts in TOGETHER.items() if file.startswith(starts)), file)
 
+        def remove_node(self, node: Any) -> str | None:
+            # That of pytest-xdist would give the files of a crashed worker, that test included, to the others.
+            files = self.assigned_work.pop(node)
+            return next((test for tests in files.values() for test, is_done in tests.items() if not is_done), None)
+
     return ByGroupOrFile(config, log)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Count the tests that were skipped for want of a program, with the command that installs it."""
+    for line in count_missing(report.longrepr[2] for report in terminalreporter.stats.get("skipped", ())):
+        terminalreporter.write_line(line)
 
 
 @pytest.fixture
@@ -82,10 +136,12 @@ def set_threads() -> Iterator[Callable[[int], None]]:
 @pytest.fixture
 def no_reading_thread_is_left() -> Iterator[None]:
     """Checks that all threads that read ahead in a test end with it."""
+    from terarec.closer import wait_closed
     from tests.data.sources import reading_threads  # loads torch
 
     before = reading_threads()
     yield
     if not reading_threads() <= before:
         gc.collect()  # it takes 0.4 s where other tests ran before
+        wait_closed()
     assert reading_threads() <= before

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """All cases that hold on every device: benchmarks/gpu.py tries them where a GPU is, and tests on the CPU.
 
 A module of cases has ``CASES``, which maps the name of each to a function of the device that raises where it is wrong.
@@ -21,7 +22,6 @@ MODULES = {
     "embeddings": "tests.embedding.device_cases",
     "hugectr": "tests.hugectr.device_cases",
     "sessions": "tests.serve.device_cases",
-    "workflows": "tests.etl.device_cases",
 }
 """Kind of cases -> their module."""
 TESTED_ELSEWHERE = ("kernels", "graphs", "runs")

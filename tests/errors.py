@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks of errors by their attributes."""
 
 from collections.abc import Callable

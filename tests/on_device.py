@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the cases that compare a device with the CPU share; `tests.device_cases` has all of them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parameters of tests: those of every run of the suite, and those that `make test-all` alone takes."""
 
 from collections.abc import Collection, Iterable, Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Python processes that begin with torch and terarec loaded, and new ones.
 
 Importing torch takes 1.5 s of CPU time and terarec 0.4 s, more than most of what tests start a process for. These

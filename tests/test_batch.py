@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`Batch` and `Jagged`: what they reject, and slicing and selecting against plain Python lists."""
 
 from dataclasses import replace

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lists as values and offsets, against plain Python lists."""
 
 import numpy as np

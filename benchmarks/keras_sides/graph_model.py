@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """terarec: the model as a graph, trained by `Trainer` as in the HugeCTR facade."""
 
 from __future__ import annotations

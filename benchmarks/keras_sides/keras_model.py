@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keras on TensorFlow: the model in Keras layers, its step one `tf.function`, with Keras's own Adam."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run one side for `json_process`: ``python -m keras_sides.worker SIDE MODEL MOST_ROWS DROPOUT MODE``."""
 
 from __future__ import annotations

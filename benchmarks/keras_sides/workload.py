@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Inputs of both sides: the model's sizes, batches and initial weights, all from seeds. It needs NumPy only."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Inputs of every side: tables of one size, keys and a gradient from a seed. It needs NumPy only."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The job of every side of prepare_peers.py: encode a log in Criteo's layout. It needs only the standard library."""
 
 from __future__ import annotations

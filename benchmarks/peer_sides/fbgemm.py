@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FBGEMM: the table-batched embedding that TorchRec trains with, with its tables in host memory."""
 
 from __future__ import annotations

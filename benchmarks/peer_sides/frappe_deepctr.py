@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """DeepCTR-Torch: its DeepFM and training loop, on arrays in memory."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FuxiCTR: its layers as in its model zoo, its training loop, and its loader of arrays in memory."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Inputs of every side of frappe_peers.py: the settings of DeepFM and the keys. It needs NumPy only."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """terarec: the run of a recipe, from the prepared data set."""
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from torch import nn
 
 import terarec
 from peer_sides.frappe_job import FrappeJob
+from terarec.apps.recipes import load_recipe
 from terarec.data import Reader
 from terarec.models.artifact import load_model
-from terarec.recipes import load_recipe
 from terarec.train import build, evaluate
 
 DATA, MODEL = "frappe_x1", "deepfm"

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run one side of frappe_peers.py: ``python -m peer_sides.frappe_worker <side> <job as JSON>``."""
 
 from __future__ import annotations

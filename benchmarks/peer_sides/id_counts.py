@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Count the ids in Parquet files, for the sides that write Parquet."""
 
 from __future__ import annotations

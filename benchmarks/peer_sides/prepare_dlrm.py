@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The preprocessing of facebookresearch/dlrm: `getCriteoAdData` of data_utils.py in a separate checkout.
 
 The environment variable DLRM_DATA_UTILS has the path of that file. The function keeps every value, numbers the values

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """NVTabular on the CPU: one workflow, fitted and applied on a local Dask cluster of one process a core."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The sides of prepare.py that run in terarec's own interpreter."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PySpark on all cores of one machine: only DataFrame functions, ids by broadcast joins."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run one side of prepare_peers.py once: ``python -m peer_sides.prepare_worker <side> <job as JSON>``.
 
 It prints one JSON line: the side's version, the seconds of its work (without imports and the start of clusters), peak

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TensorFlow: `embedding_lookup_sparse` per table, `GradientTape`, and an optimizer that takes `IndexedSlices`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """terarec: an `EmbeddingCollection` and its `RowOptimizer`, as a model uses them."""
 
 from __future__ import annotations

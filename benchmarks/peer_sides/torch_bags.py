@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch: an `nn.EmbeddingBag` for each table, with sparse or dense gradients, and the torch optimizer."""
 
 from __future__ import annotations

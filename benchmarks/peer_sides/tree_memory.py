@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measure the peak memory of a process and its descendants, such as a JVM. It needs only the standard library."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run one side of a comparison: ``python -m peer_sides.worker <side> <rule> <tables> <rows> <width> <hotness>``.
 
 It prints one JSON line with the versions when its tables are ready, then answers each JSON line with one line.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // A fork-join over the OpenMP team that torch already runs.
 //
 // The modules link no OpenMP runtime. Two runtimes in one process mean two teams on the same cores, which cost 15 to

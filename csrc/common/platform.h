@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // What differs between operating systems and processors: memory on huge pages, address space without memory, the OpenMP
 // runtime of the process, vector instructions, files beyond POSIX. No other file depends on the system that it is
 // compiled for, but rowfile/uring.cpp, which is io_uring's alone and compiles to nothing where there is none.

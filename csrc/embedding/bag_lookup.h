@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Pooled lookup of all features of a layout in one arena, checks of its keys and offsets, and dot products for the
 // gradient of key weights.
 #pragma once

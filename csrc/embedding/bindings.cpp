@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Python bindings of the kernels. Tensors are passed as addresses, or as objects where the overhead of a call matters;
 // the launchers in terarec/kernels/cpu have checked types, shapes and devices.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The Python bindings of the kernels, file by file.
 #pragma once
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The huge pages that the buckets of all hash indexes of a process share.
 #pragma once
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The work of dense layers apart from matrix products, on several threads; in float, or uint16_t for bfloat16.
 #pragma once
 

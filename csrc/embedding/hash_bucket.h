@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // One cache line of a hash index: five keys by their hashes, their rows, and how many keys found it full.
 #pragma once
 

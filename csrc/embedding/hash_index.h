@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // int64 key -> row of 36 bits, for batches of keys and several threads.
 //
 // The high bits of a hash choose one of 256 segments, the rest a bucket in the segment's array of 64-byte buckets: see

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The keys of a call on a hash index, sorted by the segments that they belong to.
 #pragma once
 

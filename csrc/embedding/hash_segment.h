@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // A share of a hash index: an array of buckets in the order of the hash, owned by one thread while it changes.
 #pragma once
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The inner loops that are compiled once per instruction set, and the table that holds one set of them.
 //
 // They take plain pointers that the drivers (bag_lookup.cpp, row_update.cpp) have checked; they neither allocate nor

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Memory of large results and of temporary arrays, which is kept for reuse.
 #pragma once
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Copies of rows between tensors, such as weights and optimizer state, and rows of bytes that hold a part of each.
 #pragma once
 

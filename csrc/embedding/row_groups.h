@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The arrays in which a thread groups gradients by row.
 #pragma once
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Initial values of rows from a counter-based generator; kernels/ref/rows.py describes and repeats it.
 #pragma once
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The distinct rows of a list, numbered in the order in which they first occur.
 #pragma once
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The exact update of the rows that a batch touched, or of all rows of their tables.
 #pragma once
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Rows of a table in memory, and the pooling of the vectors of a bag. Functions are static, so that each instruction set
 // compiles its own.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "embedding/slot_map.h"
 
 #include <algorithm>
@@ -21,7 +22,7 @@ SlotMap::Touched SlotMap::touch(KeySpan rows, bool pins, int64_t* slots, int64_t
   index_.find(rows, slots, threads);
   const SlotArrays a = arrays_;
   if (++mark_ <= 0) {  // the number wrapped: old marks could look like new ones
-    std::fill_n(a.marks, capacity_, 0);
+    std::fill_n(a.marks, next_, 0);
     mark_ = 1;
   }
   Touched touched{0, 0};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Which rows have one of a bounded number of slots, and which rows give theirs to others: see kernels/ref/slots.py.
 //
 // What is known of a slot lies in arrays of the caller, one for each number, so that what goes over all slots reads a

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Calls of several slot maps at once, such as the caches of all tables of a model: a map is a unit of work for the
 // threads. The maps are distinct, since one thread at a time may call a map.
 #pragma once

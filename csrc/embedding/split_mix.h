@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // SplitMix64: random bits that depend on counters alone (kernels/ref/rows.py describes their use), and the hash of keys.
 #pragma once
 

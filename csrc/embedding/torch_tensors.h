@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // torch's tensors as memory. They are read through the C functions that torch gives to extensions, DLPack's exchange
 // API, which links nothing: 0.1 us for a tensor with its type, shape and strides. Python takes as long for each of them.
 #pragma once

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The gradients of bags pooled by their maximum, as a gradient for each key.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <nanobind/stl/vector.h>
 
 #include <string_view>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "encoding/bindings.h"
 #include "encoding/counts.h"
 #include "encoding/python_arrays.h"

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Columns -> the text of a raw click log: label, integers, hexadecimal categories, tab-separated.
 #include "encoding/bindings.h"
 

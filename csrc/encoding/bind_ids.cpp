@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Python names of the encoding core. Work on arrays releases the GIL; a list of Python values is read under it.
 #include <cmath>
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Columns of numbers in memory: side by side as rows of a matrix, and keys as int64 plus an offset.
 #pragma once
 

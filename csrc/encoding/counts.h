@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // How often each value of a column occurs: tables of integers and of texts.
 #pragma once
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The values of one field of all rows, in growing arrays whose memory Python can take over.
 #pragma once
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The value of one field of text, and what can be wrong with it.
 #pragma once
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Value -> id, for 32-bit, 64-bit and text values. Of b hash buckets: 0 missing; 1 .. b any value that the table does not
 // hold, by its XXH64; b + 1 + i the value at position i. Every table rejects a list with a repeated value.
 #pragma once

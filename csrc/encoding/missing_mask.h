@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The missing values of a column.
 #pragma once
 

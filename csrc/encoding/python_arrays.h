@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Views of NumPy arrays and Python values for the core.
 #pragma once
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The records of delimited text, which end at a line end outside of quotes (RFC 4180), and their fields.
 #pragma once
 

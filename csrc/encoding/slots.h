@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // What the open-addressing tables share: their hashes, their zeroed memory, and the distance of their prefetches.
 #pragma once
 

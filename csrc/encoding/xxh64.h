@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // XXH64 (Collet 2012, https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md). Equals Spark's xxhash64 of a
 // text (its UTF-8 bytes) and of a bigint (its eight little-endian bytes).
 #pragma once

@@ -1,4 +1,6 @@
-// The Python bindings of the row file. Arrays were checked by terarec.storage.row_file; every call releases the GIL.
+// SPDX-License-Identifier: Apache-2.0
+
+// The Python bindings of the row file. Arrays were checked by terarec.memory.row_file; every call releases the GIL.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -67,15 +69,15 @@ int64_t next_rows(Scan& scan, KeysOut keys, RowsOutArray out) {
   return scan.next(keys.data(), rows, most);
 }
 
-// (message, file, page), which terarec.storage.row_file converts to its errors.
+// (message, file, page, number of the system's error), which terarec.memory.row_file converts to its errors.
 void translate(const std::exception_ptr& thrown, void* type) {
   try {
     std::rethrow_exception(thrown);
   } catch (const DamagedError& error) {
     PyErr_SetObject(static_cast<PyObject*>(type),
-                    nb::make_tuple(error.what(), error.file(), error.page()).ptr());
+                    nb::make_tuple(error.what(), error.file(), error.page(), error.code()).ptr());
   } catch (const StoreError& error) {
-    PyErr_SetObject(static_cast<PyObject*>(type), nb::make_tuple(error.what(), "", -1).ptr());
+    PyErr_SetObject(static_cast<PyObject*>(type), nb::make_tuple(error.what(), "", -1, error.code()).ptr());
   }
 }
 
@@ -83,7 +85,7 @@ void translate(const std::exception_ptr& thrown, void* type) {
 
 NB_MODULE(_rowfile, m) {
   nb::set_leak_warnings(false);  // as in _embedding: others may keep objects until the interpreter is gone
-  m.doc() = "The row file, to be called by terarec.storage.row_file alone.";
+  m.doc() = "The row file, to be called by terarec.memory.row_file alone.";
   nb::object error = nb::steal(PyErr_NewException("terarec.kernels.cpu._rowfile.Error", PyExc_RuntimeError, nullptr));
   m.attr("Error") = error;
   nb::register_exception_translator(&translate, error.ptr());

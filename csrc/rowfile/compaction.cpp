@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Compaction: the live rows of segments with the most dead bytes move to the end, so that files take bounded space.
 #include <algorithm>
 #include <chrono>
@@ -20,6 +22,7 @@ constexpr double kBegin = 0.75;
 constexpr int64_t kLeastExcess = int64_t{1} << 20;
 // A segment with less than this share of the removable bytes is moved only because of its age.
 constexpr int64_t kLeastGain = 16;
+constexpr uint64_t kAnySegment = ~uint64_t{0};
 
 }  // namespace
 
@@ -45,15 +48,15 @@ bool RowFile::has_excess(const Space& space, double ratio) const {
 }
 
 // The segment with the most dead bytes. If these are few, erased keys take the space, which can only be removed when no
-// older segment is left: then the oldest segment, if `any_gain`, else none.
-std::shared_ptr<Segment> RowFile::choose_victim(bool any_gain) const {
+// older segment is left: then the oldest segment, if `any_gain`, else none. Only segments of numbers below `end` count.
+std::shared_ptr<Segment> RowFile::choose_victim(bool any_gain, uint64_t end) const {
   std::shared_lock<FairMutex> index(index_lock_);
   std::shared_ptr<Segment> best, oldest;
   int64_t best_gain = 0;
   if (!contents_) return nullptr;
   for (const auto& segment : contents_->segments) {
     if (!segment || segment->is_moved || !segment->is_sealed || segment->is_unreadable) continue;
-    if (segment->is_footer_queued || !segment->pending.empty()) continue;
+    if (segment->is_footer_queued || !segment->pending.empty() || segment->number >= end) continue;
     const int64_t kept = segment->live_rows * layout_.page_bytes / layout_.page_rows + segment->erased_keys * 8;
     const int64_t gain = segment->file_bytes(layout_) - kept;
     if (gain > best_gain) best = segment, best_gain = gain;
@@ -157,7 +160,7 @@ void RowFile::compact_in_background() {
     const double begin = 1 + kBegin * (options_.space_ratio - 1);
     while (!is_stopping() && scans_ == 0 && has_excess(space(), begin)) {
       std::lock_guard<std::mutex> compacting(compaction_mutex_);
-      const auto victim = choose_victim(has_excess(space(), options_.space_ratio));
+      const auto victim = choose_victim(has_excess(space(), options_.space_ratio), kAnySegment);
       if (!victim) break;
       set_moving(true);
       bool goes_on = true;
@@ -200,18 +203,21 @@ void RowFile::compact() {
   if (options_.read_only) throw StoreError("the store is open for reading only");
   std::lock_guard<std::mutex> compacting(compaction_mutex_);
   if (scans_ > 0) throw StoreError("a scan is under way, expected its end before compaction");
+  uint64_t end = 0;
   {
     std::lock_guard<std::mutex> writer(writer_mutex_);
     check_writable();
     std::lock_guard<FairMutex> index(index_lock_);
     seal_heads();
+    end = next_segment_;
   }
   {
     std::lock_guard<std::mutex> writer(writer_mutex_);
     check_writable();
     queue_->drain();
   }
-  while (const auto victim = choose_victim(false)) {
+  // Only those of now: where others seal at the same time, the few rows moved since would be moved again and again.
+  while (const auto victim = choose_victim(false, end)) {
     if (!move_segment(victim)) return;
   }
 }

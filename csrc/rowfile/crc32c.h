@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // CRC-32C (Castagnoli), the checksum of pages: by the processor's instruction where it has one, else by tables.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "rowfile/file.h"
 
 #include <fcntl.h>
@@ -55,9 +56,18 @@ class Spares {
   std::vector<char*> kept_;
 };
 
+// Without O_NONBLOCK the opening of a pipe would wait for its other end.
 int open_file(const std::string& path, OpenMode mode, bool direct) {
-  const int flags = mode == OpenMode::kRead ? O_RDONLY : O_RDWR | O_CREAT;
-  return direct ? open_direct(path.c_str(), flags | O_CLOEXEC) : open(path.c_str(), flags | O_CLOEXEC, 0666);
+  const int flags = (mode == OpenMode::kRead ? O_RDONLY : O_RDWR | O_CREAT) | O_CLOEXEC | O_NONBLOCK;
+  return direct ? open_direct(path.c_str(), flags) : open(path.c_str(), flags, 0666);
+}
+
+// Throws unless `descriptor`, which it closes then, is that of a file: a device may be endless.
+void check_is_file(int descriptor, const std::string& path) {
+  struct stat found{};
+  if (fstat(descriptor, &found) == 0 && S_ISREG(found.st_mode)) return;
+  close(descriptor);
+  throw DamagedError(path, -1, "is a pipe, a device or a directory, expected a file");
 }
 
 }  // namespace
@@ -69,7 +79,7 @@ void throw_system_error(const std::string& path, const char* what) {
   const int code = errno;
   const std::string message = path + ": cannot " + what + ": " + strerror(code);
   if (code == ENOENT) throw MissingError(message);
-  throw StoreError(message);
+  throw StoreError(message, code);
 }
 
 AlignedBuffer::AlignedBuffer(size_t bytes) : bytes_(bytes) {
@@ -87,6 +97,7 @@ void AlignedBuffer::Free::operator()(char* memory) const {
 File::File(std::string path, OpenMode mode, bool direct) : path_(std::move(path)) {
   descriptor_ = open_file(path_, mode, direct);
   if (descriptor_ < 0) throw_system_error(path_, direct ? "open for direct access" : "open");
+  check_is_file(descriptor_, path_);
 }
 
 File::~File() { close(descriptor_); }

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Files of a row file, and the errors that name them.
 #pragma once
 
@@ -11,7 +13,13 @@ namespace terarec::rowfile {
 // The disk or the store cannot do what was requested.
 class StoreError : public std::runtime_error {
  public:
-  using std::runtime_error::runtime_error;
+  // `code` is the number of the system's error, 0 for none.
+  explicit StoreError(const std::string& message, int code = 0) : std::runtime_error(message), code_(code) {}
+
+  int code() const { return code_; }
+
+ private:
+  int code_;
 };
 
 // A file does not hold what was written to it.

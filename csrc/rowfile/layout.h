@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Bytes of pages and footers: docs/formats.md describes them.
 #pragma once
 

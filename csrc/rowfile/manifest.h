@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The manifest: which segments, and how much of each, a commit made durable.
 #pragma once
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Opening: the page table is built from the keys of all segments, in the order in which their pages were filled. A
 // reader that follows the writer takes over the pages that are new to it.
 #include <dirent.h>

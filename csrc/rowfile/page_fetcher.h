@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Many reads of pages at once: by io_uring, or by threads that call pread.
 #pragma once
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // int64 key -> place of its row, in at most 16 bytes a key on the average, whatever the number of keys.
 //
 // A hash that is a bijection chooses one of 256 partitions by its high bits. In a partition hashes lie in rising order,

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Reads of rows: their places are looked up, and the pages of all of them, of several files, fetched together.
 #include <algorithm>
 #include <cstring>

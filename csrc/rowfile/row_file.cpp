@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "rowfile/row_file.h"
 
 #include <algorithm>
@@ -68,6 +69,7 @@ void RowFile::check_open() const {
 void RowFile::check_writable() const {
   if (options_.read_only) throw StoreError("the store is open for reading only");
   check_open();
+  if (!lost_.empty()) throw StoreError(lost_);
 }
 
 int64_t RowFile::size() const {
@@ -381,7 +383,15 @@ void RowFile::flush_segments() {
       if (segment && segment->needs_flush && !segment->is_moved) changed.push_back(segment);
     }
   }
-  for (const auto& segment : changed) segment->file(OpenMode::kWrite, open_files_)->flush();
+  for (const auto& segment : changed) {
+    const auto file = segment->file(OpenMode::kWrite, open_files_);
+    try {
+      file->flush();
+    } catch (const StoreError& error) {
+      lost_ = std::string(error.what()) + "; the last commit remains valid, and is there when the store is opened again";
+      throw StoreError(lost_, error.code());
+    }
+  }
   if (!changed.empty()) flush_directory(directory_);
   std::lock_guard<FairMutex> index(index_lock_);
   for (const auto& segment : changed) segment->needs_flush = false;

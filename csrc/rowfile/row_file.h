@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // A log-structured store of rows on a disk: docs/formats.md describes its files.
 //
 // Rows and erased keys are appended to pages of the newest segment; a page table in memory says where the newest row of
@@ -197,7 +199,7 @@ class RowFile {
   };
   Space space() const;
   bool has_excess(const Space& space, double ratio) const;
-  std::shared_ptr<Segment> choose_victim(bool any_gain) const;
+  std::shared_ptr<Segment> choose_victim(bool any_gain, uint64_t end) const;
   bool move_segment(const std::shared_ptr<Segment>& victim);
   void move_pages(const Segment& victim, const char* data, int64_t first, int64_t pages);
   void compact_in_background();
@@ -213,6 +215,7 @@ class RowFile {
   const std::shared_ptr<PageFetcher> fetcher_;
 
   mutable std::mutex writer_mutex_;
+  std::string lost_;  // why what was written may be lost, which cannot be mended: flushing again would not tell
   std::mutex compaction_mutex_;  // taken before all others, by those that move segments
   mutable FairMutex index_lock_;
   std::unique_ptr<Contents> contents_;  // null: closed

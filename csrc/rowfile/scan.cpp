@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Scans: pages are read from the first to the last, and give the rows that the page table says they hold.
 #include <algorithm>
 #include <cstring>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // A segment: a file of pages that are written once, and its blocks that are still in memory.
 #pragma once
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Reads of files by io_uring, where the kernel has it and lets the process use it.
 #pragma once
 

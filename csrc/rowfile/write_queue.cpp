@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "rowfile/write_queue.h"
 
 #include <utility>
@@ -35,18 +36,29 @@ int64_t WriteQueue::queued_bytes() const {
 
 void WriteQueue::wait_for_room() {
   std::unique_lock<std::mutex> lock(mutex_);
+  if (error_) try_again(lock);
   changed_.wait(lock, [&] { return error_ || queued_bytes_ < most_bytes_; });
   if (error_) std::rethrow_exception(error_);
 }
 
 void WriteQueue::drain() {
   std::unique_lock<std::mutex> lock(mutex_);
+  if (error_) try_again(lock);
   changed_.wait(lock, [&] { return error_ || tasks_.empty(); });
   if (error_) std::rethrow_exception(error_);
 }
 
-// A task stays at the front while it runs, so that an empty queue means that all is written. After an error the
-// rest stays, too: its rows are still read from memory.
+void WriteQueue::try_again(std::unique_lock<std::mutex>& lock) {
+  const int64_t before = num_tried_;
+  error_ = nullptr;
+  changed_.notify_all();
+  changed_.wait(lock, [&] { return num_tried_ > before; });
+  if (error_) std::rethrow_exception(error_);
+}
+
+// A task stays at the front while it runs, so that an empty queue means that all is written. After an error it stays
+// with those behind it: their rows are still read from memory, and writing it again gives the same bytes in the same
+// place.
 void WriteQueue::work() {
   std::unique_lock<std::mutex> lock(mutex_);
   for (;;) {
@@ -59,11 +71,13 @@ void WriteQueue::work() {
       write(task);
       written_(task);
     } catch (const StoreError& failure) {
-      error = std::make_exception_ptr(StoreError(std::string(failure.what()) + "; the last commit remains valid"));
+      const std::string message = std::string(failure.what()) + "; the last commit remains valid";
+      error = std::make_exception_ptr(StoreError(message, failure.code()));
     } catch (...) {
       error = std::current_exception();
     }
     lock.lock();
+    num_tried_++;
     if (error) {
       error_ = error;
     } else {

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The thread that writes filled blocks and footers to their files, in order.
 #pragma once
 
@@ -31,7 +33,8 @@ class WriteQueue {
   ~WriteQueue();
 
   void add(WriteTask task);
-  // Waits until a writer may add more. Throws the error that ended the thread, as `drain` does.
+  // Waits until a writer may add more. After an error the failed task is tried again, since a full disk may have room
+  // by now; throws if it fails again, as `drain` does.
   void wait_for_room();
   // Waits until all is written.
   void drain();
@@ -43,6 +46,8 @@ class WriteQueue {
  private:
   void work();
   void write(const WriteTask& task);
+  // Lets the thread try again what failed, and waits until that is done; throws if it fails again.
+  void try_again(std::unique_lock<std::mutex>& lock);
 
   const Layout& layout_;
   OpenFiles& open_files_;
@@ -53,7 +58,8 @@ class WriteQueue {
   std::deque<WriteTask> tasks_;
   int64_t queued_bytes_ = 0;
   std::atomic<int64_t> written_bytes_{0};
-  std::exception_ptr error_;
+  std::exception_ptr error_;  // of the task in front, at which the thread waits until someone tries again
+  int64_t num_tried_ = 0;     // tasks that ended, with or without an error
   bool is_closing_ = false;
   std::thread thread_;
 };

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Recommender models with embedding tables too large for one device: training, preparation and serving.
 
 The names that most programs need are here, and each is imported when it is first used; the rest is in the packages:

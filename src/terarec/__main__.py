@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command line as ``python -m terarec``, which launchers such as torchrun start."""
 
 from terarec.cli import main

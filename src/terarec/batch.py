@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`Batch` and `Jagged`, the frozen inputs of a training step, and functions that move and slice them."""
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from terarec.spec.checks import did_you_mean
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+__all__ = ["Batch", "Jagged", "one_hot"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,14 +101,18 @@ class Batch:
         """Number of samples B."""
         return self.label.shape[0]  # without int(), which would fix the size of an exported program
 
+    def to(self, device: torch.device | str) -> Batch:
+        """Return the batch with its tensors on `device`, as `to_device`."""
+        return to_device(self, device)
+
 
 # As pytrees, batches are inputs of `torch.export` and of `torch.func`. These put placeholders in place of tensors,
 # so the checks of `Jagged` and `Batch` do not apply.
 def _unchecked(kind: type[Any], values: Mapping[str, object]) -> Any:
-    made = object.__new__(kind)
+    instance = object.__new__(kind)
     for name, value in values.items():
-        object.__setattr__(made, name, value)
-    return made
+        object.__setattr__(instance, name, value)
+    return instance
 
 
 def _jagged_children(jagged: Jagged) -> dict[str, Any]:
@@ -141,11 +148,11 @@ def _register(
 ) -> None:
     pytree.register_pytree_node(
         kind,
-        lambda held: (list(children(held).values()), context(held)),
+        lambda jagged: (list(children(jagged).values()), context(jagged)),
         rebuilt,
-        flatten_with_keys_fn=lambda held: (
-            [(pytree.GetAttrKey(name), value) for name, value in children(held).items()],
-            context(held),
+        flatten_with_keys_fn=lambda jagged: (
+            [(pytree.GetAttrKey(name), value) for name, value in children(jagged).items()],
+            context(jagged),
         ),
         serialized_type_name=f"terarec.{kind.__name__}",
     )
@@ -269,20 +276,20 @@ def to_device(batch: Batch, device: torch.device | str, *, pin: bool = False, of
         offsets: Offsets of the batch that are on the device already; None to copy them.
     """
 
-    def moved(held: Tensor) -> Tensor:
-        if not (pin and held.is_cpu):
-            return held.to(device)
-        if held.dtype == torch.bfloat16:  # which NumPy lacks
-            return held.pin_memory().to(device, non_blocking=True)
-        pinned = torch.empty(held.shape, dtype=held.dtype, pin_memory=True)
+    def moved(tensor: Tensor) -> Tensor:
+        if not (pin and tensor.is_cpu):
+            return tensor.to(device)
+        if tensor.dtype == torch.bfloat16:  # which NumPy lacks
+            return tensor.pin_memory().to(device, non_blocking=True)
+        pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         # By NumPy, in this thread: torch's copy waits for a team of threads on cores that the reader's threads use.
-        pinned.numpy()[...] = held.detach().numpy()
+        pinned.numpy()[...] = tensor.detach().numpy()
         return pinned.to(device, non_blocking=True)
 
-    held = batch.sparse
-    weights = None if held.weights is None else moved(held.weights)
-    offsets = moved(held.offsets) if offsets is None else offsets
-    sparse = Jagged(names=held.names, keys=moved(held.keys), offsets=offsets, weights=weights)
+    jagged = batch.sparse
+    weights = None if jagged.weights is None else moved(jagged.weights)
+    offsets = moved(jagged.offsets) if offsets is None else offsets
+    sparse = Jagged(names=jagged.names, keys=moved(jagged.keys), offsets=offsets, weights=weights)
     return Batch(
         dense=moved(batch.dense),
         label=moved(batch.label),
@@ -355,8 +362,8 @@ def _check_covered(jagged: Jagged) -> None:
 def _with_parts(jagged: Jagged, names: tuple[str, ...], parts: Sequence[slice], offsets: Tensor) -> Jagged:
     """Concatenate the keys in `parts`, with their weights."""
 
-    def joined(held: Tensor) -> Tensor:
-        return torch.cat([held[part] for part in parts]) if parts else held[:0]
+    def joined(tensor: Tensor) -> Tensor:
+        return torch.cat([tensor[part] for part in parts]) if parts else tensor[:0]
 
     weights = None if jagged.weights is None else joined(jagged.weights)
     return Jagged(names=names, keys=joined(jagged.keys), offsets=offsets, weights=weights)

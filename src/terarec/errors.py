@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The exception tree.
 
 Every error that a user can cause derives from `TerarecError` and from the builtin that fits it, so that both
@@ -64,7 +65,11 @@ class KeysetError(FormatError):
 
 
 class StorageError(TerarecError, RuntimeError):
-    """A table, memory or disk is full, or a store cannot be read or written."""
+    """A store or a table cannot be read or written as requested."""
+
+
+class NoSpaceError(StorageError):
+    """A table, memory or disk is full."""
 
 
 class DamagedFileError(StorageError):
@@ -81,6 +86,22 @@ class DamagedFileError(StorageError):
         self.file = file
         self.page = page
         self.table = table
+
+
+class StaleRowsError(StorageError):
+    """A server holds rows of another state of a table than this process left there.
+
+    Attributes:
+        is_later: Whether another process changed them since; else the server came back with rows of an earlier time.
+    """
+
+    def __init__(self, *parts: object, is_later: bool) -> None:
+        super().__init__(*parts)
+        self.is_later = is_later
+
+
+class UnreachableError(StorageError, ConnectionError):
+    """A server that keeps rows cannot be reached, or did not answer in time."""
 
 
 class KeyOutOfRangeError(StorageError, IndexError):
@@ -130,6 +151,10 @@ class CollectiveError(TerarecError, RuntimeError):
         self.rank = rank
         self.pairs = pairs
         self.differences = differences
+
+
+class UserCodeError(TerarecError, RuntimeError):
+    """Code that the user provides raised an exception: `where` names it, `problem` the exception with file and line."""
 
 
 class MissingDependencyError(TerarecError, ImportError):

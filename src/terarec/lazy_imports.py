@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Names of a package that are imported on first use, so that importing the package loads no heavy library."""
 
 from __future__ import annotations

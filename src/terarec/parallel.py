@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Threads that process a stream ahead of its consumer, in its order and bounded memory; a lock that serves in turns."""
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Generic, TypeVar
 
+from terarec.closer import Stream, stream
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -21,12 +24,13 @@ def available_threads() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+@stream
 def ordered_map(
     function: Callable[[Item], Result], items: Iterable[Item], threads: int, ahead: int | None = None
 ) -> Generator[Result]:
     """Yield ``map(function, items)``: one thread iterates, `threads` threads work, results keep the order of `items`.
 
-    The first error, of `items` or of `function`, is raised in its turn. Closing the generator ends the threads.
+    The first error, of `items` or of `function`, is raised in its turn. Closing the stream ends the threads.
 
     Args:
         function: Work on an item, called in worker threads; it should release the GIL to gain from them.
@@ -68,11 +72,12 @@ def ordered_map(
             pool.shutdown(cancel_futures=True)
 
 
-def prefetched(items: Generator[Item, None, None], depth: int) -> Generator[Item, None, None]:
+@stream
+def prefetched(items: Generator[Item, None, None] | Stream[Item], depth: int) -> Generator[Item, None, None]:
     """Yield `items`, drawn by a thread of its own up to `depth` ahead; without a thread if `depth` is 0.
 
-    An error in `items` is raised here, after the items before it. Closing the generator closes `items`, in its thread,
-    and waits for that.
+    An error in `items` is raised here, after the items before it. Closing the stream closes `items`, in its thread, and
+    waits for that.
     """
     if depth == 0:
         yield from items
@@ -133,7 +138,7 @@ class _Channel(Generic[Item]):
             yield item
 
 
-def _pump(items: Generator[Item, None, None], channel: _Channel[Item]) -> None:
+def _pump(items: Generator[Item, None, None] | Stream[Item], channel: _Channel[Item]) -> None:
     error: BaseException | None = None
     try:
         for item in items:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`Ragged`: lists of different lengths as values and offsets, wherever they are not an Arrow array."""
 
 from __future__ import annotations

@@ -1,10 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
 """The dependency rules of docs/architecture.md: the packages that each package may import (all may import `errors`)."""
 
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
-    "spec": set(),
+    "spec": {"user_code"},
     "kernels": {"spec"},
-    "parallel": set(),
+    "closer": set(),
+    "user_code": set(),
+    "parallel": {"closer"},
     "ragged": set(),
     "lazy_imports": set(),
     "ops": {"spec", "kernels"},
@@ -14,23 +17,63 @@ ALLOWED: dict[str, set[str]] = {
     "reports": {"spec"},
     "batch": {"spec"},
     "nn": {"spec", "ops", "batch"},
-    "etl": {"lazy_imports", "parallel", "ragged", "spec", "io", "kernels", "formats", "reports", "batch"},
-    "data": {"lazy_imports", "parallel", "ragged", "spec", "io", "kernels", "formats", "batch"},
-    "storage": {"parallel", "spec", "io", "kernels", "ops", "formats"},
+    "etl": {
+        "closer",
+        "lazy_imports",
+        "parallel",
+        "ragged",
+        "spec",
+        "io",
+        "kernels",
+        "formats",
+        "reports",
+        "batch",
+        "user_code",
+    },
+    "data": {"closer", "lazy_imports", "parallel", "ragged", "spec", "io", "kernels", "formats", "batch"},
+    "memory": {"closer", "parallel", "spec", "io", "kernels", "ops", "formats"},
+    "storage": {"spec", "kernels", "ops", "memory"},
     "metrics": {"ragged", "spec"},
     "optim": {"spec", "ops", "storage"},
-    "embedding": {"ragged", "spec", "batch", "ops", "storage"},
-    "checkpoint": {"spec", "io", "kernels", "formats", "storage"},
-    "models": {"ragged", "spec", "io", "formats", "config", "batch", "nn", "storage", "embedding", "checkpoint"},
+    "embedding": {"memory", "ragged", "spec", "batch", "ops", "storage"},
+    "checkpoint": {"memory", "closer", "spec", "io", "kernels", "formats", "storage"},
+    "models": {
+        "memory",
+        "ragged",
+        "spec",
+        "io",
+        "formats",
+        "config",
+        "batch",
+        "nn",
+        "storage",
+        "embedding",
+        "checkpoint",
+    },
 }
-ALLOWED["dist"] = {"spec", "kernels", "io", "batch", "ops", "storage", "embedding"}
+ALLOWED["etl"].add("user_code")
+ALLOWED["dist"] = {"memory", "spec", "kernels", "io", "batch", "ops", "storage", "embedding"}
 ALLOWED["train"] = set(ALLOWED) - {"etl"}
-ALLOWED["ps"] = {"parallel", "spec", "io", "formats", "kernels", "ops", "storage", "checkpoint"}
-ALLOWED["serve"] = {"ragged", "spec", "io", "formats", "batch", "data", "etl", "nn", "embedding", "models", "ps"}
-ALLOWED["serve"] |= {"checkpoint", "config", "export", "kernels"}
+ALLOWED["ps"] = {"memory", "parallel", "spec", "formats", "kernels", "ops", "storage", "checkpoint"}
+ALLOWED["serve"] = {
+    "memory",
+    "closer",
+    "ragged",
+    "spec",
+    "io",
+    "formats",
+    "batch",
+    "data",
+    "etl",
+    "nn",
+    "embedding",
+    "models",
+    "ps",
+}
+ALLOWED["serve"] |= {"checkpoint", "closer", "config", "export", "kernels", "parallel", "user_code"}
 ALLOWED["export"] = {"ragged", "spec", "io", "formats", "config", "batch", "nn", "embedding", "storage", "models"}
 ALLOWED["export"] |= {"checkpoint", "ps", "ops", "data", "metrics"}
-ALLOWED["recipes"] = {"spec", "io", "formats", "etl", "train"}
+ALLOWED["apps"] = set(ALLOWED)
 ALLOWED["cli"] = set(ALLOWED)
 ALLOWED["hugectr"] = set(ALLOWED) - {"cli"}
 ALLOWED["cli"].add("hugectr")
@@ -38,12 +81,12 @@ ALLOWED["cli"].add("hugectr")
 ETL: dict[str, set[str]] = {
     "columns": set(),
     "cleaning": {"columns"},
+    "times": {"columns"},
     "values": {"columns"},
     "partitions": {"columns", "values"},
-    "source": {"columns", "cleaning"},
-    "tensors": {"columns", "values"},
-    "ops": {"columns", "values", "partitions", "tensors"},
-    "workflow": {"columns", "values", "cleaning", "ops"},
+    "source": {"columns", "cleaning", "times"},
+    "ops": {"columns", "values", "partitions"},
+    "workflow": {"columns", "values", "cleaning", "times", "source", "ops"},
     "sink": {"columns"},
     "shuffle": {"columns", "partitions", "sink"},
 }
@@ -52,8 +95,4 @@ ETL["engine"] = set(ETL)
 ETL["spark"] = set(ETL)
 ETL["preparation"] = set(ETL)
 ETL["dry_run"] = set(ETL)
-ETL["device"] = {"columns", "tensors", "ops", "workflow"}
 ETL["ready"] = {"ops"}
-ETL["sample"] = {"columns", "cleaning", "source"}
-ETL["draft"] = {"ops", "sample"}
-ETL["drift"] = {"source", "ops", "workflow", "values"}

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The package's sources, parsed once, when a test needs them."""
 
 import ast

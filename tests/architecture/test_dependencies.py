@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A package imports only the packages that its dependency rule names; imports inside functions count too."""
 
 import ast
@@ -71,6 +72,16 @@ def test_imports_follow_the_dependency_rules() -> None:
         found = [(line, module.split(".")[1]) for line, module in imported_modules(all_nodes()[file])]
         wrong += [f"{file}:{line}: {package} imports {other}" for line, other in found if other not in allowed]
     assert not wrong
+
+
+def test_the_core_does_not_need_the_satellites() -> None:
+    """Who reads the core may ignore `apps`: commands and scripts of HugeCTR alone use it."""
+    importers = {
+        file: package
+        for file, package in package_of().items()
+        if any(name.split(".")[1] == "apps" for _, name in imported_modules(all_nodes()[file]))
+    }
+    assert set(importers.values()) <= {"apps", "cli", "hugectr"}, importers
 
 
 def test_imports_inside_etl_follow_its_dependency_rules() -> None:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A rule of the sources that no linter knows: errors have their place apart from the problem."""
 
 import ast

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Packages that must start quickly load no heavy library."""
 
 import importlib
@@ -9,14 +10,25 @@ import terarec.data
 import terarec.etl
 from tests.processes import run_new_python
 
-HEAVY = ("torch", "pyspark", "matplotlib", "starlette", "uvicorn", "onnx", "onnxruntime", "onnxscript")
+HEAVY = (
+    "torch",
+    "pyspark",
+    "matplotlib",
+    "httptools",
+    "uvloop",
+    "grpc",
+    "prometheus_client",
+    "onnx",
+    "onnxruntime",
+    "onnxscript",
+)
 
 
 @pytest.mark.parametrize(
     ("modules", "unwanted"),
     [
         (("terarec", "terarec.spec", "terarec.cli", "terarec.hugectr"), (*HEAVY, "numpy", "pyarrow")),
-        (("terarec.data", "terarec.data.synthetic"), HEAVY),
+        (("terarec.data", "terarec.apps.synthetic"), HEAVY),
         (("terarec.formats", "terarec.etl.engine", "terarec.etl.ready", "terarec.etl.spark"), HEAVY),
         (("terarec.models", "terarec.serve", "terarec.train", "terarec.export"), (*HEAVY[1:], "torch._dynamo")),
     ],

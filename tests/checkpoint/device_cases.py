@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints, deltas and runs of one device, loaded and resumed on another."""
 
 from __future__ import annotations
@@ -18,17 +19,8 @@ from terarec.data import open_reader
 from terarec.embedding import EmbeddingCollection
 from terarec.models.artifact import load_model
 from terarec.optim import RowOptimizer
-from terarec.spec import (
-    AdamSpec,
-    DynamicTableSpec,
-    FeatureSpec,
-    ModelSpec,
-    TableSpec,
-    Tiers,
-    counting_filter,
-    freq,
-    lru,
-)
+from terarec.spec import AdamSpec, DynamicTableSpec, FeatureSpec, TableSpec, Tiers, counting_filter, freq, lru
+from terarec.spec.model import ModelSpec
 from terarec.train import evaluate, predict
 from tests.on_device import CPU, Case, assert_equal, assert_near, keep_in
 from tests.train import kernel_run

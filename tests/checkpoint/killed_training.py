@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A training that saves bases and deltas until it is killed, and goes on from the newest checkpoint."""
 
 import sys

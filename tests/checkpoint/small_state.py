@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A training state of a few rows, with every kind of thing that a checkpoint holds."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A save that dies or fails at any point leaves the checkpoint before it whole, and a later save succeeds."""
 
 import errno
@@ -73,6 +74,8 @@ def assert_recovers(directory):
 def num_events(tmp_path):
     """How many events a save has after another."""
     save(tmp_path / "old", OLD)
+    # Once before, since the first one imports modules.
+    save(shutil.copytree(tmp_path / "old", tmp_path / "first"), NEW, keep=1)
     dry = shutil.copytree(tmp_path / "old", tmp_path / "dry")
     FAIL_AT.count, FAIL_AT.action = 10**6, die
     save(dry, NEW, keep=1)

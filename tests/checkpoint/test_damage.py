@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every file of a checkpoint cut short or changed is found out, and named."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A base and any deltas load as a complete checkpoint of the same step does."""
 
 import shutil
@@ -11,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from terarec.batch import one_hot
-from terarec.checkpoint import MANIFEST, complete_checkpoints, follow_changes, load, mark_best, save
-from terarec.checkpoint.directory import keep_newest, read_manifest
+from terarec.checkpoint import complete_checkpoints, follow_changes, load, mark_best, save
+from terarec.checkpoint.directory import MANIFEST, keep_newest, read_manifest
 from terarec.cli.inspect_model import describe_checkpoint, describe_table
 from terarec.embedding import EmbeddingCollection
 from terarec.errors import FormatError
@@ -105,6 +106,23 @@ def test_a_delta_holds_what_changed(tmp_path: Path) -> None:
             sum(p.stat().st_size for d in ds for p in d.iterdir()) for ds in ([later / "changes"], [whole / "tables"])
         ]
         assert 0 < sizes[0] < sizes[1] / 3
+
+
+def test_the_shorter_of_base_and_delta_is_written(tmp_path: Path) -> None:
+    for kind in KINDS:
+        held = begun(kind, None)
+        train(held, range(40))
+        kinds = []
+        for step in range(1, 40):
+            path = save(tmp_path / kind, state_of(held[0], step), kind="shorter")
+            kinds.append(read_manifest(path).delta is not None)
+            train(held, range(step, step + 1))
+        # Few rows change each time, so that deltas follow, until they take as much as some bases.
+        assert kinds[:10] == [False] + 9 * [True]
+        assert not all(kinds[1:])
+        assert kinds[kinds.index(False, 1) + 1]
+        train(held, range(40, 80))
+        assert read_manifest(save(tmp_path / kind, state_of(held[0], 40), kind="shorter")).delta is None
 
 
 def test_frozen_tables_change_nothing(tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints of dynamic tables: keys, rows, state, use, and what waits for admission; no row numbers."""
 
 import dataclasses

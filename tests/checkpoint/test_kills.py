@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A training whose tables lie in files is killed again and again: each time the newest checkpoint is whole."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints of tables whose rows are narrower than float32, and what ``terarec inspect`` tells of them."""
 
 from dataclasses import replace

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 import dataclasses
 import json
 import shutil
@@ -6,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from terarec.checkpoint import MANIFEST, complete_checkpoints, latest, load, save
+from terarec.checkpoint import complete_checkpoints, latest, load, save
+from terarec.checkpoint.directory import MANIFEST
 from terarec.errors import ConfigError, DataNotFoundError, FormatError, StorageError
-from terarec.formats import read_tensors
+from terarec.formats.container import read_tensors
 from tests.checkpoint.small_state import ROWS, assert_holds, make_state, make_tables
 from tests.errors import at
 
@@ -81,6 +84,17 @@ def test_the_newest_stay_and_the_latest_is_found(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000300", "step-123456789"]
 
 
+def test_a_newer_checkpoint_without_a_manifest_is_named(tmp_path, caplog):
+    """Finding Q15: an older one was taken without a word."""
+    for step in (5, 9):
+        save(tmp_path, make_state(step), keep=2)
+    latest(tmp_path)
+    assert not caplog.records
+    (tmp_path / "step-00000009" / MANIFEST).unlink()
+    assert latest(tmp_path).name == "step-00000005"
+    assert [record.args[0] for record in caplog.records] == [tmp_path / "step-00000009"]
+
+
 def test_incomplete_checkpoints_are_ignored(tmp_path):
     save(tmp_path, make_state(5))
     (tmp_path / "step-00000009").mkdir()
@@ -116,11 +130,12 @@ def test_a_type_that_numpy_lacks_is_named(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_newer_version_is_rejected(tmp_path):
+@pytest.mark.parametrize("version", [2, 4])
+def test_another_version_is_rejected(tmp_path, version):
     path = save(tmp_path, make_state(1))
     manifest = json.loads((path / MANIFEST).read_text())
-    (path / MANIFEST).write_text(json.dumps({**manifest, "version": 4}))
-    with pytest.raises(FormatError, check=at(f"{path}/manifest.json")):
+    (path / MANIFEST).write_text(json.dumps({**manifest, "version": version}))
+    with pytest.raises(FormatError, check=at(f"{path}/manifest.json", f"version {version}")):
         load(path)
 
 

@@ -1,6 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints of tables with a tier in files share the files, and hold the rows to the bit."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from terarec.batch import one_hot
-from terarec.checkpoint import MANIFEST, TrainState, load, save
+from terarec.checkpoint import TrainState, load, save
 from terarec.embedding import EmbeddingCollection
 from terarec.errors import DamagedFileError, FormatError
 from terarec.optim import RowOptimizer
@@ -107,17 +107,6 @@ def test_weights_alone_are_read_from_the_files(tmp_path: Path) -> None:
         keys = plain[0].tables["t"].keys()
         assert torch.equal(served.tables["t"].keys(), keys)
         assert torch.equal(served.tables["t"].export(keys).weights, plain[0].tables["t"].export(keys).weights)
-
-
-def test_checkpoints_of_version_2_are_read(tmp_path: Path) -> None:
-    held = collection("static", None)
-    train(held, range(3))
-    path = save(tmp_path / "run", state_of(held[0], 3))
-    manifest = json.loads((path / MANIFEST).read_text())
-    (path / MANIFEST).write_text(json.dumps({**manifest, "version": 2}))
-    other = collection("static", tmp_path / "a", seed=5)
-    load(path).load_tables(other[0].tables, with_state=True)
-    assert_same(held[0], other[0])
 
 
 @pytest.mark.parametrize("file", ["manifest", "row_file.json", "segment"])

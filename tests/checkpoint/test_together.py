@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A checkpoint of several writers: what one of them cannot do, all of them learn."""
 
 import threading
@@ -9,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from terarec.checkpoint import MANIFEST, complete_checkpoints
-from terarec.checkpoint.directory import FileEntry
+from terarec.checkpoint import complete_checkpoints
+from terarec.checkpoint.directory import MANIFEST, FileEntry
 from terarec.checkpoint.save_load import save_together
 from terarec.checkpoint.table_files import TableShare
 from terarec.errors import StorageError
 from tests.checkpoint.small_state import make_state
+from tests.waiting import PATIENCE
 
 SIZE = 3
 
@@ -35,7 +37,7 @@ class Thread:
 
 
 def write_together(directory: Path, failing: int | None, failure: str) -> list[Exception | None]:
-    meeting, reports = threading.Barrier(SIZE, timeout=10.0), {}
+    meeting, reports = threading.Barrier(SIZE, timeout=PATIENCE), {}
 
     def write(rank: int) -> Exception | None:
         def write_files(checkpoint: Path, shares: Mapping[str, TableShare]) -> list[FileEntry]:

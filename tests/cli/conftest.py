@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Commands run as a user runs them, in this process: torch is loaded once for all tests."""
 
 import contextlib

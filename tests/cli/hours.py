@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Functions of a package that is not terarec's."""
 
 import pyarrow as pa

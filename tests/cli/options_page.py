@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The option tables of docs/cli.md, from the commands; ``python -m tests.cli.options_page`` writes them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A run, a data set or a workflow of another author runs nothing of theirs, whatever command reads it."""
 
 import json

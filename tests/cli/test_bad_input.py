@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Invalid input ends in one line and an exit code, without a traceback or half-written files."""
 
 import gzip
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from terarec.errors import DataNotFoundError, FormatError
-from terarec.formats import open_shard, read_dataset
+from terarec.formats import read_dataset
+from terarec.formats.shard import open_shard
 from tests.cli.conftest import Workshop, figures, rejected, terarec
 
 LINE = "1\t" + "\t".join(["5"] * 13) + "\t" + "\t".join(["0a1b2c3d"] * 26)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Completions that bash proposes while a command is typed."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``terarec convert`` there and back, and what it rejects."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """docs/cli.md has the options of the commands, and names every figure."""
 
 import re

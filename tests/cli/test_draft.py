@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``terarec workflow draft`` writes a workflow for unknown logs, which prepares them as it is."""
 
 import json
@@ -12,8 +13,8 @@ import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 
+from terarec.apps import draft as draft_module
 from terarec.errors import FormatError
-from terarec.etl import draft as draft_module
 from terarec.etl.workflow import Workflow
 from tests.cli.conftest import figures, rejected, terarec
 
@@ -186,8 +187,99 @@ def test_what_people_read_and_what_is_rejected(tmp_path: Path) -> None:
     assert not (tmp_path / "x.json").exists()
 
 
+def uses(path: Path, content: Sequence[Mapping[str, Any]], delimiter: str = ",") -> dict[str, str]:
+    found: dict[str, str] = draft(write_lines(path, content, delimiter))["uses"]
+    return found
+
+
+def test_integers_named_like_ids_are_ids(tmp_path: Path) -> None:
+    """Finding N10: they became standardized numbers."""
+    source, names = random.Random(1), ("user", "item", "uid", "sku", "lastItem", "product_id", "id_count")
+    content = [
+        {**{name: 10**6 + source.randrange(300) ** 2 for name in names}, "click": source.randrange(2)}
+        for _ in range(300)
+    ]
+    assert uses(tmp_path / "log.csv", content) == {
+        **dict.fromkeys(names, "ids"),
+        "id_count": "dense",
+        "click": "label",
+    }
+
+
+def test_integers_that_fill_their_range_or_are_large_are_ids(tmp_path: Path) -> None:
+    """Finding N10: codes are numbered without gaps, and what is measured is not."""
+    source = random.Random(2)
+    large = [source.randrange(2**40) for _ in range(50)]
+    content = [
+        {
+            "a": source.randrange(120),
+            "b": source.choice(large),
+            "c": int(source.gauss(5000, 900)),
+            "click": row // 9 % 2,
+        }
+        for row in range(2000)
+    ]
+    assert uses(tmp_path / "log.csv", content) == {"a": "ids", "b": "ids", "c": "dense", "click": "label"}
+
+
+def test_columns_that_give_the_label_away_are_left_out(tmp_path: Path) -> None:
+    """Finding N10: columns that exist only after the event became features."""
+    source = random.Random(3)
+    content = []
+    for _ in range(400):
+        bought = source.randrange(3) == 0
+        content.append(
+            {
+                "paid": source.randrange(1, 50) if bought and source.random() < 0.5 else 0,
+                "shipped": source.choice("ab") if bought and source.random() < 0.5 else "",
+                "state": "done" if bought or source.random() < 0.01 else "open",
+                "margin": source.gauss(9.0 * bought, 1),
+                "price": round(source.gauss(20.0 + bought, 4), 2),
+                "bought": int(bought),
+            }
+        )
+    found = draft(write_lines(tmp_path / "log.csv", content, ","))
+    left_out = {"paid", "shipped", "state", "margin"}
+    assert {name for name, use in found["uses"].items() if use == "left out"} == left_out
+    assert all("known only after" in item["reason"] for item in found["columns"] if item["column"] in left_out)
+
+
+@pytest.mark.parametrize(
+    ("days", "form"),
+    [(range(1, 13), None), (range(13, 29), "%d/%m/%Y"), (sorted(range(1, 13)), "%d/%m/%Y")],
+    ids=["shuffled", "above 12", "in order"],
+)
+def test_the_order_of_day_and_month(tmp_path: Path, days: Sequence[int], form: str | None) -> None:
+    """Finding N10: 03/04 was read as the 4th of March, whatever was meant."""
+    source = random.Random(4)
+    dates = [f"{day:02d}/{month:02d}/2024" for month in (1, 2) for day in days for _ in range(8)]
+    if isinstance(days, range) and form is None:
+        source.shuffle(dates)
+    content = [{"date": date, "x": source.random(), "click": source.randrange(2)} for date in dates]
+    found = draft(write_lines(tmp_path / "log.csv", content, ","))
+    (column,) = [item for item in found["columns"] if item["column"] == "date"]
+    assert (column["format"], column["use"]) == (form, "left out" if form is None else "date parts")
+    assert "month" in column["reason"] or "%d/%m/%Y" in column["reason"]
+
+
+def test_quotes_that_are_characters_and_dropped_lines_are_told(tmp_path: Path) -> None:
+    """Finding N10: lines that did not fit the guessed quotes were dropped without a word."""
+    lines = [
+        f'{row % 5},"{row % 40} inch tv,{row // 3 % 2}' if row % 2 else f"{row % 5},radio,{row // 3 % 2}"
+        for row in range(600)
+    ]
+    (tmp_path / "log.csv").write_text("a,b,click\n" + "\n".join(lines) + "\n")
+    found = draft(tmp_path / "log.csv")
+    assert (found["rows"], found["dropped_rows"]) == (600, 0)
+    lines[::10] = [f"{line},one,more" for line in lines[::10]]
+    (tmp_path / "log.csv").write_text("a,b,click\n" + "\n".join(lines) + "\n")
+    found = figures("workflow", "draft", tmp_path / "log.csv", "--out", tmp_path / "w.json")
+    assert (found["sample_rows"], found["dropped_rows"]) == (540, 60)
+    assert any("60 of 600 rows" in reason for reason in found["format_reasons"])
+
+
 def test_quotes_line_ends_and_latin_1(tmp_path: Path) -> None:
-    quoted = "".join(f'"x, {row % 4}","caf\u00e9 {row % 6}\n2",{row % 2}\n' for row in range(200))
+    quoted = "".join(f'"x, {row % 4}","caf\u00e9 {row % 6}\n2",{row // 7 % 2}\n' for row in range(200))
     (tmp_path / "log.csv").write_bytes(f'"a b","c""d",label\n{quoted}'.encode("latin-1"))
     found = draft(tmp_path / "log.csv")
     assert found["uses"] == {"a b": "ids", 'c"d': "ids", "label": "label"}

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``terarec drift`` and what it rejects."""
 
 import json

@@ -1,10 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model with dynamic tables from the command line: trained, resumed, evaluated, predicted with, inspected."""
 
 from pathlib import Path
 
 import pytest
 
-from terarec.errors import StorageError
+from terarec.errors import NoSpaceError
 from terarec.formats import read_dataset
 from terarec.serve import InferenceSession
 from tests.cli.conftest import Workshop, figures, rejected
@@ -39,7 +40,7 @@ def test_a_model_of_dynamic_tables(workshop: Workshop, tmp_path: Path) -> None:
 def test_a_table_that_gets_full_is_named(workshop: Workshop, tmp_path: Path) -> None:
     limits = ("--set", "model.tables.max_rows=5")
     typed = ["train", "--data", workshop.data, "--out", tmp_path / "run", *SHAPE, *limits]
-    rejected(*typed, error=StorageError, where="table 'C1'", problem="at most 5")
+    rejected(*typed, error=NoSpaceError, where="table 'C1'", problem="at most 5")
 
 
 def test_keys_of_64_bits_are_trained_without_a_vocabulary(tmp_path: Path) -> None:

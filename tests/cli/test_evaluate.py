@@ -1,5 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
 """``terarec evaluate``: metrics by name, per label and slice, and of retrieval."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +9,8 @@ import numpy as np
 import pytest
 
 from terarec.data import Reader
+from terarec.etl.workflow import workflow_of
+from terarec.etl.workflow.datasets import IdValues
 from terarec.metrics import MetricSet
 from terarec.models.artifact import load_model
 from tests.cli.conftest import figures, rejected, terarec
@@ -139,3 +143,21 @@ def test_predict_takes_a_device(shop: Path, tmp_path: Path) -> None:
     assert len(raw.read_text().splitlines()) == 601
     typed = ["predict", shop / "run", shop / "log.csv", "--out", tmp_path / "no.csv", "--device", "cuda:99"]
     rejected(*typed, where="--device", problem="got 'cuda:99'")
+
+
+def test_slices_have_the_values_behind_ids(shop: Path, tmp_path: Path) -> None:
+    """Finding P5: slices of a categorical column showed ids."""
+    options = ["evaluate", shop / "run", "--data", shop / "data", "--slices", "item", "--metrics", "accuracy"]
+    named, plain = (figures(*options, *more)["slices"]["item"]["values"] for more in ([], ["--ids"]))
+    assert [{**one, "value": None} for one in named] == [{**one, "value": None} for one in plain]
+    values = IdValues(workflow_of(shop / "data"), "item")
+    numbers = np.array([one["value"] for one in plain])
+    assert [one["value"] for one in named] == [
+        None if number == 0 else name for number, name in zip(numbers, values.values(numbers), strict=True)
+    ]
+    assert {"i1", "i2"} <= {one["value"] for one in named}
+    trained = ["--model", "lr", "--batch-size", 100, "--slices", "item", "--data", shop / "data"]
+    figures("train", *trained, "--out", tmp_path / "run")
+    points = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    (point,) = (point for point in points if "slices" in point)
+    assert {one["value"] for one in point["slices"]["item"]["values"]} == {one["value"] for one in named}

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``terarec export``: the file gives the scores that ``terarec predict`` writes."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Vectors of a table in files of other libraries."""
 
 from pathlib import Path

@@ -1,4 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+
 import errno
+import subprocess
+import sys
 
 import pytest
 import typer
@@ -30,6 +34,10 @@ from terarec.errors import (
         (OSError(errno.EFBIG, "writing bytes"), 1, "error: File too large (writing bytes)"),
         (OSError("odd"), 1, "error: odd"),
         (MemoryError("8 TiB"), 1, "error: out of memory: 8 TiB"),
+        # Finding Q6: defects.
+        (RuntimeError("can't allocate memory: 4 TiB\nframe"), 1, "error: out of memory: can't allocate memory: 4 TiB"),
+        (RuntimeError("can't start new thread"), 1, "error: out of memory: can't start new thread"),
+        (ImportError("x.so: failed to map segment"), 1, "error: out of memory: x.so: failed to map segment"),
         (RunInterruptedError("SIGINT after step 3"), 130, "interrupted: SIGINT after step 3"),
         (KeyboardInterrupt(), 130, "interrupted; nothing was left half-written"),
         (BrokenPipeError(), 0, None),
@@ -60,3 +68,37 @@ def test_a_defect_is_reported_as_one() -> None:
 )
 def test_type_and_place(error: BaseException, kind: str, where: str) -> None:
     assert (failure_of(error).type, failure_of(error).where) == (kind, where)
+
+
+def run_with(redirect: str, program: str) -> subprocess.CompletedProcess[str]:
+    """Run a program in a new Python with its streams redirected by the shell."""
+    command = ["sh", "-c", f'exec "$0" -c "$1" {redirect}', sys.executable, program]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["inspect", "nowhere", "--json"]], ids=str)
+@pytest.mark.parametrize("closed", ["stdout", "stderr", "full"])
+def test_streams_that_are_closed_or_full_give_no_traceback(arguments: list[str], closed: str) -> None:
+    """Finding Q7."""
+    program = f"import sys; from terarec.cli import main; main({arguments!r})"
+    number = {"stdout": 1, "stderr": 2}.get(closed)
+    redirect = f"{number}>&-" if number else ">/dev/full"
+    ended = subprocess.run(
+        ["sh", "-c", f'exec "$0" -c "$1" {redirect}', sys.executable, program],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "Traceback" not in ended.stderr + ended.stdout
+    assert "Exception ignored" not in ended.stderr
+    expected = 1 if arguments[0] == "inspect" or (arguments, closed) == (["--version"], "full") else 0
+    assert ended.returncode == expected
+
+
+def test_no_file_gets_the_number_of_a_closed_stream() -> None:
+    """Finding Q7: what is printed would go into it."""
+    program = (
+        "import os, sys; from terarec.cli import main, _open_streams; _open_streams(); sys.stderr.write(str(os.dup(2)))"
+    )
+    ended = run_with("<&- >&-", program)
+    assert ended.stderr == "3"

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files of others: nested deeply, with bits flipped, cut short, or with names that lead elsewhere."""
 
 import hashlib
@@ -12,15 +13,19 @@ import pytest
 
 from terarec.checkpoint import complete_checkpoints, load
 from terarec.config import load_run
-from terarec.errors import ConfigError, DataNotFoundError, FormatError, TerarecError
+from terarec.errors import ConfigError, FormatError, TerarecError
 from terarec.etl.source.source import read_best_auc
 from terarec.etl.workflow import Workflow
-from terarec.formats import open_shard, read_dataset, read_tensors
-from terarec.formats.hugectr import read_parquet_metadata, read_records, read_statistics
+from terarec.formats import read_dataset
+from terarec.formats.container import read_tensors
+from terarec.formats.dataset import read_parquet_metadata
+from terarec.formats.hugectr.records import read_records
+from terarec.formats.hugectr.weights import read_statistics
+from terarec.formats.shard import open_shard
 from terarec.hugectr.json_files import read_json
-from terarec.io import Journal
+from terarec.io.directories import Journal
 from terarec.serve import InferenceSession
-from terarec.serve.protocol import decode_infer_request
+from terarec.serve.json_codec import decode_infer_request
 from terarec.spec.dataset import GENERATED_FILE
 from terarec.train.metrics_log import read_log
 from tests.cli.conftest import Workshop, rejected
@@ -259,5 +264,5 @@ def test_s3_only_regular_files_are_read(workshop: Workshop, tmp_path: Path) -> N
     shard.unlink()
     shard.symlink_to("/dev/zero")
     spec = read_dataset(data)
-    with pytest.raises(DataNotFoundError):
+    with pytest.raises(FormatError):
         open_shard(spec, shard)

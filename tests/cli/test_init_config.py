@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``terarec init-config`` writes a whole run for every registered model, and the run trains as it is."""
 
 import dataclasses
@@ -8,7 +9,11 @@ import numpy as np
 import pytest
 
 from terarec.config import load_run
-from terarec.formats import ParquetShardWriter, write_dataset
+from terarec.etl import prepare
+from terarec.etl.ops import Categorify, ListSlice
+from terarec.etl.workflow import Workflow
+from terarec.formats import write_dataset
+from terarec.formats.parquet import ParquetShardWriter
 from terarec.models.registry import MODELS
 from terarec.spec import (
     CategoricalColumn,
@@ -16,7 +21,11 @@ from terarec.spec import (
     DenseColumn,
     DINSpec,
     LabelColumn,
+    LabelSpec,
     ShardSpec,
+    SourceColumn,
+    SourceSpec,
+    SplitByFraction,
     StaticTablesSpec,
     TargetHistory,
     TwoTowerSpec,
@@ -53,10 +62,40 @@ def write(directory: Path, columns: DatasetSpec) -> Path:
     return directory
 
 
+def log_lines(rows: int = 400) -> list[str]:
+    """Users have an age, items a brand; the hour, and what a user saw before, belong to neither."""
+    choose = np.random.default_rng(0)
+    lines = ["user_id,item_id,brandId,item_history,age,hour,city,click"]
+    for row in range(rows):
+        user, item, other = choose.integers(0, 60), choose.integers(0, 40), choose.integers(0, 40)
+        lines.append(f"u{user},{item},{item % 7},{item} {other},{20 + user % 30},{row % 24},{user % 7},{row % 2}")
+    return lines
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    one_label = dataclasses.replace(COLUMNS, labels=COLUMNS.labels[:1])
-    return write(tmp_path_factory.mktemp("sequences") / "data", one_label)
+    directory = tmp_path_factory.mktemp("sequences")
+    (directory / "log.csv").write_text("\n".join(log_lines()) + "\n")
+    types = {"user_id": "text", "age": "number", "hour": "number", "item_history": "integer"}
+    names = log_lines(0)[0].split(",")
+    columns = tuple(
+        SourceColumn(name=name, type=types.get(name, "integer"), separator=" " if "history" in name else None)  # type: ignore[arg-type]
+        for name in names
+    )
+    workflow = Workflow(
+        [
+            Categorify(columns=("user_id", "brandId", "city")),
+            Categorify(columns=("item_id", "item_history"), joint=True),
+            ListSlice(columns=("item_history",), stop=2),
+        ],
+        source=SourceSpec(format="delimited", delimiter=",", header=True, columns=columns),
+        labels=[LabelSpec(name="click")],
+        dense=["age", "hour"],
+        categorical=["user_id", "city", "item_id", "brandId", "item_history"],
+        split=SplitByFraction(valid=0.25),
+    )
+    prepare(workflow, [directory / "log.csv"], directory / "data")
+    return directory / "data"
 
 
 @pytest.mark.parametrize("kind", in_every_run(["dlrm", "din", "graph", "two_tower"], KINDS))
@@ -64,7 +103,7 @@ def test_the_written_run_trains_without_changes(data: Path, tmp_path: Path, kind
     config = tmp_path / "run.json"
     factory = ["--factory", "tests.models.factories:small_model"] if kind == "python" else []
     written = figures("init-config", kind, data, "--out", config, *factory)
-    assert written["open_fields"] == []
+    assert written["open_fields"] == (["model.user"] if kind == "two_tower" else [])
     run = load_run(config)
     assert (run.model.kind, run.data) == (kind, str(data))
     assert run.training.batch_size == 16
@@ -88,16 +127,26 @@ def test_every_field_is_there_with_a_comment(data: Path, tmp_path: Path, kind: s
         assert lines[place - 1].startswith("    // "), name
 
 
-def test_columns_are_chosen_by_their_names(data: Path, tmp_path: Path) -> None:
+def test_columns_are_chosen_by_what_the_data_show(data: Path, tmp_path: Path) -> None:
+    """Finding N13: item columns came into the tower of users, and lists to columns of other vocabularies."""
     figures("init-config", "din", data, "--out", tmp_path / "din.json")
     din = load_run(tmp_path / "din.json").model
     assert isinstance(din, DINSpec)
     assert din.sequences == (TargetHistory(target="item_id", history="item_history"),)
-    figures("init-config", "two_tower", data, "--out", tmp_path / "towers.json")
+    written = figures("init-config", "two_tower", data, "--out", tmp_path / "towers.json")
     towers = load_run(tmp_path / "towers.json").model
     assert isinstance(towers, TwoTowerSpec)
-    assert "user_id" in towers.user
-    assert {"item_id", "brandId"} <= set(towers.item)
+    assert towers.user == ("age", "user_id", "city")
+    assert (towers.item, towers.item_key) == (("item_id", "brandId"), "item_id")
+    assert written["open_fields"] == ["model.user"]
+    lines = "".join(line.strip(" /") + " " for line in (tmp_path / "towers.json").read_text().splitlines())
+    assert "hour, item_history" in lines
+
+
+def test_equal_numbers_of_rows_are_no_vocabulary(tmp_path: Path) -> None:
+    """Finding N13: columns of equal row count that have nothing in common were paired."""
+    data = write(tmp_path / "data", dataclasses.replace(COLUMNS, labels=COLUMNS.labels[:1]))
+    assert figures("init-config", "din", data, "--out", tmp_path / "din.json")["open_fields"] == ["model.sequences"]
 
 
 def test_what_cannot_be_chosen_is_reported(tmp_path: Path) -> None:

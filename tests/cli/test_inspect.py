@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 import dataclasses
 from collections import Counter
 from pathlib import Path
@@ -11,6 +13,7 @@ from terarec.errors import DataNotFoundError
 from terarec.formats import read_dataset
 from tests.cli.conftest import Workshop, figures, rejected, terarec
 from tests.formats.samples import METADATA, make_block, make_spec, write_split
+from tests.train.planted import make_planted
 
 
 def keys_of(workshop: Workshop, column: str) -> np.ndarray:
@@ -74,6 +77,18 @@ def test_weights_and_metadata(tmp_path: Path) -> None:
         (value, count, count / 40) for value, count in expected
     ]
     rejected("inspect", tmp_path, "--column", "x", where="data set 'tiny'", problem="no column 'x'")
+
+
+def test_empty_lists_and_their_mean_length(tmp_path: Path) -> None:
+    """Finding N12: inspect told nothing of lists."""
+    make_planted(tmp_path, train=400, valid=20, rows_per_group=400)
+    table = pq.read_table(tmp_path / "train" / "part-00000.parquet", columns=["tags", "item"])
+    lengths = np.array([len(items) for items in table["tags"].to_pylist()])
+    by_name = {column["column"]: column for column in figures("inspect", tmp_path)["columns"]}
+    found = by_name["tags"]
+    assert 0 < found["empty_share"] == pytest.approx((lengths == 0).mean())
+    assert found["mean_length"] == pytest.approx(lengths.mean())
+    assert (by_name["item"]["empty_share"], by_name["item"]["mean_length"]) == (None, None)
 
 
 def test_the_deviation_of_large_numbers_that_differ_little(tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``terarec prepare --limit N`` prepares the first N rows, in any format."""
 
 import bz2
@@ -122,8 +123,10 @@ def test_files_keep_their_splits(tmp_path: Path) -> None:
         write_csv(path, rows_of(number))
     workflow("delimited", SplitByFiles(valid=1)).to_json(tmp_path / "w.json")
     for limit, splits in ((150, {"train": 150}), (250, {"train": 200, "valid": 50})):
-        out = tmp_path / f"data-{limit}"
-        assert figures("prepare", tmp_path / "w.json", *both, "--out", out, "--limit", limit)["splits"] == splits
+        arguments = ("--out", tmp_path / f"data-{limit}", "--limit", limit, "--empty-splits", "allow")
+        assert figures("prepare", tmp_path / "w.json", *both, *arguments)["splits"] == splits
+    arguments = ("--out", tmp_path / "no", "--limit", 150)
+    rejected("prepare", tmp_path / "w.json", *both, *arguments, where="--split", problem="a limit above 150")
 
 
 def test_every_form_of_prepare_takes_it(tmp_path: Path) -> None:

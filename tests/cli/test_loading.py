@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The modules that a command loads, and Ctrl-C while they load."""
 
 import subprocess

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command line is frozen: an option comes, goes or changes its name only together with options.txt."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """No command replaces an existing file without --force."""
 
 from pathlib import Path
@@ -66,7 +67,7 @@ def test_a_link_that_leads_nowhere_and_a_directory(workshop: Workshop, tmp_path:
 
 def test_a_file_that_appears_meanwhile_stays(tmp_path: Path) -> None:
     from terarec.errors import ConfigError
-    from terarec.io import AtomicFile
+    from terarec.io.files import AtomicFile
 
     file = AtomicFile(tmp_path / "a.csv", replace=False)
     file.partial.write_bytes(b"new")

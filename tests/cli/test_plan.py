@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``terarec plan`` shows where tables are, and what would fit where they do not."""
 
 import json
@@ -5,8 +6,9 @@ import json
 import numpy as np
 import pytest
 
-from terarec.dist import RowWise, ShardingPlan, TablePlan, TableWise, load_plan
-from terarec.formats import ColumnBlock
+from terarec.dist import RowWise, ShardingPlan, TableWise, load_plan
+from terarec.dist.plan import TablePlan
+from terarec.formats.block import ColumnBlock
 from terarec.spec import CategoricalColumn, DatasetSpec, DenseColumn, LabelColumn
 from tests.cli.conftest import figures, rejected, terarec
 from tests.formats.samples import write_split

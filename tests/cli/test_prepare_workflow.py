@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``terarec prepare WORKFLOW``."""
 
 from pathlib import Path
@@ -5,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from terarec.errors import ConfigError, DataNotFoundError
+from terarec.spec import SplitByFiles
 from tests.cli.conftest import figures, rejected, terarec
 from tests.etl.engine.logs import shop_files, shop_workflow
 
@@ -24,7 +26,15 @@ def test_a_workflow_of_ones_own_and_the_fitted_one(shop: tuple[Path, list[Path]]
     page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
     section = page.split("## terarec prepare criteo")[1].split("\n## ")[0]
     assert {name for name in reported if f"`{name}`" not in section} == set()
-    again = figures("prepare", tmp_path / "data" / "workflow", tmp_path / "raw", "--out", tmp_path / "again")
+    again = figures(
+        "prepare",
+        tmp_path / "data" / "workflow",
+        tmp_path / "raw",
+        "--out",
+        tmp_path / "again",
+        "--earlier-rows",
+        "none",
+    )
     assert again["splits"] == reported["splits"]
     assert [phase["name"] for phase in again["phases"]] == ["split", "group", "write"]
 
@@ -74,3 +84,17 @@ def test_what_is_wrong_is_reported_in_one_line(
     rejected("prepare", *words, "--out", tmp_path / "data", error=error, where=where, problem=problem)
     assert not (tmp_path / "data").exists()
     assert not (tmp_path / "data.partial").exists()
+
+
+def test_the_last_day_is_validated(tmp_path: Path) -> None:
+    """Finding N1: `raw/day_*.tsv`, which a shell sorts as texts, validates on day 11; the report names the files."""
+    shop_workflow(SplitByFiles(valid=1)).to_json(tmp_path / "shop.json")
+    log = shop_files(tmp_path / "raw", files=12)
+    listed = sorted(map(str, log))
+    reported = figures("prepare", tmp_path / "shop.json", *listed, "--out", tmp_path / "data")
+    assert [file["file"] for file in reported["files"]] == list(map(str, log))
+    assert [list(file["splits"]) for file in reported["files"]] == [["train"]] * 11 + [["valid"]]
+    out = terarec("prepare", tmp_path / "shop.json", tmp_path / "raw", "--out", tmp_path / "again").out
+    table = out.split("Files of the splits")[1].split("\n\n")[0]
+    assert "day_10.tsv" in table
+    assert "day_11.tsv" in table

@@ -1,5 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
 """Processes that are killed, stopped, forked, or at work on one directory at a time."""
 
+import contextlib
 import random
 import shutil
 import signal
@@ -11,8 +13,9 @@ import pytest
 from terarec.checkpoint import complete_checkpoints, load
 from terarec.models.artifact import dense_state, load_model, tables
 from tests.cli.conftest import Workshop, figures, rejected
-from tests.cli.test_stopping import files, start, wait_for
+from tests.cli.test_stopping import files, start
 from tests.processes import run_python
+from tests.waiting import wait_for
 
 SHAPE = ["--model", "dlrm", "--width", "4", "--bottom", "8-4", "--top", "8", "--batch-size", "16"]
 
@@ -99,14 +102,18 @@ def test_s3_a_second_training_in_a_run_is_rejected(workshop: Workshop, tmp_path:
 def test_s3_a_second_preparation_of_a_directory_is_rejected(workshop: Workshop, tmp_path: Path) -> None:
     figures("generate", "criteo", "--rows", 200_000, "--days", 1, "--out", tmp_path / "raw", "--seed", 7)
     arguments = ["prepare", "criteo", tmp_path / "raw/day_0.tsv", "--valid-fraction", "0.1", "--out", tmp_path / "data"]
-    first = start(*arguments)
-    try:
-        wait_for(lambda: (tmp_path / "data.partial" / "lock").exists())
-        first.send_signal(signal.SIGSTOP)  # it is at work for as long as this test needs
-        rejected(*arguments, where="--out")
-    finally:
-        first.send_signal(signal.SIGCONT)
-        first.close()
+    lock = tmp_path / "data.partial" / "lock"
+    for _ in range(10):
+        with contextlib.closing(start(*arguments)) as first:
+            wait_for(lambda: lock.exists() or (tmp_path / "data").exists())
+            with contextlib.suppress(ProcessLookupError):
+                first.send_signal(signal.SIGSTOP)  # it is at work for as long as this test needs
+            if lock.exists():
+                rejected(*arguments, where="--out")
+                return
+        # This process did not run for so long that the other one had ended.
+        shutil.rmtree(tmp_path / "data")
+    raise AssertionError("no preparation was found at work")
 
 
 def test_s3_readers_of_a_run_in_training_see_whole_checkpoints(workshop: Workshop, tmp_path: Path) -> None:

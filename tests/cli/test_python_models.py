@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A run never imports a model's code by itself, whatever command opens it."""
 
 import sys
@@ -6,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from terarec.errors import ConfigError
+from terarec.errors import ConfigError, UserCodeError
 from terarec.models.artifact import load_model
 from terarec.serve import InferenceSession
 from tests.cli.conftest import figures, rejected
@@ -66,3 +67,25 @@ def test_every_command_asks_for_leave(tmp_path: Path) -> None:
     assert session.predict({"x": [0.5], "c": ["c1"]}).shape == (1, 1)
     resumed = figures(*trained, "--allow-import", "ranker.code", "--epochs", 2, "--resume")
     assert resumed["steps"] > 0
+
+
+@pytest.mark.parametrize(
+    ("code", "raised", "place"),
+    [
+        ("def make(dataset, **_):\n    return dataset.no_such_field\n", "AttributeError", "code.py:2, in make"),
+        (
+            "class Model:\n    pass\ndef make(dataset, **_):\n    import sys; sys.exit(0)\n",
+            "SystemExit: 0",
+            "code.py:4",
+        ),
+    ],
+)
+def test_an_exception_of_a_model_is_its_author_s(
+    tmp_path: Path, package: Path, code: str, raised: str, place: str
+) -> None:
+    """Finding P1: it is shown with its file and line, and is no defect in terarec."""
+    (package / "code.py").write_text(code)
+    command = ["train", *MODEL, "--data", prepare(tmp_path), "--out", tmp_path / "run", "--allow-import", "ranker"]
+    reported = rejected(*command, error=UserCodeError, problem=raised)
+    assert reported["where"].startswith(place)
+    assert "defect" not in reported["error"]

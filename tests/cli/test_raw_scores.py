@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A finished run scores new and unlabelled raw files, and is evaluated on labelled ones."""
 
 import json
@@ -70,6 +71,19 @@ def test_new_rows_score_as_prepared_and_as_served_ones(shop: Path, tmp_path: Pat
     np.testing.assert_allclose(scores(tmp_path / "raw.parquet"), served[:, 0], atol=1e-6)
     np.testing.assert_allclose(scores(tmp_path / "raw.parquet"), scores(tmp_path / "data.parquet"), atol=1e-6)
     assert scores(tmp_path / "raw.parquet").std() > 1e-4
+
+
+def test_kept_columns_of_a_data_set_have_their_raw_values(shop: Path, tmp_path: Path) -> None:
+    """Finding P5: categorical columns were written as ids."""
+    options = ["predict", shop / "run", "--data", shop / "data", "--split", "test", "--keep", "city"]
+    figures(*options, "--out", tmp_path / "names.csv")
+    figures(*options, "--out", tmp_path / "ids.parquet", "--ids")
+    raw = [city or None for city in people(tmp_path / "same.csv", 80, 2)["city"]]
+    read = csv.read_csv(tmp_path / "names.csv", convert_options=csv.ConvertOptions(strings_can_be_null=True))
+    named = read["city"].to_pylist()
+    assert [name for name, city in zip(named, raw, strict=True) if name not in (city, "(rare or unseen)")] == []
+    assert len(set(named)) > 2
+    assert pq.read_table(tmp_path / "ids.parquet")["city"].type == pa.int64()
 
 
 @pytest.mark.parametrize("label", ["absent", "empty", "no number"])

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An option that is given twice accumulates, or is rejected in one line; the last value is never taken silently."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``terarec reproduce`` prepares, trains every seed by the recipe, and reports the published figures, too."""
 
 import statistics
@@ -6,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from terarec.apps.recipes import load_recipe
 from terarec.errors import DataNotFoundError
-from terarec.recipes import load_recipe
+from tests.apps.recipes.frappe import write_planted
 from tests.cli.conftest import figures, rejected
 from tests.cli.test_docs import unnamed
-from tests.recipes.frappe import write_planted
 
 
 @pytest.fixture(scope="module")

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``terarec train --seeds``: the same run with several seeds."""
 
 import json

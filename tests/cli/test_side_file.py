@@ -1,9 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
 """A shell's ``raw/*`` includes ``generated.json``, which the generator writes next to its logs."""
 
 from pathlib import Path
 
 from terarec.errors import DataNotFoundError
-from terarec.etl.source import find_files
+from terarec.etl.source.files import find_files
 from tests.cli.conftest import figures, rejected
 
 

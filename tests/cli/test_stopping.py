@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Interruptions of a command: Ctrl-C, a full disk; and a server that gets one request."""
 
 import json
@@ -6,7 +7,6 @@ import resource
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -14,25 +14,17 @@ from pathlib import Path
 import pytest
 
 from terarec.checkpoint import complete_checkpoints
-from terarec.errors import DataNotFoundError, StorageError
+from terarec.errors import DataNotFoundError, NoSpaceError
 from terarec.serve.client import InferenceClient
 from tests.cli.conftest import Workshop, figures, rejected, terarec
 from tests.processes import Python
+from tests.waiting import wait_for
 
-PATIENCE = 200.0
-"""Seconds for what takes 2 s on an idle machine; a process may get a small part of a core."""
 SHAPE = ["--width", "4", "--bottom", "8-4", "--top", "8", "--batch-size", "16"]
 
 
 def start(*arguments: object) -> Python:
     return Python("from terarec.cli import main; main()", *arguments)
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def test_ctrl_c_leaves_a_checkpoint_to_resume_from(workshop: Workshop, tmp_path: Path) -> None:
@@ -121,7 +113,7 @@ def test_a_full_disk_leaves_nothing_half_written(
     }[command]
     out = tmp_path / ("out.parquet" if command == "predict" else "out")
     with kind(tmp_path, LIMITS[kind, command]) as problem:
-        reported = rejected(*arguments, "--out", out, error=StorageError, problem=problem)
+        reported = rejected(*arguments, "--out", out, error=NoSpaceError, problem=problem)
         assert reported["where"].startswith(str(out))
         assert ".partial" not in reported["error"]
         # Steps were trained, so their logs stay (B3), those of TensorBoard where it is installed.
@@ -137,7 +129,7 @@ def test_a_disk_that_fills_up_leaves_the_earlier_checkpoints(workshop: Workshop,
     newest = out / "checkpoints/step-00000012"
     with small_files(tmp_path, 60_000):
         typed = ["train", "--out", out, "--resume", "--set", "training.max_steps=none"]
-        rejected(*typed, error=StorageError, where=newest, problem="continue from step-00000001 with --resume")
+        rejected(*typed, error=NoSpaceError, where=newest, problem="continue from step-00000001 with --resume")
     assert [path.name for path in complete_checkpoints(out / "checkpoints")] == ["step-00000001"]
 
 

@@ -1,7 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
 """``prepare --parts --keysets`` and ``train --passes --tiers``: what the same run gives with its rows in memory."""
 
+from terarec.memory import BudgetError
 from terarec.models.artifact import load_model
-from terarec.storage import BudgetError
 from tests.cli.conftest import figures, rejected
 from tests.train.small_run import assert_same, weights
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``terarec train`` from end to end, on small data of its own."""
 
 from pathlib import Path
@@ -43,14 +44,22 @@ def test_labels_between_0_and_1_are_trained_and_evaluated(tmp_path: Path, labels
 
 
 def test_patience_stops_a_run_whose_best_checkpoint_is_used(tmp_path: Path) -> None:
-    """Evaluation, prediction and export take the best checkpoint by default."""
+    """Evaluation, prediction and export take the best checkpoint by default.
+
+    Finding P4: the figures of the training were those of the last evaluation, whichever checkpoint is served.
+    """
     data, run = prepare(tmp_path), tmp_path / "run"
-    stop = ["--patience", 2, "--epochs", 9, "--set", "training.min_delta=0.9", "--set", "training.monitor=logloss"]
+    stop = ["--patience", 2, "--epochs", 9, "--set", "training.min_delta=0.9", "--monitor", "logloss/y"]
     trained = figures("train", *SHAPE, "--data", data, "--out", run, "--sparse-lr", 0.3, *stop)
     assert (trained["steps"], trained["stopped_early"]) == (15, True)
     best = trained["best_step"]
     # Nothing is an improvement of 0.9; with such a learning rate the first epoch need not be the best one.
     assert best in (5, 10, 15)
+    assert trained["served_step"] == best
+    for which, figures_of_step in (("best", trained), ("last", trained["last"])):
+        evaluated = figures("evaluate", run, "--data", data, "--checkpoint", which)
+        assert figures_of_step["auc"] == pytest.approx(evaluated["auc"])
+        assert figures_of_step["logloss"] == pytest.approx(evaluated["logloss"])
     scores = tmp_path / "scores.parquet"
     for which, step in ((["--checkpoint", "best"], best), (["--checkpoint", "last"], 15), ([], best)):
         assert figures("evaluate", run, "--data", data, *which)["step"] == step
@@ -70,6 +79,8 @@ def test_the_last_checkpoint_is_used_without_patience(tmp_path: Path) -> None:
     data = prepare(tmp_path)
     trained = figures("train", *SHAPE, "--data", data, "--out", tmp_path / "run", "--epochs", 3, "--sparse-lr", 0.5)
     assert figures("evaluate", tmp_path / "run", "--data", data)["step"] == trained["steps"] == 15
+    assert trained["served_step"] == 15
+    assert trained["last"] == {name: trained[name] for name in ("auc", "logloss")}
 
 
 def test_options_of_rows_end_in_figures_and_a_report(tmp_path: Path) -> None:
@@ -84,14 +95,11 @@ def test_a_failed_report_does_not_fail_the_training(tmp_path: Path, monkeypatch:
     """The figures are printed, and a line says why there is no report."""
     import terarec.train.report as report
 
-    def fail(*_: object) -> None:
-        raise TypeError("no such format")
-
-    monkeypatch.setattr(report, "draw_curves", fail)
+    monkeypatch.setattr(report, "draw_curves", None)
     data, run = prepare(tmp_path), tmp_path / "run"
     ended = terarec("train", *SHAPE, "--data", data, "--out", run, "--json")
     assert (ended.code, ended.figures["report"]) == (0, None)
-    assert "no report: a defect in terarec: TypeError: no such format" in ended.err
+    assert "no report: a defect in terarec: TypeError: 'NoneType' object is not callable" in ended.err
     assert not (run / "report.html").exists()
 
 

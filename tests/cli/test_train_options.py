@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 import dataclasses
 import json
 from pathlib import Path
@@ -9,6 +11,7 @@ from terarec.config import save_run
 from terarec.errors import ConfigError, DataNotFoundError
 from terarec.spec import (
     AdaGradSpec,
+    BinarySpec,
     DLRMSpec,
     ExponentialSchedule,
     FMSpec,
@@ -202,10 +205,16 @@ def test_neither_file_nor_data_is_reported() -> None:
         ({"assignments": ["training.x=1"]}, "training.x: unknown field"),
         ({"loss_scale": "dinamic"}, "training.loss_scale: got 'dinamic', expected a number above 0, or 'dynamic'"),
         ({"device": "gpu"}, "training.device: got 'gpu', expected 'auto', 'cpu', 'cuda' or 'cuda:N'"),
-        ({"objective": "multi_class"}, "objective: field 'classes' is missing"),
+        ({"objective": "multi_class"}, "objective.classes: missing for the kind 'multi_class'"),
     ],
 )
 def test_a_wrong_flag_names_its_field(flags: dict, expected: str) -> None:
     with pytest.raises(ConfigError) as caught:
         run_spec(train_options(out=OUT, data=Path("/d"), **flags))
     assert expected in str(caught.value)
+
+
+def test_weights_of_labels_are_an_option_of_the_binary_objective() -> None:
+    """Finding P3: they could be set only together with the kind of the objective."""
+    described = run_spec(train_options(out=OUT, data=Path("/d"), label_weights="1,0.5,0"))
+    assert described.objective == BinarySpec(label_weights=(1.0, 0.5, 0.0))

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``terarec workflow``: a ready workflow as a file, which is the same workflow when read."""
 
 from pathlib import Path

@@ -1,10 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+
 import dataclasses
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from terarec.config import override, parse_assignments
+from terarec.config.overrides import override, parse_assignments
 from terarec.errors import ConfigError
 from terarec.spec import (
     AdaGradSpec,
@@ -30,7 +32,7 @@ RUN = RunSpec(data="d")
 
 
 @given(
-    batch_size=st.integers(1, 2**40),
+    batch_size=st.integers(1, 2**26),
     lr=st.floats(0, 1e3, allow_nan=False),
     shuffle=st.booleans(),
     top=st.lists(st.integers(1, 9999), min_size=1, max_size=5),
@@ -174,6 +176,42 @@ def test_parts_that_are_left_out_start_from_their_kind() -> None:
         override(RUN, {"model.tables.kind": "dynamic", "model.tables.evict.kind": "lfu"})
 
 
+@pytest.mark.parametrize(
+    ("path", "in_json", "plain", "value"),
+    [
+        ("model.top", "[8, 4]", "8-4", (8, 4)),
+        ("model.bottom", "[64,16]", "64,16", (64, 16)),
+        ("training.metrics", '["auc", "logloss"]', "auc,logloss", ("auc", "logloss")),
+        ("training.freeze", '["[ab]*", "c"]', "[ab]*,c", ("[ab]*", "c")),
+        ("sparse_optimizer.rows.frozen", '["a,b"]', None, ("a,b",)),
+        ("sparse_optimizer.rows.table_lr", '{"C1": 0.5}', "C1:0.5", {"C1": 0.5}),
+    ],
+)
+def test_json_is_read_for_every_list(path: str, in_json: str, plain: str | None, value: object) -> None:
+    """Finding P6: lists of objects alone were JSON, and no other ones."""
+    for text in filter(None, (in_json, plain)):
+        changed: object = override(RUN, {path: text})
+        for name in path.split("."):
+            changed = getattr(changed, name)
+        assert changed == value
+
+
+@pytest.mark.parametrize(
+    ("change", "where", "example"),
+    [
+        ({"training.schedule.kind": "step"}, "training.schedule.step_size", "training.schedule.step_size=N"),
+        ({"training.schedule.kind": "multi_step"}, "training.schedule.milestones", "milestones=N,N,..."),
+        ({"dense_optimizer.kind": "torch"}, "dense_optimizer.name", "dense_optimizer.name=NAME"),
+        ({"model.kind": "two_tower", "model.user": "u"}, "model.item", "model.item=NAME,NAME,..."),
+        ({"model.kind": "din"}, "model.sequences", 'model.sequences=[{"target": ..., "history": ...}]'),
+    ],
+)
+def test_a_kind_without_what_it_needs_names_the_assignment(change: dict[str, str], where: str, example: str) -> None:
+    """Finding P6: the error named all fields of the kind, and no syntax."""
+    with pytest.raises(ConfigError, check=at(where, example)):
+        override(RUN, change)
+
+
 def test_lists_of_specs_and_objects_of_any_values_are_json() -> None:
     run = RunSpec(data="d")
     sequences = '[{"target": "item", "history": "hist"}, {"target": "shop", "history": "shops"}]'
@@ -197,7 +235,11 @@ def test_lists_of_specs_and_objects_of_any_values_are_json() -> None:
             {"model.kind": "din", "model.sequences": '[{"target": "a"}]'},
             "model.sequences[0]",
         ),
-        ({"model.kind": "din"}, "model"),
+        ({"model.kind": "din"}, "model.sequences"),
+        ({"model.top": "[8, x]"}, "model.top"),
+        ({"model.top": '[8, "x"]'}, "model.top[1]"),
+        ({"training.freeze": "[1]"}, "training.freeze[0]"),
+        ({"training.freeze": '["a"'}, "training.freeze"),
     ],
 )
 def test_wrong_json_names_its_path(changes: dict[str, str], where: str) -> None:

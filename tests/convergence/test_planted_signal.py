@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models come near the best AUC that a planted click model allows, on the path from Parquet to evaluation."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Target encodings carry the signal of a category and nothing of a row's own label."""
 
 import numpy as np

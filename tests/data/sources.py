@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A source of tiny row groups and what tests check in batches."""
 
 import json
@@ -6,7 +7,7 @@ from unittest import mock
 
 import torch
 
-from terarec.formats import slice_rows
+from terarec.formats.block import slice_rows
 from tests.formats.samples import make_block, make_spec
 
 

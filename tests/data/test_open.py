@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """open_reader and read_spec: the same columns and the same batches from a data set and from HugeCTR's files of it."""
 
 import dataclasses
@@ -5,10 +6,11 @@ import dataclasses
 import pytest
 
 from terarec.data import Reader, open_reader, read_spec
-from terarec.data.records import RecordOptions, RecordReader, write_as_dataset, write_as_records
+from terarec.data.records import RecordReader, write_as_dataset, write_as_records
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
 from terarec.formats import read_dataset
-from terarec.formats.hugectr import read_records, write_records
+from terarec.formats.hugectr.records import read_records, write_records
+from terarec.spec import RecordOptions
 from tests.data.records.samples import break_checksum
 from tests.data.records.test_convert import ROWS, make_dataset
 from tests.data.sources import assert_replays, assert_same_batches, row_numbers

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From files and arrays to batches: what a batch holds, and what is said about bad input."""
 
 import dataclasses
@@ -12,7 +13,8 @@ from terarec.data import InMemorySource, Reader
 from terarec.data.decode import has_shared_offsets
 from terarec.data.reader import DatasetSource
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
-from terarec.formats import PARTS_FILE, write_dataset, write_parts
+from terarec.formats import write_dataset
+from terarec.formats.parts import PARTS_FILE, write_parts
 from terarec.spec import MetadataColumn
 from tests.data.sources import TinyGroups, first_of_workers, row_numbers
 from tests.errors import at

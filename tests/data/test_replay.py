@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A state saved after any batch replays the rest exactly: every configuration of the reader, every position."""
 
 import itertools
@@ -106,19 +107,6 @@ def test_resuming_reads_only_the_rest():
     reader.load_state_dict({**reader.state_dict(), "rows_read": 60})
     assert len(list(reader)) == 2
     assert source.reads == [6, 7]
-
-
-def test_states_of_earlier_versions_count_batches():
-    """Checkpoints made before `rows_read` was saved continue where they were."""
-    reader = Reader(TinyGroups(GROUPS), batch_size=5, shuffle=True, seed=3)
-    whole = list(reader)
-    old = {"epoch": 0, "batches": 2, "seed": 3, "shuffle": True, "batch_size": 5, "drop_last": False, "rows": 34}
-    reader.load_state_dict(old)
-    assert_same_batches(list(reader), whole[2:])
-    reader.load_state_dict({**old, "batches": 7})
-    assert list(reader) == []
-    with pytest.raises(ConfigError, check=at("reader state", "batches is 8")):
-        reader.load_state_dict({**old, "batches": 8})
 
 
 WRONG = {

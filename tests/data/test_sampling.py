@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which samples come when: input order, or a shuffle that is a permutation, new in every epoch, the same for a seed."""
 
 import itertools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks that share every batch: together they read it, none twice, and each decodes the groups of its samples alone."""
 
 from collections import Counter
@@ -8,7 +9,7 @@ import torch
 
 from terarec.data import RankShare, Reader
 from terarec.errors import ConfigError
-from terarec.formats import PartSpec
+from terarec.formats.parts import PartSpec
 from tests.data.sources import TinyGroups, row_numbers
 from tests.errors import at
 

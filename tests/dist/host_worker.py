@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One rank of a run on a host of its own: ``python -m tests.dist.host_worker DATA OUT SECONDS``, as torchrun starts it.
 
 It prints "step N" after each step, and at the end a line of JSON: the steps done, or what was raised.

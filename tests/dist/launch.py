@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks as processes of this machine: what torchrun would start, for functions of tests.
 
 Importing terarec takes each rank longer than most of what it does. So ranks are forked from one process, which imports

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The equivalence matrix: tables on 1, 2 and 4 ranks, placed in every way, against one process.
 
 A run trains twelve tables at once, static and dynamic ones and static ones in tiers, read by sums, means, sequences and
@@ -27,15 +28,14 @@ from terarec.dist import (
     Placement,
     Ranks,
     RowWise,
-    ShardedCollection,
     ShardingPlan,
-    TablePlan,
     TableRowWise,
     TableWise,
     shard,
     sum_gradients,
 )
-from terarec.dist.plan import PooledOn
+from terarec.dist.plan import PooledOn, TablePlan
+from terarec.dist.shard import ShardedCollection
 from terarec.embedding import EmbeddingCollection
 from terarec.errors import ConfigError
 from terarec.optim import RowOptimizer

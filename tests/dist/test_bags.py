@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bags that the ranks of the rows pool: the same vectors and gradients as in one process, and a vector for each bag."""
 
 from typing import Any
@@ -7,8 +8,8 @@ import torch
 from torch import Tensor
 
 from terarec.batch import Jagged
-from terarec.dist import ColumnWise, Placement, Ranks, RowWise, ShardingPlan, TablePlan, TableWise, shard
-from terarec.dist.plan import PooledOn
+from terarec.dist import ColumnWise, Placement, Ranks, RowWise, ShardingPlan, TableWise, shard
+from terarec.dist.plan import PooledOn, TablePlan
 from terarec.embedding import EmbeddingCollection
 from terarec.optim import RowOptimizer
 from terarec.spec import FeatureSpec, SGDSpec, TableSpec

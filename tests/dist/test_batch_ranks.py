@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Layers and losses that compare the samples of a batch give on ranks what they give in one process."""
 
 from collections.abc import Callable
@@ -34,7 +35,7 @@ from terarec.spec import (
 from terarec.spec.run import PairwiseSpec
 from terarec.train import Optimizers, Trainer
 from terarec.train.evaluation import Evaluator
-from terarec.train.step import share_batches
+from terarec.train.ranks_step import share_batches
 from tests.dist.launch import Raised, run_ranks
 from tests.errors import at
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Deltas, tiers, parts and counting filters on ranks: checkpoints hold what those of one process hold."""
 
 import dataclasses
@@ -10,8 +11,10 @@ import torch
 from torch import Tensor
 
 from terarec.checkpoint import complete_checkpoints, load
-from terarec.dist import ColumnWise, DataParallel, Hybrid, Placement, Ranks, RowWise, ShardingPlan, TablePlan, TableWise
-from terarec.formats import read_dataset, write_parts
+from terarec.dist import ColumnWise, DataParallel, Hybrid, Placement, Ranks, RowWise, ShardingPlan, TableWise
+from terarec.dist.plan import TablePlan
+from terarec.formats import read_dataset
+from terarec.formats.parts import write_parts
 from terarec.models.artifact import load_model
 from terarec.spec import DynamicTablesSpec, RunSpec, Tiers, counting_filter
 from terarec.train.run import build

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables on several ranks equal those of one process, whatever the placement: the cells of `tests.dist.matrix`."""
 
 from itertools import product

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The jobs of docs/scale-out.md: a shell and a parser of YAML read them, and their options exist."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks on two hosts whose link is cut, comes back or becomes slow in the middle of training.
 
 The hosts are network namespaces of this machine, joined by a pair of virtual Ethernet devices; making them takes root.
@@ -6,7 +7,6 @@ The hosts are network namespaces of this machine, joined by a pair of virtual Et
 import contextlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -20,6 +20,7 @@ from terarec.checkpoint import complete_checkpoints
 from terarec.dist import Ranks
 from tests.dist.host_worker import spec_of
 from tests.dist.test_training import check_same_weights, data, fit
+from tests.programs import IP
 
 pytestmark = pytest.mark.slow
 __all__ = ["data"]  # a fixture
@@ -81,8 +82,9 @@ class Hosts:
 
 @pytest.fixture
 def hosts() -> Iterator[Hosts]:
-    if os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("tc") is None:
-        pytest.skip("network namespaces need root and iproute2")
+    IP.require()
+    if os.geteuid() != 0:
+        pytest.skip("network namespaces need root")
     name = f"tr{os.getpid() % 100000}"
     made: Hosts | None = None
     try:

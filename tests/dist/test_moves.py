@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints move between numbers of ranks, plans and tiers: they hold the same bits, and training goes on."""
 
 from collections.abc import Mapping
@@ -19,13 +20,13 @@ from terarec.dist import (
     Placement,
     Ranks,
     RowWise,
-    ShardedCollection,
     ShardingPlan,
-    TablePlan,
     TableRowWise,
     TableWise,
     shard,
 )
+from terarec.dist.plan import TablePlan
+from terarec.dist.shard import ShardedCollection
 from terarec.embedding import EmbeddingCollection
 from terarec.optim import RowOptimizer
 from terarec.spec import AdamSpec, DynamicTableSpec, FeatureSpec, TableSpec, Tiers

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plans: their files, and what they reject."""
 
 from pathlib import Path
@@ -12,14 +13,13 @@ from terarec.dist import (
     Placement,
     RowWise,
     ShardingPlan,
-    TablePlan,
     TableRowWise,
     TableWise,
     load_plan,
     same_for_all,
 )
 from terarec.dist.placement import COPIES, PlacedTable
-from terarec.dist.plan import described
+from terarec.dist.plan import TablePlan, described
 from terarec.errors import ConfigError, FormatError, StorageError
 from terarec.spec import DynamicTableSpec, TableSpec, Tiers
 from tests.errors import at

@@ -1,5 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
 """Joining, collectives and what they say when they fail."""
 
+import os
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +13,8 @@ from terarec.dist import Ranks, join, joining
 from terarec.errors import CollectiveError, ConfigError
 from tests.dist.launch import Raised, raised, run_ranks
 from tests.errors import at
+
+_OTHERS = ("sum", "begun", "gather", "first", "pair")
 
 
 def caught(call: Callable[[], Any]) -> Any:
@@ -43,6 +48,40 @@ def collectives(ranks: Ranks) -> dict[str, Any]:
         return found  # and leaves
     found["left"] = caught(lambda: [ranks.all_reduce_("sum of nothing", torch.zeros(1)) for _ in range(2)])
     return found
+
+
+def stopped(rank: int, what: str) -> Raised | None:
+    """Begin a collective that the last rank, which has stopped, does not join; return the error."""
+    ranks = join(timeout=1.5)
+    last = ranks.size - 1
+    numbers = ranks.gather("processes", os.getpid())
+    pair = ranks.subset([0, last])
+    if rank == last:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return None
+    assert pair is not None
+    values, counts = torch.zeros(4, dtype=torch.int64), [2] * ranks.size
+    calls: dict[str, Callable[[], Any]] = {
+        "sum": lambda: ranks.all_reduce_("sum", values),
+        "exchange": lambda: ranks.all_to_all("exchange", values, counts, counts),
+        "begun": lambda: ranks.begin_all_to_all("begun", values, counts, counts).wait(),
+        "gather": lambda: ranks.gather("gather", 1),
+        "first": lambda: ranks.on_first("first", lambda: None),
+        "pair": lambda: pair.barrier("pair"),
+    }
+    try:
+        found: Raised = caught(calls[what])
+        return found
+    finally:
+        os.kill(numbers[last], signal.SIGCONT)
+
+
+@pytest.mark.parametrize("what", ["exchange", *(pytest.param(name, marks=pytest.mark.slow) for name in _OTHERS)])
+def test_a_stopped_rank_is_noticed_in_time_and_named(what: str) -> None:
+    """Finding L9."""
+    first, _ = run_ranks(2, stopped, what, joins=False)
+    assert first.kind == "CollectiveError", first
+    assert (first.fields["collective"], first.fields["pairs"]) == (what, ((0, 1),))
 
 
 @pytest.fixture(scope="module")

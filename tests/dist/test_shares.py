@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks that decode their own samples alone: metrics of all samples, and runs on HugeCTR's files, as in one process."""
 
 from pathlib import Path
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from terarec.batch import Batch
 from terarec.data import InMemorySource, RankShare, Reader
-from terarec.data.records import RecordOptions, write_as_records
+from terarec.data.records import write_as_records
 from terarec.dist import Ranks
 from terarec.spec import (
     CategoricalColumn,
@@ -18,8 +19,9 @@ from terarec.spec import (
     DenseColumn,
     LabelColumn,
     MetadataColumn,
+    RecordOptions,
 )
-from terarec.train import Evaluator
+from terarec.train.evaluation import Evaluator
 from tests.data.records.samples import break_checksum
 from tests.dist.launch import Raised, run_ranks
 from tests.dist.test_training import check_close, fit, on_ranks, run_spec

@@ -1,12 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
 """``torchrun -m terarec train``: the whole way, and a rank that is killed in the middle."""
 
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from terarec.config import save_run
 from terarec.dist import Ranks, load_plan
 from terarec.dist.costs import MachineCosts
 from tests.dist.test_training import check_same_weights, data, fit, plan, run_spec
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slow
 __all__ = ["data"]  # a fixture
@@ -47,7 +49,8 @@ def test_rank_0_alone_prints_and_the_run_is_that_of_one_process(data: Path, tmp_
     process = torchrun("train", tmp_path / "run.json", *options, ranks=2)
     out, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
-    assert out.count('"auc"') == 1
+    (printed,) = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+    assert printed["out"] == str(tmp_path / "run")
     assert errors.count("table 'user' (300 rows x 4): row-wise on 2 ranks") == 1
     fit(Ranks(), spec, tmp_path / "one", None, False)
     check_same_weights(tmp_path / "run", tmp_path / "one")
@@ -73,14 +76,25 @@ def test_a_killed_rank_is_restarted_and_the_run_continues(data: Path, tmp_path: 
     plan("other", 2).save(tmp_path / "plan.json")
     options = ("--out", tmp_path / "run", "--plan", tmp_path / "plan.json", "--resume")
     process = torchrun("train", tmp_path / "run.json", *options, ranks=2, restarts=1)
-    end = time.monotonic() + 200
-    while not complete_checkpoints(tmp_path / "run" / "checkpoints"):
-        assert time.monotonic() < end
-        assert process.poll() is None
-        time.sleep(0.02)
+    wait_for(lambda: complete_checkpoints(tmp_path / "run" / "checkpoints") or process.poll() is not None)
+    assert process.poll() is None
     os.kill(children(process.pid)[-1], signal.SIGKILL)
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     assert complete_checkpoints(tmp_path / "run" / "checkpoints")[-1].name == "step-00000400"
     fit(Ranks(), spec, tmp_path / "one", None, False)
     check_same_weights(tmp_path / "run", tmp_path / "one")
+
+
+def test_a_stopped_rank_ends_the_run_in_the_time_of_the_option(data: Path, tmp_path: Path) -> None:
+    """Finding L9."""
+    save_run(run_spec(data, epochs=4000, checkpoint_every=20), tmp_path / "run.json")
+    process = torchrun("train", tmp_path / "run.json", "--out", tmp_path / "run", "--rank-timeout", 3, ranks=2)
+    wait_for(lambda: complete_checkpoints(tmp_path / "run" / "checkpoints") or process.poll() is not None)
+    first, last = children(process.pid)
+    os.kill(last, signal.SIGSTOP)
+    wait_for(lambda: first not in children(process.pid))
+    os.kill(last, signal.SIGKILL)  # torchrun gives it 30 s
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode != 0
+    assert re.search(r"rank 1 \(.*\) does not answer: .*expected all ranks to join it within 3 s", errors)

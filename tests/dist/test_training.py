@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs on several processes: they give what one process gives, and are resumed on any number of processes."""
 
 import dataclasses
@@ -8,17 +9,8 @@ import pytest
 import torch
 
 from terarec.checkpoint import latest, load
-from terarec.dist import (
-    ColumnWise,
-    DataParallel,
-    Hybrid,
-    Placement,
-    Ranks,
-    RowWise,
-    ShardingPlan,
-    TablePlan,
-    TableWise,
-)
+from terarec.dist import ColumnWise, DataParallel, Hybrid, Placement, Ranks, RowWise, ShardingPlan, TableWise
+from terarec.dist.plan import TablePlan
 from terarec.models.artifact import load_model
 from terarec.spec import (
     AdaGradSpec,

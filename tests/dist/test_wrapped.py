@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Layers that DistributedDataParallel or fully_shard of torch wraps, next to tables on ranks."""
 
 from typing import Any

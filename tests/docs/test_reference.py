@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The pages of the API reference describe every public name at the top of the package."""
 
 import re

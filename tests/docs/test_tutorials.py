@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every tutorial runs as its reader would run it: block by block, in an empty directory."""
 
 import os

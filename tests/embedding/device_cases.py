@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Embedding modules on a device against the same ones on the CPU: lookups, gradients, optimizers, copies."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The reference of a collection: one `nn.EmbeddingBag` per table, trained by `torch.optim`."""
 
 from collections.abc import Sequence

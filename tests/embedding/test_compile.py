@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compiled modules train as eager ones do, and are held whole by the graphs of evaluation."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`EmbeddingBag` and `Embedding` against `torch.nn`: the same results, gradients and state over their arguments."""
 
 import copy

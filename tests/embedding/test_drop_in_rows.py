@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`EmbeddingBag` and `Embedding` in the hands of a `RowOptimizer`: the same training without any ``.grad``."""
 
 import copy

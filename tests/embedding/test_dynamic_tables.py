@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Dynamic tables in a collection: equal to static ones on a closed vocabulary, and open beyond it."""
 
 import copy
@@ -30,7 +31,6 @@ from terarec.spec import (
     NesterovSpec,
     RMSPropSpec,
     RowOptions,
-    RowType,
     RowWiseAdaGradSpec,
     SGDSpec,
     SparseOptimizerSpec,
@@ -41,6 +41,7 @@ from terarec.spec import (
     prob,
     ttl,
 )
+from terarec.spec.tables import RowType
 from terarec.storage import DynamicArena
 from tests.embedding.plain import random_jagged
 from tests.errors import at

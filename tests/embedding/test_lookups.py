@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Collections without rows give what collections with rows give."""
 
 import copy
@@ -6,7 +7,8 @@ import pytest
 import torch
 
 from terarec.batch import Jagged
-from terarec.embedding import EmbeddingCollection, LookupCollection, RowLookup
+from terarec.embedding import EmbeddingCollection
+from terarec.embedding.lookups import LookupCollection, RowLookup
 from terarec.errors import ConfigError
 from terarec.models.artifact import without_tables
 from terarec.models.registry import build_model

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every pooling, first keys, key weights and narrow rows through a collection, against torch's own layers."""
 
 from collections.abc import Mapping

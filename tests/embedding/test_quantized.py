@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Collections of 8-bit rows: the same forward, within half a code of each row."""
 
 import copy

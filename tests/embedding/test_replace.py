@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`replace_embeddings` in models with ties, hooks, optimizers and modules that it must leave alone."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables in tiers equal tables in memory, bit for bit."""
 
 import collections
@@ -15,8 +16,11 @@ import torch
 
 from terarec.batch import Jagged, one_hot
 from terarec.checkpoint import TrainState, load, save
+from terarec.closer import wait_closed
 from terarec.embedding import EmbeddingCollection
 from terarec.errors import ConfigError, KeyOutOfRangeError, StorageError
+from terarec.memory import TierUse
+from terarec.memory.cached_part import BudgetError
 from terarec.optim import RowOptimizer
 from terarec.spec import (
     AdaGradSpec,
@@ -33,8 +37,6 @@ from terarec.spec import (
     lru,
     ttl,
 )
-from terarec.storage import TierUse
-from terarec.storage.cached_rows import BudgetError
 from tests.embedding.plain import random_jagged
 from tests.embedding.test_dynamic_tables import FEATURES, NAMES, OPTIMIZERS, ROWS, STATIC, dynamic_twin, step
 from tests.errors import at
@@ -212,8 +214,8 @@ def test_poolings_key_weights_and_accumulated_gradients(tmp_path: Path, kind: st
 @pytest.mark.parametrize("kind", in_every_run(["dynamic"], ["static", "dynamic"]))
 def test_rows_that_are_read_ahead(tmp_path: Path, monkeypatch, kind: str, pieces: bool) -> None:
     if pieces:  # buffers of a few rows
-        monkeypatch.setattr("terarec.storage.lookahead.STAGED_BYTES", 1000)
-        monkeypatch.setattr("terarec.storage.fast_tier.MOVED_BYTES", 500)
+        monkeypatch.setattr("terarec.memory.lookahead.STAGED_BYTES", 1000)
+        monkeypatch.setattr("terarec.memory.fast_tier.MOVED_BYTES", 500)
     tables = STATIC if kind == "static" else [dynamic_twin(table) for table in STATIC]
     plain, tiered = (
         EmbeddingCollection(tables, FEATURES, seed=4),
@@ -331,6 +333,7 @@ def test_files_are_for_one_model_and_go_with_it(tmp_path: Path) -> None:
         other(BATCHES[2])
     del tiered, other
     gc.collect()
+    wait_closed()
     assert not list(tmp_path.iterdir())
 
 

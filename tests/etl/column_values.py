@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Columns from Python values and back: None is missing, a list of lists is a column of lists."""
 
 from typing import Any

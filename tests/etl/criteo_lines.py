@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small logs in Criteo's layout."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows of Arrow arrays, and NumPy views of these: what Python's lists would give."""
 
 import itertools

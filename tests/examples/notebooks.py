@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Executes the notebooks of examples/ and examples/hugectr in a kernel, as their readers do.
 
 ``python -m tests.examples.notebooks [NAME ...]`` runs them and keeps their outputs in them, their plots beside them.

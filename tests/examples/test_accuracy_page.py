@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tables of docs/accuracy.md are those that the recipes and the rows of results/ give."""
 
 import runpy

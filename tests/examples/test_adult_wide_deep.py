@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The example on real data runs as its users run it and is good enough."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tables of docs/benchmarks.md are those that the rows of results/ give."""
 
 import runpy

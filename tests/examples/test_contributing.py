@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CONTRIBUTING.md shows what each kind of addition costs: at most three files, and they work as shown."""
 
 from pathlib import Path
@@ -177,9 +178,9 @@ else:
 
 STORAGE = """
 import pytest
-from terarec.storage import RowStore
+from terarec.memory import RowStore
 from terarec.storage.sqlite_store import SQLiteStore
-from tests.storage import row_stores
+from tests.memory import row_stores
 
 def reopen(store: RowStore, directory):
     store.close()
@@ -189,6 +190,33 @@ row_stores.KINDS.clear()
 row_stores.KINDS["sqlite"] = row_stores.Kind(create=SQLiteStore, reopen=reopen, load=SQLiteStore)
 suite = row_stores.__file__.replace("row_stores.py", "test_row_store.py")
 assert pytest.main(["-q", "-p", "no:cacheprovider", suite, "-k", "sqlite"]) == 0
+"""
+
+PARAMETER = """
+import pytest
+from terarec import hugectr
+from terarec.hugectr.errors import WrongInputError
+from terarec.hugectr.optimizer import optimizer_rule
+from terarec.spec import RMSPropSpec
+from tests.hugectr.generate import page, stub
+
+kind = hugectr.Optimizer_t.RMSProp
+for params, decay in ((hugectr.CreateOptimizer(kind, rho=0.5), 0.5), (hugectr.CreateOptimizer(kind), 0.9)):
+    assert optimizer_rule(params, 0.1) == RMSPropSpec(lr=0.1, decay=decay, eps=1e-7)
+with pytest.raises(WrongInputError) as caught:
+    hugectr.CreateOptimizer(kind, rho=1.0)
+assert caught.value.field == "rho"
+assert "rho: float" in stub() and "| `rho` |" in page()
+"""
+
+DEPRECATION = """
+import pytest
+from terarec import ragged
+
+with pytest.warns(DeprecationWarning, match="expected terarec.ragged.Ragged"):
+    assert ragged.RaggedLists is ragged.Ragged
+with pytest.raises(AttributeError, match="no attribute 'RaggedList'"):
+    ragged.RaggedList
 """
 
 
@@ -202,6 +230,8 @@ assert pytest.main(["-q", "-p", "no:cacheprovider", suite, "-k", "sqlite"]) == 0
         ("An optimizer for tables", OPTIMIZER),
         ("A storage", STORAGE),
         ("A file format", FORMAT),
+        ("Add a HugeCTR parameter", PARAMETER),
+        ("Deprecate a name", DEPRECATION),
     ],
     ids=lambda text: "" if "\n" in text else text,
 )

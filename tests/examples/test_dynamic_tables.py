@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """docs/dynamic-tables.md keeps its promises: its Python runs."""
 
 import re

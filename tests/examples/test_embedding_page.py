@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """docs/embedding.md keeps its word: its Python runs, block after block."""
 
 import re

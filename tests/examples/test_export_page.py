@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """docs/export.md keeps its word: its Python runs."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The benchmark for GPUs runs where there is none, at a tiny size on Triton's interpreter."""
 
 import subprocess

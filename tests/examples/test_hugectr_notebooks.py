@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The walk-throughs of examples/ and examples/hugectr run to their last cell, which asserts what they reach."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """docs/models.md keeps its promises: its Python runs, its command lines are read, it has a section for each model."""
 
 import re
@@ -8,8 +9,9 @@ from typing import get_args
 import pytest
 
 from terarec.cli.train import SETTINGS, TrainOptions, run_spec
-from terarec.config import read_graph
-from terarec.spec import GraphModelSpec, ModelSpec
+from terarec.config.files import read_graph
+from terarec.spec import GraphModelSpec
+from terarec.spec.model import ModelSpec
 from tests.cli.conftest import commands, train_options
 from tests.models.test_graph_runs import written
 

@@ -1,10 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
 """docs/optimizers.md keeps its promises: its Python runs, its run description is one, its kinds are all."""
 
 import json
 import re
 from pathlib import Path
 
-from terarec.config import override, parse_assignments
+from terarec.config.overrides import override, parse_assignments
 from terarec.kernels.row_rules import RULE_KINDS
 from terarec.spec import AdamSpec, RowOptions, RunSpec, from_data
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """docs/preparing.md keeps its promises: its Python runs and prints what its comments say."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The README keeps its word: its Python runs on what its command line makes, and every command in it exists."""
 
 import re
@@ -6,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from terarec.apps.synthetic import generate
 from terarec.cli.app import run
-from terarec.data.synthetic import generate
 from terarec.etl import prepare
 from terarec.etl.ready import criteo_terabyte
 from terarec.etl.workflow import Workflow

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """docs/ready-workflows.md keeps its promises: its commands run on small logs, and its Python prints what it says."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The example of 10 TB runs as its users run it; its keys follow the law that it states."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """docs/tiers.md keeps its promises: its Python runs."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """docs/torch.md is true: its Python runs, and the errors that it lists are raised with the text that it shows."""
 
 import copy

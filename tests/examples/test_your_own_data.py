@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """docs/your-own-data.md keeps its promises: its Python runs, and the figures and errors that it shows are those."""
 
 import gzip

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The worked examples of CONTRIBUTING.md, carried out on a copy of the package."""
 
 import importlib
@@ -10,7 +11,7 @@ from tests.processes import run_new_python
 
 PAGE = Path(__file__).parents[2] / "CONTRIBUTING.md"
 _BLOCK = re.compile(
-    r"^```py\n# src/terarec/(?P<file>\S+), (?P<place>[^\n]+)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
+    r"^```(?:py|toml)\n# src/terarec/(?P<file>\S+), (?P<place>[^\n]+)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
 )
 _PREAMBLE = """
 import sys
@@ -34,7 +35,7 @@ def edited_package(section: str, root: Path) -> Path:
     """Copy the package to `root` and carry out the edits of a section; returns the folder to import from."""
     target = root / "terarec"
     shutil.copytree(Path(terarec.__file__).parent, target, ignore=shutil.ignore_patterns("__pycache__"))
-    for core in ("_embedding", "_encoding"):
+    for core in ("_embedding", "_encoding", "_rowfile"):
         library = Path(str(importlib.import_module(f"terarec.kernels.cpu.{core}").__file__))
         shutil.copy(library, target / "kernels" / "cpu" / library.name)
     for file, place, code in edits(section):
@@ -56,12 +57,15 @@ def _edited(text: str, place: str, code: str) -> str:
         at = last if lines[last].endswith("(\n") else last + 1
     elif place.startswith("in place of "):
         name = place.removeprefix("in place of ")
-        at = next(index for index, line in enumerate(lines) if re.match(rf"{name}\b", line))
+        at = next(index for index, line in enumerate(lines) if re.match(rf"\s*{name}\b", line))
         del lines[at]
+    elif word == "after":
+        at = 1 + next(index for index, line in enumerate(lines) if re.match(rf"{name}\b", line))
     elif word == "before":
         at, code = next(index for index, line in enumerate(lines) if re.match(rf"{name}\b", line)), f"{code}\n\n"
     else:
-        assert word == "in", f"{place!r}: expected new, imports, at the end, before NAME, in NAME or in place of NAME"
+        expected = "new, imports, at the end, after NAME, before NAME, in NAME or in place of NAME"
+        assert word == "in", f"{place!r}: expected {expected}"
         at = 1 + next(index for index, line in enumerate(lines) if re.match(rf"{name}\b.*[(\[{{]$", line))
     return "".join([*lines[:at], code, *lines[at:]])
 

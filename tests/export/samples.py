@@ -1,5 +1,8 @@
-"""Small graph models, and what ONNX Runtime makes of them."""
+# SPDX-License-Identifier: Apache-2.0
+"""Small graph models, and what the files of exports give."""
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from terarec.export import export_onnx
+from terarec.export.artifact import EXPORT_FILE
 from terarec.models.graph import GraphModel
 from terarec.spec import GraphLabel, GraphLayer, GraphSpec
 
@@ -32,9 +35,27 @@ def run(path: Path, feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return dict(zip((item.name for item in opened.get_outputs()), opened.run(None, feed), strict=True))
 
 
-def dense_graph(dense_dim: int, layers: list[GraphLayer], *, label_dim: int = 1) -> GraphModel:
+def run_export(out: Path, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What the file in `out` gives in the library of its format."""
+    described = json.loads((out / EXPORT_FILE).read_text())
+    file = out / described["file"]
+    if described["file_format"] == "onnx":
+        return run(file, dict(feed))
+    if described["file_format"] == "aotinductor":
+        program = torch._inductor.aoti_load_package(str(file))
+    else:
+        program = torch.jit.load(file) if file.suffix == ".pt" else torch.export.load(file).module()
+    with torch.no_grad():
+        values = program(*(torch.from_numpy(feed[given["name"]]) for given in described["inputs"]))
+    return dict(zip(described["outputs"], (value.numpy() for value in values), strict=True))
+
+
+def dense_graph(dense_dim: int, layers: list[GraphLayer], labels: Mapping[str, int] | None = None) -> GraphModel:
     spec = GraphSpec(
-        labels=(GraphLabel(name="label", dim=label_dim),), dense_name="dense", dense_dim=dense_dim, layers=tuple(layers)
+        labels=tuple(GraphLabel(name=name, dim=dim) for name, dim in (labels or {"label": 1}).items()),
+        dense_name="dense",
+        dense_dim=dense_dim,
+        layers=tuple(layers),
     )
     return shaken(GraphModel(spec, seed=3)).eval()
 
@@ -49,11 +70,6 @@ def shaken(model: GraphModel) -> GraphModel:
     return model
 
 
-def exported(model: GraphModel, path: Path, feed: dict[str, np.ndarray], **options: Any) -> dict[str, np.ndarray]:
-    export_onnx(model, path / "model.onnx", **options)
-    return run(path / "model.onnx", feed)
-
-
-def close(found: np.ndarray, expected: Tensor) -> None:
+def close(found: np.ndarray, expected: Tensor, name: str = "") -> None:
     assert found.dtype == np.float32
-    np.testing.assert_allclose(found, expected.detach().numpy(), rtol=0, atol=1e-4)
+    np.testing.assert_allclose(found, expected.detach().numpy(), rtol=0, atol=1e-4, err_msg=name)

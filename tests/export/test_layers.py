@@ -1,6 +1,11 @@
-"""Every kind of layer: ONNX Runtime's predictions are the model's."""
+# SPDX-License-Identifier: Apache-2.0
+"""Every kind of layer: predictions of the file of each format are the model's."""
 
+import itertools
+import json
 import sys
+from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,13 +13,15 @@ import torch
 
 from terarec.batch import Batch, Jagged
 from terarec.errors import ConfigError, MissingDependencyError
-from terarec.export import EXPORTED_KINDS
+from terarec.export import export_model, export_onnx
+from terarec.export.artifact import EXPORT_FILE
+from terarec.export.dense_part import DensePart
+from terarec.models import GraphModel
 from terarec.nn.registry import LAYERS
 from tests.errors import at
-from tests.export.samples import close, dense_graph, exported, layer
+from tests.export.samples import close, dense_graph, layer, run, run_export
+from tests.params import in_every_run
 
-B = 5
-NOT_EXPORTED = {"cast"}
 THREE_BY_FOUR = layer("reshape", "dense", "cube", shape=[-1, 3, 4])
 # Name -> (layers on "dense" [B, 12], the tensor that they end with, its elements a sample)
 CASES = {
@@ -39,6 +46,11 @@ CASES = {
     "relu": ([layer("relu", "dense", "x")], 12),
     "sigmoid": ([layer("sigmoid", "dense", "x")], 12),
     "elu": ([layer("elu", "dense", "x", alpha=0.7)], 12),
+    "cast": (
+        # Through a sigmoid, as compilers may leave the rounding out.
+        [layer("cast", "dense", "h", dtype="float16"), layer("cast", "h", "y"), layer("sigmoid", "y", "x")],
+        12,
+    ),
     "dropout": ([layer("dropout", "dense", "x", rate=0.5)], 12),
     "add": ([layer("elu", "dense", "y"), layer("add", "dense y dense", "x")], 12),
     "sub": ([layer("elu", "dense", "y"), layer("sub", "dense y", "x")], 12),
@@ -127,76 +139,105 @@ CASES = {
     ),
 }
 
+BATCH = 5
+OF_ONE_BATCH = ["gather", "matrix_multiply of batches", "matrix_multiply of a batch and a cube"]
+"""Cases that take batches of `BATCH` samples alone."""
+ONE_LOGIT = layer("inner_product", "dense", "x", num_output=1)
+LOSSES = {
+    "binary_cross_entropy": ([ONE_LOGIT, layer("binary_cross_entropy", "x label", "loss")], 1),
+    "cross_entropy": (
+        [layer("inner_product", "dense", "x", num_output=2), layer("cross_entropy", "x label", "loss")],
+        1,
+    ),
+}
 
-def batch(dense_dim, label_dim=1):
-    dense = torch.rand(B, dense_dim, generator=torch.Generator().manual_seed(1)) * 4 - 2
+
+def towers(names: Iterable[str]) -> GraphModel:
+    """The cases side by side in one graph, the label of each with its name."""
+    stacks = {name: CASES[name] for name in names} | LOSSES
+    layers = []
+    for name, (stack, elements) in stacks.items():
+        if name not in LOSSES:
+            flat = layer("reshape", "x", "flat", leading_dim=elements)
+            loss = layer("multi_cross_entropy", "flat label", "loss", target_weights=[1.0] * elements)
+            stack = [*stack, flat, loss]
+
+        def own(tensors: tuple[str, ...], name: str = name) -> tuple[str, ...]:
+            return tuple({"dense": "dense", "label": name}.get(tensor, f"{tensor} of {name}") for tensor in tensors)
+
+        layers += [replace(part, bottoms=own(part.bottoms), tops=own(part.tops)) for part in stack]
+    return dense_graph(12, layers, {name: elements for name, (_, elements) in stacks.items()})
+
+
+def batch(model: GraphModel, size: int) -> Batch:
+    dense = torch.rand(size, model.spec.dense_dim, generator=torch.Generator().manual_seed(1)) * 4 - 2
     return Batch(
         dense=dense,
-        label=torch.zeros(B, label_dim),
+        label=torch.zeros(size, sum(label.dim for label in model.spec.labels)),
         sparse=Jagged(names=(), keys=torch.empty(0, dtype=torch.int64), offsets=torch.zeros(1, dtype=torch.int64)),
     )
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_predictions_are_the_models(tmp_path, name):
-    layers, elements = CASES[name]
-    ends = [
-        layer("reshape", "x", "flat", leading_dim=elements),
-        layer("multi_cross_entropy", "flat label", "loss", target_weights=[1.0] * elements),
-    ]
-    model = dense_graph(12, [*layers, *ends], label_dim=elements)
-    samples = batch(12, elements)
-    found = exported(model, tmp_path, {"dense": samples.dense.numpy()})
-    assert list(found) == ["label"]
-    close(found["label"], model.predict(samples))
+OF_ANY_BATCH = [name for name in CASES if name not in OF_ONE_BATCH]
+FEW = ["interaction", "gru", "multi_head_attention with a mask", "softmax with a mask", "prelu_dice"]
+
+
+@pytest.mark.parametrize(
+    ("cases", "file_format"),
+    in_every_run(
+        # torch's exporter of ONNX files takes seconds for all.
+        [(FEW, "onnx"), (OF_ONE_BATCH, "onnx"), (OF_ANY_BATCH, "torchscript")],
+        [
+            (FEW, "onnx"),
+            *itertools.product((OF_ANY_BATCH, OF_ONE_BATCH), ("onnx", "torchscript", "torch", "aotinductor")),
+        ],
+    ),
+)
+def test_predictions_are_the_models(tmp_path, cases, file_format):
+    model = towers(cases)
+    export_model(model, tmp_path / "out", format=file_format)
+    for size in (1, 5, 17) if cases != OF_ONE_BATCH else (BATCH,):
+        samples = batch(model, size)
+        found = run_export(tmp_path / "out", {"dense": samples.dense.numpy()})
+        expected = model.predictions(model(samples))
+        assert list(found) == list(expected) == [*cases, *LOSSES]
+        for name, scores in expected.items():
+            close(found[name], scores, name)
 
 
 def test_every_kind_of_the_registry_is_tried():
-    tried = {part.kind for layers, _ in CASES.values() for part in layers}
-    losses = {"binary_cross_entropy", "cross_entropy", "multi_cross_entropy"}
-    assert tried | losses == set(EXPORTED_KINDS)
-    assert set(LAYERS) - set(EXPORTED_KINDS) == NOT_EXPORTED
+    stacks = [*CASES.values(), *LOSSES.values()]
+    assert {part.kind for layers, _ in stacks for part in layers} | {"multi_cross_entropy"} == set(LAYERS)
 
 
-@pytest.mark.parametrize(("kind", "width"), [("binary_cross_entropy", 1), ("cross_entropy", 2)])
-def test_losses_give_their_predictions(tmp_path, kind, width):
-    model = dense_graph(3, [layer("inner_product", "dense", "x", num_output=width), layer(kind, "x label", "loss")])
-    samples = batch(3)
-    found = exported(model, tmp_path, {"dense": samples.dense.numpy()})
-    close(found["label"], model.predict(samples))
+def test_batches_of_one_size_are_described(tmp_path):
+    model = towers(["matrix_multiply of batches"])
+    export_model(model, tmp_path / "out", format="torchscript")
+    (given,) = json.loads((tmp_path / "out" / EXPORT_FILE).read_text())["inputs"]
+    assert given["shape"] == [BATCH, 12]
+    with pytest.raises(ConfigError, check=at("graph", "takes batches of 5 samples alone")):
+        DensePart.of_graph(model)
+
+
+def small(*layers) -> GraphModel:
+    return dense_graph(1, [*layers, layer("binary_cross_entropy", "x label", "loss")])
 
 
 def test_the_batch_is_open(tmp_path):
-    model = dense_graph(
-        4, [layer("inner_product", "dense", "x", num_output=1), layer("binary_cross_entropy", "x label", "loss")]
-    )
-    exported(model, tmp_path, {"dense": np.zeros((1, 4), np.float32)})
-    from tests.export.samples import run
-
+    export_onnx(small(ONE_LOGIT), tmp_path / "model.onnx")
     for size in (0, 1, 17):
-        assert run(tmp_path / "model.onnx", {"dense": np.zeros((size, 4), np.float32)})["label"].shape == (size, 1)
-
-
-def test_a_kind_without_a_form_is_rejected(tmp_path):
-    model = dense_graph(
-        1, [layer("cast", "dense", "x", dtype="float32"), layer("binary_cross_entropy", "x label", "loss")]
-    )
-    with pytest.raises(ConfigError, check=at("layer cast")):
-        exported(model, tmp_path, {})
-    assert list(tmp_path.iterdir()) == []
+        assert run(tmp_path / "model.onnx", {"dense": np.zeros((size, 1), np.float32)})["label"].shape == (size, 1)
 
 
 def test_a_prediction_that_needs_the_label_is_rejected(tmp_path):
-    model = dense_graph(1, [layer("add", "dense label", "x"), layer("binary_cross_entropy", "x label", "loss")])
+    model = small(layer("add", "dense label", "x"))
     with pytest.raises(ConfigError, check=at("layer 'x'")):
-        exported(model, tmp_path, {})
+        export_onnx(model, tmp_path / "model.onnx")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_missing_library_is_named(tmp_path, monkeypatch):
-    model = dense_graph(
-        1, [layer("inner_product", "dense", "x", num_output=1), layer("binary_cross_entropy", "x label", "loss")]
-    )
-    monkeypatch.setitem(sys.modules, "onnx", None)
-    with pytest.raises(MissingDependencyError, check=at("onnx")):
-        exported(model, tmp_path, {})
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(MissingDependencyError, check=at("onnxscript")):
+        export_onnx(small(ONE_LOGIT), tmp_path / "model.onnx")
     assert list(tmp_path.iterdir()) == []

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every registered model as an ONNX file and as a torch program, against the model itself."""
 
 import itertools
@@ -15,22 +16,24 @@ from torch import nn
 from terarec.batch import Batch, Jagged
 from terarec.embedding import EmbeddingCollection
 from terarec.errors import ConfigError, MissingDependencyError
-from terarec.export import EXPORT_FILE, NO_KEY, KeyInput, export_model
+from terarec.export import NO_KEY, KeyInput, export_model
+from terarec.export.artifact import EXPORT_FILE
 from terarec.models import GraphModel, build_model
 from terarec.spec import (
     CategoricalColumn,
     DatasetSpec,
     DenseColumn,
+    DLRMSpec,
     DynamicTableSpec,
     DynamicTablesSpec,
     FeatureSpec,
     LabelColumn,
     Pooling,
     TableSpec,
-    TablesSpec,
 )
+from terarec.spec.tables import TablesSpec
 from tests.errors import at
-from tests.export.samples import run as run_onnx
+from tests.export.samples import run_export
 from tests.models.every import ALLOWED, COLUMN_MODELS, MODELS, ROWS, dataset, random_batch
 from tests.params import in_every_run
 
@@ -103,12 +106,7 @@ def vectors(model: nn.Module, name: str, batch: Batch) -> np.ndarray:
 
 def scores_of(out: Path, model: nn.Module, batch: Batch) -> dict[str, np.ndarray]:
     description = json.loads((out / EXPORT_FILE).read_text())
-    feed = feed_of(description, batch, model)
-    if description["file_format"] == "onnx":
-        return run_onnx(out / "model.onnx", feed)
-    program = torch.export.load(out / "model.pt2").module()
-    found = program(*(torch.from_numpy(feed[given["name"]]) for given in description["inputs"]))
-    return dict(zip(description["outputs"], (scores.detach().numpy() for scores in found), strict=True))
+    return run_export(out, feed_of(description, batch, model))
 
 
 def logits_of(model: nn.Module, batch: Batch) -> torch.Tensor:
@@ -139,7 +137,6 @@ CASES = [
     for name in MODELS
     for file_format in ("onnx", "torch")
     for tables in (True, False)
-    if (name, file_format) != ("graph", "torch")
 ]
 
 
@@ -332,3 +329,16 @@ def test_arguments_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(MissingDependencyError, check=at("onnxscript")):
         export_model(model, tmp_path / "out", dataset=columns)
     assert [path.name for path in tmp_path.iterdir()] == ["full"]
+
+
+def test_columns_may_have_the_names_of_operations(tmp_path: Path) -> None:
+    """Finding Q3: two nodes had the name of a column "cat"."""
+    columns = dataset()
+    names = ("cat", "mul", "sigmoid", "val_0")
+    renamed = [replace(column, name=name) for column, name in zip(columns.categorical, names, strict=True)]
+    columns = replace(columns, categorical=tuple(renamed))
+    model = build_model(DLRMSpec(width=4, bottom=(4,), top=(4,)), columns, seed=1).eval()
+    export_model(model, tmp_path / "out", dataset=columns, format="onnx", tables=True)
+    check(tmp_path / "out", model, random_batch(columns, 3))
+    read = {given["name"] for given in json.loads((tmp_path / "out" / EXPORT_FILE).read_text())["inputs"]}
+    assert read == {"dense", *names}

@@ -1,6 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files with rows and layers in narrower numbers, against the model in the same numbers, and their AUC."""
 
+import itertools
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,12 +13,13 @@ import torch
 
 from terarec.batch import Batch
 from terarec.errors import ConfigError
-from terarec.export import EXPORT_FILE, export_model
+from terarec.export import export_model
+from terarec.export.artifact import EXPORT_FILE
 from terarec.models.narrow import narrow
 from terarec.nn.precision import autocast
 from terarec.spec import Numbers
 from tests.errors import at
-from tests.export.samples import run as run_onnx
+from tests.export.samples import run_export
 from tests.export.test_models import feed_of, trained
 from tests.models.every import dataset, random_batch
 from tests.params import in_every_run
@@ -25,13 +29,7 @@ COLUMNS = dataset(labels=1)
 
 def scores_of(out: Path, batch: Batch) -> np.ndarray:
     description = json.loads((out / EXPORT_FILE).read_text())
-    feed = feed_of(description, batch, torch.nn.Identity())
-    file = out / description["file"]
-    if description["file_format"] == "onnx":
-        return next(iter(run_onnx(file, feed).values()))
-    program = torch.jit.load(file) if file.suffix == ".pt" else torch.export.load(file).module()
-    with torch.no_grad():
-        return program(*(torch.from_numpy(feed[given["name"]]) for given in description["inputs"]))[0].numpy()
+    return next(iter(run_export(out, feed_of(description, batch, torch.nn.Identity())).values()))
 
 
 def area(scores: np.ndarray, labels: np.ndarray) -> float:
@@ -80,24 +78,42 @@ def test_scores_are_those_of_the_model_in_the_same_numbers(
     assert report.max_abs_difference <= described["tolerance"]
 
 
-@pytest.mark.parametrize("tables", [True, False])
+ALL_INT8 = Numbers(row_type="int8", precision="int8")
+
+
 @pytest.mark.parametrize(
-    "numbers",
-    [Numbers(row_type="int8"), Numbers(precision="int8"), Numbers(row_type="int8", precision="int8")],
-    ids=str,
+    ("file_format", "numbers", "tables"),
+    in_every_run(
+        [("onnx", ALL_INT8, True), ("torchscript", ALL_INT8, True)],
+        [
+            *itertools.product(
+                ["onnx", "torchscript"], [Numbers(row_type="int8"), Numbers(precision="int8"), ALL_INT8], [True, False]
+            ),
+            ("torch", Numbers(row_type="int8", precision="bf16"), True),
+            ("torch", Numbers(precision="fp16"), False),
+        ],
+    ),
 )
-def test_graphs_in_narrower_numbers(tmp_path: Path, numbers: Numbers, tables: bool) -> None:
+def test_graphs_in_narrower_numbers(tmp_path: Path, file_format: str, numbers: Numbers, tables: bool) -> None:
     batch = random_batch(COLUMNS, 64)
     batch = replace(batch, label=torch.arange(64).remainder(3).eq(0).float()[:, None])
     plain, narrowed = trained("graph", COLUMNS), narrow(trained("graph", COLUMNS), numbers)
     with torch.no_grad():
-        before, expected = plain.predict(batch).numpy(), narrowed.predict(batch).numpy()
+        before = plain.predict(batch).numpy()
+        with autocast(numbers.precision if numbers.precision in ("bf16", "fp16") else "fp32"):
+            expected = narrowed.predict(batch).numpy()
     out = tmp_path / "out"
     report = export_model(
-        trained("graph", COLUMNS), out, dataset=COLUMNS, numbers=numbers, samples=[batch], tables=tables
+        trained("graph", COLUMNS),
+        out,
+        dataset=COLUMNS,
+        format=file_format,
+        numbers=numbers,
+        samples=[batch],
+        tables=tables,
     )
     description = json.loads((out / EXPORT_FILE).read_text())
-    found = next(iter(run_onnx(out / "model.onnx", feed_of(description, batch, narrowed)).values()))
+    found = next(iter(run_export(out, feed_of(description, batch, narrowed)).values()))
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 if numbers.precision is None else 0.05)
     assert np.abs(found - before).max() > 1e-6
     labels = batch.label.numpy()[:, 0]
@@ -141,3 +157,19 @@ def test_numbers_that_a_file_cannot_hold(
             tables=tables,
         )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_samples_of_one_class_have_no_auc(tmp_path: Path) -> None:
+    """Finding N4: NaN was to be written as JSON, and the export was lost at its end."""
+    batch = replace(random_batch(COLUMNS, 8), label=torch.zeros(8, 1))
+    model = trained("dlrm", COLUMNS)
+    report = export_model(
+        model,
+        tmp_path / "out",
+        dataset=COLUMNS,
+        format="torchscript",
+        numbers=Numbers(row_type="int8"),
+        samples=[batch],
+    )
+    assert math.isnan(report.auc)
+    assert json.loads((tmp_path / "out" / EXPORT_FILE).read_text())["auc"] is None

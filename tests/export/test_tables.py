@@ -1,4 +1,7 @@
-"""Embeddings in ONNX files: every pooling and output, static and dynamic tables, bags of any length."""
+# SPDX-License-Identifier: Apache-2.0
+"""Embeddings of graphs in files: every pooling and output, static and dynamic tables, bags of any length."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -7,32 +10,68 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from terarec.batch import Batch, Jagged
+from terarec.embedding import EmbeddingCollection
 from terarec.errors import ConfigError
-from terarec.export import NO_KEY, KeyInput, export_onnx
+from terarec.export import NO_KEY, KeyInput, export_model, export_onnx
+from terarec.export.inputs import padded_keys
+from terarec.export.lookups import TableLookup
 from terarec.models import GraphModel
-from terarec.spec import DynamicTableSpec, GraphEmbedding, GraphFeature, GraphLabel, GraphSpec, TableSpec
+from terarec.spec import (
+    DynamicTableSpec,
+    FeatureSpec,
+    GraphEmbedding,
+    GraphFeature,
+    GraphLabel,
+    GraphLayer,
+    GraphSpec,
+    TableSpec,
+)
+from terarec.spec.dataset import MISSING_KEY
 from tests.errors import at
-from tests.export.samples import close, layer, run
-from tests.params import examples
+from tests.export.samples import close, run, run_export
+from tests.params import examples, in_every_run
 
 KEYS = torch.tensor([7, -3, 0, 2**63 - 1, 12, 2**40])
-ANY = KeyInput(name="keys", columns=("a", "b", "c"), max_keys=3)
+ANY = KeyInput(name="keys", columns=("a", "b", "c", "d"), max_keys=4)
 
 
-def graph(embedding: GraphEmbedding, *, elements: int) -> GraphModel:
-    """The embedding's tops side by side as logits."""
-    tops = embedding.tops
-    joined = layer("concat", " ".join(tops), "joined") if len(tops) > 1 else layer("elu", tops[0], "joined")
-    flat = layer("reshape", "joined", "logits", leading_dim=elements)
-    loss = layer("multi_cross_entropy", "logits label", "loss", target_weights=[1.0] * elements)
-    spec = GraphSpec(
-        labels=(GraphLabel(name="label", dim=elements),), embeddings=(embedding,), layers=(joined, flat, loss)
-    )
-    model = GraphModel(spec, seed=1)
-    for table in model.collection(embedding.name).tables.values():
-        if table.is_dynamic:
-            table.rows(KEYS, train=True)
+def graph(*embeddings: GraphEmbedding) -> GraphModel:
+    """The tops of each embedding side by side as the logits of a label of its name."""
+    embeddings = tuple(map(with_own_tables, embeddings))
+    layers, widths = [], {}
+    for embedding in embeddings:
+        name = embedding.name
+        widths[f"of {name}"] = elements = sum(map(embedding.width_of, embedding.features))
+        logits = name if embedding.output == "flat" else f"logits.{name}"
+        if embedding.output != "flat":
+            joined = GraphLayer(kind="concat", bottoms=embedding.tops, tops=(f"joined.{name}",), options={})
+            options = {"leading_dim": elements}
+            layers += [joined, GraphLayer(kind="reshape", bottoms=joined.tops, tops=(logits,), options=options)]
+        layers += [
+            GraphLayer(
+                kind="multi_cross_entropy",
+                bottoms=(logits, f"of {name}"),
+                tops=(f"loss.{name}",),
+                options={"target_weights": [1.0] * elements},
+            ),
+        ]
+    labels = tuple(GraphLabel(name=name, dim=dim) for name, dim in widths.items())
+    model = GraphModel(GraphSpec(labels=labels, embeddings=embeddings, layers=tuple(layers)), seed=1)
+    for embedding in embeddings:
+        for table in model.collection(embedding.name).tables.values():
+            if table.is_dynamic:
+                table.rows(KEYS, train=True)
     return model.eval()
+
+
+def with_own_tables(embedding: GraphEmbedding) -> GraphEmbedding:
+    """`embedding` with its name before those of its tables, which are distinct in a graph."""
+    own = f"{embedding.name}." + "{}"
+    return replace(
+        embedding,
+        tables=tuple(replace(table, name=own.format(table.name)) for table in embedding.tables),
+        features=tuple(replace(one, table=own.format(one.table)) for one in embedding.features),
+    )
 
 
 def jagged(bags: dict[str, list[list[int]]]) -> Jagged:
@@ -44,126 +83,150 @@ def jagged(bags: dict[str, list[list[int]]]) -> Jagged:
     )
 
 
-def batch(bags: dict[str, list[list[int]]], elements: int) -> Batch:
+def check(model: GraphModel, found: dict[str, np.ndarray], bags: dict[str, list[list[int]]]) -> None:
+    """Compare the scores of a file for `bags` with the model's."""
+    expected = model.predictions(model(batch(model, bags)))
+    assert list(found) == list(expected)
+    for name, scores in expected.items():
+        close(found[name], scores, name)
+
+
+def batch(model: GraphModel, bags: dict[str, list[list[int]]]) -> Batch:
     size = len(next(iter(bags.values())))
-    return Batch(dense=torch.empty(size, 0), label=torch.zeros(size, elements), sparse=jagged(bags))
+    labels = torch.zeros(size, sum(label.dim for label in model.spec.labels))
+    return Batch(dense=torch.empty(size, 0), label=labels, sparse=jagged(bags))
 
 
 def padded(bags: dict[str, list[list[int]]], length: int) -> np.ndarray:
     rows = [[bag + [NO_KEY] * (length - len(bag)) for bag in column] for column in bags.values()]
-    return np.array(rows, np.int64).transpose(1, 0, 2)
+    return np.ascontiguousarray(np.array(rows, np.int64).transpose(1, 0, 2))
 
 
 def feature(name, table="t", pooling="sum", **options):
     return GraphFeature(name=name, table=table, pooling=pooling, **options)
 
 
-DYNAMIC = DynamicTableSpec(name="t", width=4)
-EMBEDDINGS = {
-    "one table, summed": GraphEmbedding(name="e", tables=(DYNAMIC,), features=tuple(map(feature, "abc"))),
-    "one table, averaged": GraphEmbedding(
-        name="e", tables=(DYNAMIC,), features=tuple(feature(name, pooling="mean") for name in "abc")
-    ),
-    "a table a feature, flat": GraphEmbedding(
-        name="e",
-        tables=tuple(DynamicTableSpec(name=name, width=width) for name, width in zip("tuv", (4, 2, 3), strict=True)),
+def tables(*widths: int) -> tuple[DynamicTableSpec, ...]:
+    return tuple(DynamicTableSpec(name=name, width=width) for name, width in zip("tuv", widths, strict=False))
+
+
+E = GraphEmbedding(name="e", tables=tables(4), features=tuple(map(feature, "abc")))
+EMBEDDINGS = (
+    E,
+    GraphEmbedding(name="averaged", tables=tables(4), features=tuple(feature(name, pooling="mean") for name in "abc")),
+    GraphEmbedding(
+        name="a table a feature, flat",
+        tables=tables(4, 2, 3),
         features=(feature("a"), feature("b", "u", "mean"), feature("c", "v")),
         output="flat",
     ),
-    "in another order, apart": GraphEmbedding(
-        name="e",
-        tables=(DYNAMIC, DynamicTableSpec(name="u", width=4)),
+    GraphEmbedding(
+        name="in another order, apart",
+        tables=tables(4, 4),
         features=(feature("c"), feature("a", "u"), feature("first", column="a", max_keys=1)),
         output="apart",
     ),
-    "side by side": GraphEmbedding(
-        name="e",
-        tables=(DYNAMIC,),
+    GraphEmbedding(
+        name="side by side",
+        tables=tables(4),
         features=(feature("a", pooling="concat", max_keys=2), feature("b", pooling="concat", max_keys=2)),
     ),
-}
+    GraphEmbedding(
+        name="side by side and summed",
+        tables=(TableSpec(name="t", rows=9, width=4), DynamicTableSpec(name="u", width=3)),
+        features=(feature("d", pooling="concat", max_keys=3), feature("c", "u"), feature("b", "u", "mean")),
+        output="flat",
+    ),
+    GraphEmbedding(
+        name="with a default",
+        tables=(DynamicTableSpec(name="t", width=2, default=(0.5, -2.0)),),
+        features=(feature("a"), feature("b", pooling="mean")),
+    ),
+)
 BAGS = {
     "a": [[7, 0, 12], [], [5, 7], [2**63 - 1]],
     "b": [[-3], [6, -3], [-(2**62)], [12, 12]],
     "c": [[], [2**40], [0], [-3, 1, 7]],
+    "d": [[8, 0], [], [3, 3, 1, 2], [5]],
 }
 
 
-@pytest.mark.parametrize("name", EMBEDDINGS)
-def test_lookups_are_the_models(tmp_path, name):
-    embedding = EMBEDDINGS[name]
-    elements = sum(embedding.width_of(one) for one in embedding.features)
-    model = graph(embedding, elements=elements)
-    export_onnx(model, tmp_path / "x.onnx", key_inputs=[ANY])
-    found = run(tmp_path / "x.onnx", {"keys": padded(BAGS, 3)})["label"]
-    close(found, model.predict(batch(BAGS, elements)))
+FORMATS = ["onnx", "torchscript", "torch", "aotinductor"]
 
 
-def test_an_input_for_each_column_by_default(tmp_path):
-    model = graph(EMBEDDINGS["one table, averaged"], elements=12)
-    export_onnx(model, tmp_path / "x.onnx")
-    feed = {name: padded({name: BAGS[name]}, length) for name, length in (("a", 3), ("b", 2), ("c", 5))}
-    close(run(tmp_path / "x.onnx", feed)["label"], model.predict(batch(BAGS, 12)))
+# torch's exporter of ONNX files takes seconds for all.
+FEW = EMBEDDINGS[-2:]
+
+
+@pytest.mark.parametrize(
+    ("embeddings", "file_format"),
+    in_every_run(
+        [(FEW, "onnx"), (EMBEDDINGS, "torchscript")], [(FEW, "onnx"), *((EMBEDDINGS, name) for name in FORMATS)]
+    ),
+)
+def test_lookups_are_the_models(tmp_path, embeddings, file_format):
+    model = graph(*embeddings)
+    export_model(model, tmp_path / "out", format=file_format, key_inputs=[ANY])
+    check(model, run_export(tmp_path / "out", {"keys": padded(BAGS, 4)}), BAGS)
+
+
+@pytest.mark.parametrize("file_format", in_every_run(["torchscript"], FORMATS))
+def test_an_input_for_each_column_by_default(tmp_path, file_format):
+    model = graph(*EMBEDDINGS)
+    export_model(model, tmp_path / "out", format=file_format)
+    feed = {name: padded({name: BAGS[name]}, length) for name, length in zip("abcd", (3, 2, 5, 4), strict=True)}
+    check(model, run_export(tmp_path / "out", feed), BAGS)
 
 
 @given(keys=st.lists(st.integers(-(2**63) + 1, 2**63 - 1), max_size=9, unique=True), absent=st.integers(-20, 20))
-@settings(max_examples=examples(25))
-def test_any_set_of_keys_is_found(tmp_path_factory, keys, absent):
-    embedding = GraphEmbedding(name="e", tables=(DYNAMIC,), features=(feature("a"),))
-    model = graph(embedding, elements=4)
-    table = model.collection("e").tables["t"]
-    table.clear()
+@settings(max_examples=examples(100))
+def test_any_set_of_keys_is_found(keys, absent):
+    collection = EmbeddingCollection(tables(4), [FeatureSpec(name="a", table="t")], seed=1).eval()
+    table = collection.tables["t"]
     table.rows(torch.tensor(keys, dtype=torch.int64), train=True)
-    path = tmp_path_factory.mktemp("onnx") / "x.onnx"
-    export_onnx(model, path)
-    bags = {"a": [[key] for key in [*keys, absent, 0, 2**63 - 1]]}
-    close(run(path, {"a": padded(bags, 1)})["label"], model.predict(batch(bags, 4)))
-
-
-def test_an_absent_key_gives_the_tables_default(tmp_path):
-    table = DynamicTableSpec(name="t", width=2, default=(0.5, -2.0))
-    model = graph(GraphEmbedding(name="e", tables=(table,), features=(feature("a"),)), elements=2)
-    export_onnx(model, tmp_path / "x.onnx")
-    bags = {"a": [[7], [5, 6], [], [5, 7, -3]]}
-    close(run(tmp_path / "x.onnx", {"a": padded(bags, 3)})["label"], model.predict(batch(bags, 2)))
+    wanted = torch.tensor([*keys, absent, 0, 2**63 - 1])
+    found = TableLookup(table)(wanted[:, None], torch.ones(len(wanted), 1, dtype=torch.bool))
+    assert torch.equal(found[:, 0], collection(jagged({"a": wanted[:, None].tolist()})).pooled)
 
 
 def test_static_tables_need_no_search(tmp_path):
     import onnx
 
-    embedding = GraphEmbedding(name="e", tables=(TableSpec(name="t", rows=6, width=4),), features=(feature("a"),))
-    model = graph(embedding, elements=4)
+    model = graph(GraphEmbedding(name="e", tables=(TableSpec(name="t", rows=9, width=4),), features=(feature("d"),)))
     export_onnx(model, tmp_path / "x.onnx")
-    bags = {"a": [[0], [5, 5], []]}
-    close(run(tmp_path / "x.onnx", {"a": padded(bags, 2)})["label"], model.predict(batch(bags, 4)))
-    operators = [node.op_type for node in onnx.load(tmp_path / "x.onnx").graph.node]
-    assert operators.count("Gather") == 1
+    check(model, run(tmp_path / "x.onnx", {"d": padded({"d": BAGS["d"]}, 4)}), {"d": BAGS["d"]})
+    file = onnx.load(tmp_path / "x.onnx").graph
+    constants = {constant.name for constant in file.initializer}
+    assert [node.op_type for node in file.node if node.op_type == "Gather" and node.input[0] in constants] == ["Gather"]
+    assert all(dim.dim_param == "batch" for dim in (item.type.tensor_type.shape.dim[0] for item in file.output))
 
 
-def test_without_embeddings_their_tops_are_inputs(tmp_path):
-    model = graph(EMBEDDINGS["one table, summed"], elements=12)
-    export_onnx(model, tmp_path / "x.onnx", embeddings=False)
-    samples = batch(BAGS, 12)
-    found = run(tmp_path / "x.onnx", {"e": model.tensor(samples, "e").detach().numpy()})
-    close(found["label"], model.predict(samples))
+@pytest.mark.parametrize("file_format", in_every_run(["torchscript"], FORMATS))
+def test_without_embeddings_their_tops_are_inputs(tmp_path, file_format):
+    model = graph(*EMBEDDINGS)
+    export_model(model, tmp_path / "out", format=file_format, tables=False)
+    tensors = model(batch(model, BAGS))
+    feed = {top: tensors[top].detach().contiguous().numpy() for embedding in EMBEDDINGS for top in embedding.tops}
+    check(model, run_export(tmp_path / "out", feed), BAGS)
 
 
 def test_large_constants_are_next_to_the_file(tmp_path, monkeypatch):
-    monkeypatch.setattr("terarec.export.graph_models.MOST_BYTES", 10)
-    wide = DynamicTableSpec(name="t", width=64)  # ONNX leaves constants of less than 1 KiB where they are
-    model = graph(GraphEmbedding(name="e", tables=(wide,), features=(feature("a"),)), elements=64)
-    export_onnx(model, tmp_path / "x.onnx", key_inputs=[ANY])
+    monkeypatch.setattr("torch.onnx._internal.exporter._onnx_program._LARGE_MODEL_THRESHOLD", 10)
+    # A file holds constants of less than 1 KiB itself.
+    model = graph(GraphEmbedding(name="e", tables=(TableSpec(name="t", rows=9, width=64),), features=(feature("d"),)))
+    export_onnx(model, tmp_path / "x.onnx")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x.onnx", "x.onnx.data"]
-    close(run(tmp_path / "x.onnx", {"keys": padded(BAGS, 3)})["label"], model.predict(batch(BAGS, 64)))
+    check(model, run(tmp_path / "x.onnx", {"d": padded({"d": BAGS["d"]}, 4)}), {"d": BAGS["d"]})
 
 
 def test_key_inputs_that_lack_something_are_rejected(tmp_path):
-    model = graph(EMBEDDINGS["side by side"], elements=16)
-    with pytest.raises(ConfigError, check=at("key inputs", "none has column 'b'")):
-        export_onnx(model, tmp_path / "x.onnx", key_inputs=[KeyInput(name="k", columns=("a",), max_keys=2)])
-    short = KeyInput(name="k", columns=("a", "b"), max_keys=1)
-    with pytest.raises(ConfigError, check=at("key inputs", "'a' has max_keys=1")):
-        export_onnx(model, tmp_path / "x.onnx", key_inputs=[short])
+    model = graph(E)
+    two = KeyInput(name="k", columns=("a", "c"), max_keys=2)
+    with pytest.raises(ConfigError, check=at("key inputs", "got column 'b' 0 times")):
+        export_onnx(model, tmp_path / "x.onnx", key_inputs=[two])
+    twice = KeyInput(name="l", columns=("a", "b"), max_keys=2)
+    with pytest.raises(ConfigError, check=at("key inputs", "got column 'a' 2 times")):
+        export_onnx(model, tmp_path / "x.onnx", key_inputs=[two, twice])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -171,3 +234,11 @@ def test_c5_a_model_that_is_not_a_graph_is_rejected(tmp_path):
     with pytest.raises(ConfigError, check=at("export_onnx")):
         export_onnx(torch.nn.Linear(2, 1), tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())
+
+
+def test_the_key_that_pads_is_no_key_of_a_list() -> None:
+    """Finding N8: padding differs from the key of a missing value, and is not taken for a key."""
+    part = KeyInput(name="a", columns=("a",))
+    assert padded_keys(jagged({"a": [[MISSING_KEY], [5, 6]]}), part).tolist() == [[[MISSING_KEY, NO_KEY]], [[5, 6]]]
+    with pytest.raises(ConfigError, check=at("column 'a'")):
+        padded_keys(jagged({"a": [[NO_KEY, 5]]}), part)

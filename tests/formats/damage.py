@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files with bits flipped or cut short, and what a reader may do with one: find it, not notice it, reject it."""
 
 import random

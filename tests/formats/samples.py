@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small data sets for tests: columns, rows made from a seed, and files on disk."""
 
 import dataclasses
@@ -8,7 +9,10 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from terarec.formats import ColumnBlock, Keys, ParquetShardWriter, create_shard, shard_path, slice_rows, write_dataset
+from terarec.formats import write_dataset
+from terarec.formats.block import ColumnBlock, Keys, slice_rows
+from terarec.formats.parquet import ParquetShardWriter
+from terarec.formats.shard import create_shard, shard_path
 from terarec.ragged import Ragged
 from terarec.spec import CategoricalColumn, DatasetSpec, DenseColumn, LabelColumn, MetadataColumn
 

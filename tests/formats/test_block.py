@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Slicing, joining and permuting rows, against plain Python lists, and memory that readers use again."""
 
 import threading
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from terarec.formats import empty_from_pool, merge, slice_rows
+from terarec.formats.block import empty_from_pool, merge, slice_rows
 from tests.formats.samples import METADATA, make_block, make_spec
 from tests.params import examples
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensor containers: valid safetensors, round trips, and one error per way to be wrong."""
 
 import hashlib
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
 from terarec.errors import DataNotFoundError, FormatError
-from terarec.formats import BFLOAT16, read_tensors, widen_bfloat16, write_tensors
+from terarec.formats.container import BFLOAT16, read_tensors, widen_bfloat16, write_tensors
 from tests.errors import at
 from tests.params import examples
 

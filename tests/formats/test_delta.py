@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Deltas: their bytes, their chain, and what is rejected."""
 
 import json
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from terarec.errors import ConfigError, FormatError
-from terarec.formats import read_tensors, write_tensors
+from terarec.formats.container import read_tensors, write_tensors
 from terarec.formats.delta import DeltaLink, StateId, TableChanges, read_changes, write_changes
 from terarec.spec import from_data, to_data
 from tests.errors import at

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parquet shards: their schema, and one error per way to be wrong."""
 
 import dataclasses
@@ -8,7 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from terarec.errors import FormatError
-from terarec.formats import ParquetShard, ParquetShardWriter, merge, open_shard
+from terarec.formats.block import merge
+from terarec.formats.parquet import ParquetShard, ParquetShardWriter
+from terarec.formats.shard import open_shard
 from terarec.ragged import Ragged
 from terarec.spec import CategoricalColumn, MetadataColumn
 from tests.errors import at

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parts of a split hold every row group once, with its distinct keys."""
 
 import json
@@ -6,8 +7,10 @@ import numpy as np
 import pytest
 
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
-from terarec.formats import PARTS_FILE, open_shard, read_dataset, read_part_keys, read_parts, write_parts
+from terarec.formats import read_dataset
 from terarec.formats.block import bags_of
+from terarec.formats.parts import PARTS_FILE, read_part_keys, read_parts, write_parts
+from terarec.formats.shard import open_shard
 from tests.formats.samples import make_block, make_spec, write_split
 
 

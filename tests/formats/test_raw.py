@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Raw shards: their bytes, and one error per way to be wrong."""
 
 import dataclasses
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 from terarec.errors import FormatError
-from terarec.formats import RawShard, RawShardWriter
+from terarec.formats.raw import RawShard, RawShardWriter
 from terarec.ragged import Ragged
 from tests.errors import at
 from tests.formats.samples import make_block, make_spec

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files of a split are finished while the next one is written, and an error in one is reported."""
 
 import threading
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from terarec.errors import StorageError
-from terarec.formats import SplitFiles
+from terarec.formats.shard import SplitFiles
 from tests.errors import at
 from tests.formats.samples import make_block, make_spec
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What every shard format promises: rows written are the rows read, however they are cut."""
 
 import dataclasses
@@ -10,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from terarec.errors import DataNotFoundError, FormatError
-from terarec.formats import ParquetShardWriter, create_shard, merge, open_shard, shard_path, slice_rows
+from terarec.formats.block import merge, slice_rows
+from terarec.formats.parquet import ParquetShardWriter
+from terarec.formats.shard import create_shard, open_shard, shard_path
 from terarec.ragged import Ragged
 from tests.errors import at
 from tests.formats.samples import METADATA, assert_same_rows, make_block, make_spec, specs

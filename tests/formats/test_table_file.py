@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows in a file whose format the end of its name tells."""
 
 import json
@@ -8,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from terarec.errors import ConfigError
-from terarec.formats import table_file
+from terarec.formats.table_file import table_file
 from tests.errors import at
 
 PLAIN = pa.table({"row": pa.array([0, 1]), "score": pa.array([0.25, 0.1], pa.float32()), "city": ["Ulm", 'a "b", c']})

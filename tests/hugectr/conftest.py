@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Planted and random data for the scripts of these tests, written once."""
 
 import pytest

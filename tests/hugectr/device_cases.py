@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """HugeCTR's scripts on a device against the CPU: training, files, embedding training cache and inference."""
 
 from __future__ import annotations

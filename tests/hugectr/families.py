@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builders of the families of models that HugeCTR's scripts train, small, in the style of their releases."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Generates the compatibility page and the stubs of objects and names from the schemas.
 
 ``python -m tests.hugectr.generate page > docs/hugectr-compat.md``,
@@ -7,22 +8,30 @@
 
 from __future__ import annotations
 
+import csv
 import inspect
 import keyword
 import re
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from terarec import hugectr
 from terarec.hugectr import enums, objects
 from terarec.hugectr.layers import JsonKey, layer_formats
+from terarec.hugectr.release import NEWEST, OLDEST, release_number
 from terarec.hugectr.schema.record import Record
 from terarec.hugectr.schema.table import REQUIRED, Form, Name, Parameter, Status, forms, names
-from terarec.hugectr.schema.types import NEWEST, OLDEST
+
+UPSTREAM = Path(__file__).with_name("upstream.csv")
+"""Results of ``tools/upstream.py``."""
+# The page says which counts of a file are smaller, the table also by how much.
+_UPSTREAM_NUMBERS = re.compile(r" \d+(?: to \d+)? -> \d+(?:, \d+ -> \d+)*")
 
 _HEAD = """# HugeCTR compatibility
 
@@ -36,7 +45,8 @@ that the code validates by (`python -m tests.hugectr.generate page`).
 
 A value of another type, an unknown name and a missing value raise `WrongInputError`, in one line. The column of
 releases is empty if all releases of the call have the parameter; parameters of different releases may be combined.
-Positional arguments have the order of this page."""
+Positional arguments have the order of this page; those of inference are the ones of the selected release. Where a
+default has changed, the older ones and the last release of each follow it: they count in a selected release."""
 
 
 def page() -> str:
@@ -59,8 +69,50 @@ def page() -> str:
         "besides `type`, `bottom` and `top`. A tensor that several layers read is copied by a Slice, whose key "
         "`is_copy` tells readers to leave it out again:",
         _rows(("layer", "keys"), ([f"`{layer.name}`", _keys(found.keys)] for layer, found in layer_formats().items())),
+        "## Labels of CrossEntropyLoss",
+        _CROSS_ENTROPY,
+        "## Upstream's own files",
+        _UPSTREAM,
+        *_upstream(),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+_CROSS_ENTROPY = """\
+The loss has two classes. Labels [batch, 2], the shape that upstream documents, are one number for each class, and the
+second decides: at least 1/2 is the second class. Upstream's kernel instead reads number i of the flattened labels for
+sample i, so that with two labels a sample it gets those of other samples. Labels [batch, 1], one number a sample, give
+the same loss in both."""
+
+_UPSTREAM = """\
+`tools/upstream.py DIR` runs the tests, samples, notebooks and documentation of a checkout of HugeCTR that need no
+program for GPUs, on data generated in the layout that each file describes; with `--csv tests/hugectr/upstream.csv` it
+puts the results here. Files are unchanged but for smaller counts of iterations, samples, files and keys, and smaller
+batches, which "changed" stands for. "Later": TensorFlow, and training caches and tables in memory on several processes.
+"Not run": what needs a GPU, a cluster, or data that upstream does not publish, and mistakes of upstream's own.
+Training tests end by comparing their AUC with that of upstream's data after all iterations; where fewer iterations on
+generated data stay below it, the row says so."""
+
+
+def _upstream() -> Iterator[str]:
+    """Yield the sums of each checkout by group of files, and the rows of files that were not run as they are."""
+    with UPSTREAM.open(newline="") as file:
+        results = list(csv.DictReader(file))
+    outcomes = ("unchanged", "changed", "failed", "later", "not run")
+    sums = Counter((row["checkout"], row["group"], row["outcome"]) for row in results)
+    groups = dict.fromkeys((row["checkout"], row["group"]) for row in results)
+    yield _rows(
+        ("checkout", "files", *outcomes),
+        ([*group, *(str(sums[*group, outcome] or "") for outcome in outcomes)] for group in groups),
+    )
+    yield _rows(
+        ("checkout", "file", "outcome", "what"),
+        (
+            [row["checkout"], f"`{row['file']}`", row["outcome"], _UPSTREAM_NUMBERS.sub("", row["detail"])]
+            for row in results
+            if row["outcome"] != "unchanged"
+        ),
+    )
 
 
 def _contents() -> str:
@@ -94,7 +146,10 @@ def _form(form: Form, newest: Form | None = None) -> str:
 
 
 def _parameter_row(one: Parameter) -> list[str]:
-    return [_title(one), _default(one.default), _releases(one), _status(one), one.meaning]
+    default = _default(one.default)
+    for until, value in reversed(one.earlier_defaults):
+        default += f"; {_default(value)} up to {until}"
+    return [_title(one), default, _releases(one), _status(one), one.meaning]
 
 
 def _names(rows: Iterable[Name]) -> str:
@@ -145,7 +200,8 @@ def _keys(keys: Iterable[JsonKey]) -> str:
     return ", ".join(f"`{'.'.join(key.path)}`" for key in keys)
 
 
-_STUB_HEAD = """# Generated by python -m tests.hugectr.generate stub
+_STUB_HEAD = """# SPDX-License-Identifier: Apache-2.0
+# Generated by python -m tests.hugectr.generate stub
 # ruff: noqa: A002
 import os
 from collections.abc import Mapping, Sequence
@@ -207,10 +263,10 @@ def _attributes(cls: type) -> dict[str, str]:
 def _signatures(form: Form) -> Iterator[str]:
     """Yield the signature of a form; two if required parameters follow optional ones, by position and by name."""
     shown = [one for one in form.parameters if not keyword.iskeyword(one.name)]
-    positional = [one for one in shown if one.is_positional]
+    positional = [one for one in form.positional(release_number(form.until)) if one in shown]
     last = max((place for place, one in enumerate(positional) if one.default is REQUIRED), default=-1)
     first = next((place for place, one in enumerate(positional) if one.default is not REQUIRED), len(positional))
-    named = [_argument(one) for one in shown if not one.is_positional]
+    named = [_argument(one) for one in shown if one not in positional]
     named += [_argument(one, alias) for one in shown for alias in one.aliases]
     if len(shown) < len(form.parameters):
         named.append("**keywords: float")
@@ -242,7 +298,8 @@ def _definition(positional: Sequence[str], named: Sequence[str]) -> str:
     return "    def __init__(\n" + "\n".join(f"        {one}," for one in arguments) + "\n    ) -> None: ..."
 
 
-_NAMES_HEAD = """# Generated by python -m tests.hugectr.generate names
+_NAMES_HEAD = """# SPDX-License-Identifier: Apache-2.0
+# Generated by python -m tests.hugectr.generate names
 # ruff: noqa: I001, RUF022
 from typing import Final
 """

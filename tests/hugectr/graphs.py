@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small models with tables as the facade makes them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Data in HugeCTR's formats with a planted answer, or with labels that follow from nothing."""
 
 from __future__ import annotations
@@ -6,7 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from terarec.formats.hugectr import FixedRecordWriter, NormWriter, raw_async_types, write_file_list
+from terarec.formats.hugectr import write_file_list
+from terarec.formats.hugectr.norm import NormWriter
+from terarec.formats.hugectr.raw import FixedRecordWriter, raw_async_types
 from terarec.metrics import AUC
 from terarec.spec import RecordLayout, SparseInput
 

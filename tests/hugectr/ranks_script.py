@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A script for one process or several: it trains, saves, loads and evaluates, and prints what it finds.
 
 Its arguments are the training data, the evaluation data, a folder for its files, and GPUs such as [[0,1]].
@@ -66,7 +67,7 @@ logits = model.check_out_tensor("logit", hugectr.Tensor_t.Train)
 for _ in range(3):
     model.train()
 loss = model.get_current_loss()
-own = model.get_data_reader_train().records.share
+own = model.get_data_reader_train().share
 model.load_dense_weights(f"{prefix}_dense_12.model")
 model.load_sparse_weights([f"{prefix}0_sparse_12.model", f"{prefix}1_sparse_12.model"])
 model.load_sparse_optimizer_states([f"{prefix}0_opt_sparse_12.model", f"{prefix}1_opt_sparse_12.model"])

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pieces that the scripts of these tests share: a solver, a reader, and layers in a line each."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Data, files and arguments that are wrong: one line, the exception of HugeCTR's meaning, nothing half done."""
 
 import json
@@ -9,7 +10,7 @@ import pyarrow.parquet
 import pytest
 
 import terarec.hugectr as hugectr
-from terarec.errors import MissingDependencyError
+from terarec.errors import MissingDependencyError, NoSpaceError, StorageError
 from terarec.hugectr.enums import Error_t
 from terarec.hugectr.errors import (
     BrokenFileError,
@@ -19,9 +20,12 @@ from terarec.hugectr.errors import (
     InvalidEnvError,
     LossCannotConvergeError,
     OutOfBoundError,
+    OutOfMemoryError,
+    StoreError,
     WrongInputError,
     as_hugectr_errors,
 )
+from terarec.memory.rocksdb import RocksDBStore
 from tests.errors import at
 from tests.hugectr.families import dlrm, wide_deep
 from tests.hugectr.planted import ROWS, Planted, write_norm
@@ -139,7 +143,10 @@ class TestRaw:
         rejects(BrokenFileError, f"set_source: {path}", started, self.made(path, 300), problem="holds 6400 bytes")
 
     def test_no_number_of_samples(self, tmp_path):
-        found = rejects(WrongInputError, "DataReaderParams: num_samples", self.reader, "data.bin", 0, problem="got 0")
+        """Finding M: upstream's documentation makes such a reader; the model cannot read by it."""
+        reader = self.reader("data.bin", 0)
+        where = "DataReaderParams: num_samples"
+        found = rejects(WrongInputError, where, dlrm_over, reader, i64_input_key=False, problem="got 0")
         assert found.field == "num_samples"
 
 
@@ -230,7 +237,7 @@ class TestSnapshots:
         (tmp_path / "file").write_text("mine")
         made = started(dcn(few, few, **SMALL))
         made.train()
-        save, named = made.save_params_to_files, f"{tmp_path}/file/"
+        save, named = made.save_params_to_files, f"{tmp_path}/file"
         rejects(FileCannotOpenError, "save_params_to_files", save, f"{tmp_path}/file/x", 1, problem=named)
         rejects(FileCannotOpenError, "graph_to_json", made.graph_to_json, f"{tmp_path}/file/graph.json", problem=named)
         assert [path.name for path in tmp_path.iterdir()] == ["file"]
@@ -306,6 +313,8 @@ class TestArguments:
     [
         (OSError("no driver\n  in /usr/lib\n"), FileCannotOpenError, "no driver in /usr/lib, expected"),
         (MissingDependencyError("s3://bucket: Install s3fs"), InvalidEnvError, "s3://bucket: Install s3fs"),
+        (NoSpaceError("2 bytes requested, 1 available"), OutOfMemoryError, "2 bytes requested"),
+        (StorageError("is open for reading only"), StoreError, "is open for reading only"),
     ],
 )
 def test_what_file_systems_tell_is_one_line_of_the_facade(error, found, problem):
@@ -314,6 +323,17 @@ def test_what_file_systems_tell_is_one_line_of_the_facade(error, found, problem)
             raise error
 
     rejects(found, "set_source", opened, problem=problem)
+
+
+def test_a_database_that_cannot_be_opened_is_no_lack_of_memory(tmp_path):
+    RocksDBStore(tmp_path / "rows", row_bytes=16).close()
+    (tmp_path / "rows" / "CURRENT").write_text("nothing\n")
+
+    def opened():
+        with as_hugectr_errors("HPS"):
+            RocksDBStore.open(tmp_path / "rows")
+
+    rejects(StoreError, f"HPS: {tmp_path / 'rows'}", opened, problem="RocksDB cannot open it")
 
 
 @pytest.mark.parametrize("name", ["keys", "values", "items", "forward"])
@@ -326,3 +346,11 @@ def test_embeddings_may_be_named_like_what_containers_have(few, tmp_path, name):
     made.save_params_to_files(f"{tmp_path}/", 1)
     made.load_sparse_weights({name: f"{tmp_path}/0_sparse_1.model"})
     assert made.train()
+
+
+def test_data_of_less_than_a_batch_is_warned_of(few, caplog):
+    """Finding N14: the epoch has no iteration, as in HugeCTR, and one line says so."""
+    made = dcn(few, few, repeat_dataset=False, **{**SMALL, "batchsize": 201})
+    made.fit(num_epochs=2, display=1, eval_interval=10, snapshot=0)
+    assert [record.name for record in caplog.records] == ["terarec.hugectr.fitting"]
+    assert few in caplog.text

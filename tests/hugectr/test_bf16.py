@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """bfloat16 finds what float32 finds, to a thousandth of AUC."""
 
 import torch

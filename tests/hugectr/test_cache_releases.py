@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training-cache script of each release, over the same files: each ends with the rows of training in memory."""
 
 from pathlib import Path
@@ -7,7 +8,8 @@ import numpy as np
 import pytest
 
 import terarec.hugectr as hugectr
-from terarec.formats.hugectr import SparseFileLayout, open_sparse_folder, read_sparse_file, write_keyset
+from terarec.formats.hugectr.split_writer import write_keyset
+from terarec.formats.hugectr.weights import SparseFileLayout, open_sparse_folder, read_sparse_file
 from terarec.hugectr.graph_json import read_parts
 from terarec.hugectr.json_files import read_json
 from tests.hugectr.planted import ROWS, Planted, Samples, write_norm

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables of embedding collections through HugeCTR's dumps."""
 
 import numpy as np
@@ -6,7 +7,8 @@ import torch
 
 from terarec.embedding import EmbeddingCollection
 from terarec.errors import FormatError
-from terarec.formats.hugectr import DumpedTable, SparseRows, open_collection, write_collection
+from terarec.formats.hugectr.collection import DumpedTable, open_collection, write_collection
+from terarec.formats.hugectr.weights import SparseRows
 from terarec.hugectr.collection_weights import dump_collection, dump_folder, load_collection
 from terarec.hugectr.errors import BrokenFileError, OutOfBoundError, WrongInputError
 from terarec.spec import DynamicTableSpec, FeatureSpec, TableSpec

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``terarec-hugectr --train`` and ``data_generator``, in this process, and scripts run without a changed line."""
 
 import json
@@ -8,8 +9,9 @@ from unittest import mock
 import pytest
 
 import terarec.hugectr as hugectr
-from terarec.data.records import NormSource, RecordLayout, RecordReader, SparseInput
+from terarec.data.records import NormSource, RecordReader
 from terarec.hugectr.command_line import main, provide_modules
+from terarec.spec import RecordLayout, SparseInput
 from tests.hugectr.training_files import training_file
 from tests.processes import run_python
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model trains on one device, from which everything of it takes its place."""
 
 import pytest

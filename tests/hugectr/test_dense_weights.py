@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Weights of layers, BatchNorm statistics and optimizer states through HugeCTR's files."""
 
 import numpy as np
@@ -12,7 +13,8 @@ from terarec.hugectr.dense_weights import (
     save_dense_optimizer_states,
 )
 from terarec.models import GraphModel
-from terarec.optim import build_dense_optimizer, dense_states
+from terarec.optim import build_dense_optimizer
+from terarec.optim.dense import dense_states
 from terarec.spec import AdaGradSpec, AdamSpec, DenseOptimizerSpec, FTRLSpec, MomentumSpec, NesterovSpec, SGDSpec
 from tests.errors import at
 from tests.hugectr.graphs import batch, layer, model

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lookups of a collection, and plans that are checked."""
 
 import json

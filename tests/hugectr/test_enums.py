@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Members are names of the package, synonyms are no members, and nothing ambiguous is guessed."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Each family of HugeCTR's models finds what is planted, and nothing where labels follow from nothing."""
 
 import json

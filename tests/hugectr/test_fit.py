@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`Model.fit`: what is due when, by release; the ends of a training; callbacks; epochs."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`Model.fit` against a plain loop over the same graph: weights, optimizer states and tables are the same bits."""
 
 import itertools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Graphs travel through JSON: what is written is what HugeCTR's keys mean, and reading gives the same objects back."""
 
 import json

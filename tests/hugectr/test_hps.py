@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The configuration of parameter servers, ``ps.json``: every key, and what is wrong with a file."""
 
 import json
@@ -8,12 +9,13 @@ import numpy as np
 import pytest
 
 import terarec.hugectr as hugectr
-from terarec.formats.hugectr import SparseRows, write_sparse_folder
+from terarec.formats.hugectr.weights import SparseRows, write_sparse_folder
 from terarec.hugectr.errors import BrokenFileError, FileCannotOpenError, WrongInputError
 from terarec.hugectr.inference import HPS
-from terarec.hugectr.inference.hps import read_parameter_server
 from terarec.hugectr.inference.parameter_server import cache_of, served_model, tiers_of
-from terarec.spec import CacheSpec, HostMemorySpec, OverflowSpec, RedisSpec, RocksDBSpec, TLSSpec
+from terarec.hugectr.inference.server_file import read_parameter_server
+from terarec.spec import CacheSpec, HostMemorySpec, OverflowSpec, RedisSpec, RocksDBSpec
+from terarec.spec.parameter_server import TLSSpec
 from tests.ps.redis_processes import needs_redis, running
 
 MODEL: dict[str, Any] = {
@@ -44,6 +46,9 @@ MODEL: dict[str, Any] = {
     "use_hctr_cache_implementation": False,
     "init_ec": False,
     "thread_pool_size": 8,
+    "fuse_embedding_table": False,
+    "enable_pagelock": True,
+    "fp8_quant": True,
 }
 VOLATILE: dict[str, Any] = {
     "type": "redis_cluster",
@@ -173,22 +178,17 @@ def changed(data: dict[str, Any], path: str, value: object) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("path", "value", "where"),
     [
-        ("no_such", 1, "ps.json: got"),
-        ("models.0.gpucachepr", 0.3, "ps.json.models[0]: got"),
-        ("volatile_db.adress", "a:1", "ps.json.volatile_db: got"),
-        ("persistent_db.pth", "a", "ps.json.persistent_db: got"),
-        ("update_source.broker", "a:1", "ps.json.update_source: got"),
         ("models.0.deployed_device_list", None, "ps.json.models[0]: no deployed_device_list"),
         ("models.0.default_value_for_each_table", None, "ps.json.models[0]: no default_value_for_each_table"),
         ("models.0.embedding_vecsize_per_table", None, "ps.json.models[0]: no embedding_vecsize_per_table"),
         ("models.0.maxnum_catfeature_query_per_table_per_sample", None, "ps.json.models[0]: no maxnum"),
-        ("models.0.default_value_for_each_table", [0.0], "ps.json.models[0].default_value_for_each_table: got 1"),
         ("models.0.sparse_files", ["a"], "ps.json.models[0].sparse_files: got 1"),
         ("models.0.embedding_cache_type", "lru", "ps.json.models[0].embedding_cache_type: got"),
         ("models.0.gpucache", "yes", "ps.json.models[0].gpucache: got"),
         ("models", {}, "ps.json.models: got"),
         ("models.0.max_batch_size", 0, "ps.json.models[0].max_batch_size: got"),
         ("volatile_db.type", "memory", "ps.json.volatile_db.type: got"),
+        ("volatile_db.type", "multi_process_map", "ps.json.volatile_db: VolatileDatabaseParams: type: got"),
         ("volatile_db.overflow_policy", "lru", "ps.json.volatile_db.overflow_policy: got"),
         ("update_source.type", "kafka_message_queue", "ps.json.update_source: UpdateSourceParams: type: got"),
         ("supportlonglong", 1, "ps.json.supportlonglong: got"),
@@ -201,6 +201,81 @@ def test_an_error_has_the_path_and_what_is_accepted(tmp_path: Path, path: str, v
     assert str(caught.value).startswith(f"{tmp_path}/{where}")
     assert "expected" in str(caught.value) or "did you mean" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("no_such", "expected one of"),
+        ("models.0.gpucachepr", "'gpucacheper'"),
+        ("volatile_db.adress", "'address'"),
+        ("persistent_db.pth", "'path'"),
+        ("update_source.broker", "'brokers'"),
+    ],
+)
+def test_an_unknown_key_is_ignored_with_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, path: str, hint: str
+) -> None:
+    """Finding M10: HugeCTR reads the keys that it knows."""
+    expected = read_parameter_server(write(tmp_path / "ps.json", EVERYTHING))
+    assert not caplog.records
+    found = read_parameter_server(write(tmp_path / "ps.json", changed(EVERYTHING, path, 1)))
+    assert found.inference_params_array == expected.inference_params_array
+    (record,) = caplog.records
+    assert repr(path.split(".")[-1]) in record.getMessage()
+    assert hint in record.getMessage()
+
+
+@pytest.mark.parametrize(("defaults", "expected"), [([0.5], [0.5, 0.0]), ([], [0, 0]), ([1, 2, 3], [1, 2])])
+def test_missing_defaults_are_zeros_and_further_ones_are_cut(
+    tmp_path: Path, defaults: list[float], expected: list[float]
+) -> None:
+    """Finding M10: one default for several tables, as the tests of `hps_torch` have it."""
+    file = write(tmp_path / "ps.json", changed(EVERYTHING, "models.0.default_value_for_each_table", defaults))
+    config = read_parameter_server(file)
+    (params,) = config.inference_params_array
+    assert params.default_value_for_each_table == expected
+    model = served_model(params, config.embedding_vec_size["dcn"], config.emb_table_name["dcn"])
+    assert [table.default for table in model.tables] == expected
+
+
+def test_keys_of_older_and_newer_releases(tmp_path: Path) -> None:
+    """Finding M10: both bounds of a batch, hash maps by algorithm, a queue's old bound, 8-bit floats."""
+    older = {**VOLATILE, "type": "redis", "algorithm": "stl", "refresh_time_after_fetch": True}
+    del older["max_batch_size"]
+    older |= {"max_get_batch_size": 300, "max_set_batch_size": 200, "overflow_policy": "oldest"}
+    data = {**EVERYTHING, "volatile_db": older, "update_source": {"type": "none", "max_receive_buffer_size": 7}}
+    config = read_parameter_server(write(tmp_path / "ps.json", data))
+    assert config.volatile_db is not None
+    assert config.update_source is not None
+    assert (config.volatile_db.max_batch_size, config.update_source.max_receive_buffer_size) == (300, 7)
+    assert config.volatile_db.overflow_policy is hugectr.DatabaseOverflowPolicy_t.evict_oldest
+    assert config.inference_params_array[0].fp8_quant
+
+
+@pytest.mark.parametrize(
+    ("databases", "volatile", "persistent"),
+    [
+        ({"volatile_db": {"num_partitions": 3}}, "parallel_hash_map", None),
+        ({"volatile_db": {}, "persistent_db": {"type": "rocks"}}, "disabled", "rocks_db"),
+        ({"volatile_db": {"type": "none"}, "persistent_db": {"type": "rocksdb"}}, "disabled", "rocks_db"),
+    ],
+)
+def test_databases_without_a_type(
+    tmp_path: Path, databases: dict[str, Any], volatile: str, persistent: str | None
+) -> None:
+    config = read_parameter_server(write(tmp_path / "ps.json", {**LEAST, **databases}))
+    assert config.volatile_db is not None
+    assert config.volatile_db.type.name == volatile
+    assert (None if config.persistent_db is None else config.persistent_db.type.name) == persistent
+
+
+def test_a_queue_without_a_type_is_kafka_up_to_4_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write(tmp_path / "ps.json", {**LEAST, "update_source": {"brokers": "host:9092"}})
+    assert read_parameter_server(file).update_source is not None
+    monkeypatch.setenv("TERAREC_HUGECTR_RELEASE", "4.2")
+    with pytest.raises(WrongInputError):
+        read_parameter_server(file)
 
 
 def test_two_models_of_one_name_are_rejected(tmp_path: Path) -> None:
@@ -216,9 +291,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         read_parameter_server(str(tmp_path / "other.json"))
 
 
-@pytest.mark.parametrize(
-    "spelling", ["hash_map", "hashmap", "hash", "map", "parallel_hash_map", "multi_process_hash_map"]
-)
+@pytest.mark.parametrize("spelling", ["hash_map", "hashmap", "hash", "map", "parallel_hash_map", "parallel_map"])
 def test_a_server_of_a_file_in_memory(tmp_path: Path, spelling: str) -> None:
     keys = np.arange(50)
     vectors = np.random.default_rng(0).standard_normal((50, 4)).astype(np.float32)
@@ -226,7 +299,7 @@ def test_a_server_of_a_file_in_memory(tmp_path: Path, spelling: str) -> None:
     data = changed(LEAST, "models.0.sparse_files", [str(tmp_path / "s.model")])
     data["volatile_db"] = {"type": spelling, "max_get_batch_size": 10, "max_set_batch_size": 20}
     hps = HPS(write(tmp_path / "ps.json", data))
-    assert np.array_equal(hps.lookup(keys, "dcn", 0).reshape(50, 4), vectors)
+    assert np.array_equal(hps.lookup(keys, "dcn", 0), vectors)
     hps.server.close()
 
 
@@ -240,10 +313,10 @@ def test_a_server_of_a_file_in_redis_serves_after_a_restart_without_its_files(tm
     with running(tmp_path / "redis") as server:
         data["volatile_db"] = {"type": "redis", "address": server.address, "num_partitions": 3}
         hps = HPS(write(tmp_path / "ps.json", data))
-        assert np.array_equal(hps.lookup(keys, "dcn", 0).reshape(50, 4), vectors)
+        assert np.array_equal(hps.lookup(keys, "dcn", 0), vectors)
         hps.server.close()
         data["volatile_db"]["initialize_after_startup"] = False
         del data["models"][0]["sparse_files"]
         again = HPS(hps_json_config_file=write(tmp_path / "ps.json", data))
-        assert np.array_equal(again.lookup(keys, "dcn", 0).reshape(50, 4), vectors)
+        assert np.array_equal(again.lookup(keys, "dcn", 0), vectors)
         again.server.close()

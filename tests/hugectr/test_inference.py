@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Serving in the interface of every release: scores, files, caches, parameter servers."""
 
 import json
@@ -20,19 +21,21 @@ from terarec.hugectr.inference import (
     InferenceModel,
     InferenceParams,
     InferenceSession,
+    ParameterServer,
     ParameterServerConfig,
     PersistentDatabaseParams,
     VolatileDatabaseParams,
 )
 from terarec.metrics import AUC
 from terarec.serve.executor_file import graph_executors_file, this_machine
-from terarec.spec import EXECUTOR_NAMES
+from terarec.spec.serving import EXECUTOR_NAMES
 from tests.hugectr import families
 from tests.hugectr.planted import Planted, write_norm
 from tests.hugectr.scripts import ADAM, Layer, embed, layer, model, to_loss
 from tests.serve.counted_executor import count_batches
 
 STEPS, BATCH, SAMPLES = 30, 100, 400
+TABLES = ["wide", "deep"]
 
 
 class Saved:
@@ -65,7 +68,6 @@ class Saved:
             "hit_rate_threshold": 1.0,
             "dense_model_file": self.dense,
             "sparse_model_files": self.sparse,
-            "device_id": 0,
             "use_gpu_embedding_cache": True,
             "cache_size_percentage": 0.5,
             "i64_input_key": True,
@@ -111,6 +113,9 @@ def test_a_session_scores_requests_as_the_model_does(saved: Saved) -> None:
         scores = session.predict(*saved.request(start, stop))
         assert isinstance(scores, list)
         assert np.abs(np.array(scores) - saved.scores[start:stop, 0]).max(initial=0) < 1e-6
+    # As HugeCTR names their rows in Redis and RocksDB: both serve from one database.
+    assert session._server is not None
+    assert [table.name for table in session._server.model("wdl").tables] == TABLES
     session.close()
 
 
@@ -129,6 +134,41 @@ def test_a_model_scores_files(saved: Saved) -> None:
     # Data starts over at its end.
     assert np.array_equal(model.predict(1 + SAMPLES // BATCH, saved.valid, *FILES)[-BATCH:], scores[:BATCH])
     model.close()
+
+
+def test_a_session_has_one_score_a_sample_of_files(saved: Saved) -> None:
+    """Finding M1: as the tests of `inference_correctness` compare them, `predictions - truth` of [n] and [n]."""
+    session = CreateInferenceSession(saved.graph, saved.params())
+    predictions = session.predict(
+        num_batches=SAMPLES // BATCH, source=saved.valid, data_reader_type=FILES[0], check_type=FILES[1]
+    )
+    difference = predictions - saved.scores[:, 0]
+    assert difference.shape == (SAMPLES,)
+    assert np.abs(difference).max() < 1e-6
+    found = session.evaluate(np.int64(SAMPLES // BATCH), saved.valid, *FILES)
+    expected = AUC().update(torch.from_numpy(saved.scores), torch.from_numpy(saved.data.label)).compute()
+    assert abs(found - expected) < 1e-6
+    session.close()
+
+
+def test_files_without_a_header_take_the_number_of_samples(saved: Saved, tmp_path: Path) -> None:
+    """Finding M9: `num_samples` of a session, in the place that 3.7 on has it."""
+    records = np.zeros((70, 8), np.int32)  # a label, 3 dense numbers and 4 keys
+    records[:, 4:] = saved.keys[:70]
+    records.tofile(tmp_path / "data.raw")
+    session = CreateInferenceSession(saved.graph, saved.params(i64_input_key=False, max_batchsize=35))
+    raw = (str(tmp_path / "data.raw"), hugectr.DataReaderType_t.Raw, hugectr.Check_t.Non, [])
+    scores = session.predict(2, *raw, 70)
+    ends = [*range(36), *range(3 * 35 + 1)]
+    for batch in range(2):
+        keys = saved.keys[35 * batch : 35 * (batch + 1)]
+        columns = [*keys[:, 0].tolist(), *keys[:, 1:].reshape(-1).tolist()]
+        expected = session.predict([0.0] * (3 * 35), columns, ends)
+        assert np.allclose(scores[35 * batch : 35 * (batch + 1)], expected, atol=1e-6)
+    for wrong in (lambda: session.predict(1, *raw), lambda: session.evaluate(1, *raw, num_sample=70)):  # type: ignore[call-arg]
+        with pytest.raises(WrongInputError):
+            wrong()
+    session.close()
 
 
 def test_an_executor_computes_the_layers(saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,6 +248,18 @@ def test_above_the_threshold_unknown_keys_get_the_default_vector_at_once(saved: 
     session.close()
 
 
+def test_keys_as_floats(saved: Saved) -> None:
+    """Finding N2: floats are keys as far as their type tells integers apart."""
+    dense, keys, ends = saved.request(0, 7)
+    session = CreateInferenceSession(saved.graph, saved.params())
+    assert session.predict(dense, np.array(keys, np.float64), ends) == session.predict(dense, keys, ends)
+    for wrong in (np.full(len(keys), 2**24, np.float32), [1.5] * len(keys)):
+        with pytest.raises(WrongInputError) as caught:
+            session.predict(dense, wrong, ends)
+        assert caught.value.field == "embeddingcolumns"
+    session.close()
+
+
 def test_bags_of_any_length(small: Path) -> None:
     """Against the vectors of each bag, pooled one by one."""
     params = InferenceParams(
@@ -229,7 +281,7 @@ def test_bags_of_any_length(small: Path) -> None:
 
 def test_release_3_0(saved: Saved, tmp_path: Path) -> None:
     """Files of one stream, an activation in place of the loss, and the three objects of that release."""
-    from terarec.formats.hugectr import SparseFileLayout, SparseRows, open_sparse_folder, write_sparse_file
+    from terarec.formats.hugectr.weights import SparseFileLayout, SparseRows, open_sparse_folder, write_sparse_file
 
     for number, width in enumerate((1, 8)):
         chunks = open_sparse_folder(Path(saved.sparse[number]), width).chunks()
@@ -260,7 +312,7 @@ def test_release_3_0(saved: Saved, tmp_path: Path) -> None:
 
 def test_release_3_0_takes_one_path_short_keys_and_its_defaults(small: Path, tmp_path: Path) -> None:
     """As HugeCTR's test of a DCN reads them: labels, dense numbers, keys and row pointers in four lines of text."""
-    from terarec.formats.hugectr import SparseFileLayout, SparseRows, open_sparse_folder, write_sparse_file
+    from terarec.formats.hugectr.weights import SparseFileLayout, SparseRows, open_sparse_folder, write_sparse_file
 
     chunks = open_sparse_folder(small / "m0_sparse_5.model", 4).chunks()
     rows = [SparseRows(chunk.keys, chunk.vectors) for chunk in chunks]
@@ -305,6 +357,21 @@ def test_release_3_0_takes_one_path_short_keys_and_its_defaults(small: Path, tmp
     server.close()
 
 
+def test_a_parameter_server_of_releases_3_2_to_3_4(saved: Saved) -> None:
+    """Finding M9: `inference.ParameterServer`, its caches, and sessions that take one of them."""
+    params = saved.params()
+    server = ParameterServer("Other", [saved.graph], [params])
+    for caches in (server.get_embedding_cache("wdl", 0), server.get_embedding_cache("wdl", device_id=0)):
+        session = InferenceSession(saved.graph, params, caches)
+        assert np.abs(np.array(session.predict(*saved.request(0, 100))) - saved.scores[:100, 0]).max() < 1e-6
+    server.refresh_embedding_cache("wdl", 0)
+    with pytest.raises(WrongInputError):
+        server.get_embedding_cache("dlrm", 0)
+    with pytest.raises(WrongInputError):
+        ParameterServer("Other", [saved.graph], [])
+    server.close()
+
+
 def config_of(saved: Saved, **changes: object) -> ParameterServerConfig:
     given = {
         "emb_table_name": {"wdl": ["wide", "deep"]},
@@ -317,27 +384,19 @@ def config_of(saved: Saved, **changes: object) -> ParameterServerConfig:
 
 
 def test_hps_looks_keys_up(saved: Saved) -> None:
+    """Finding M2: vectors are [n, D]."""
     hps = HPS(config_of(saved))
     folder = Path(saved.sparse[1])
     keys, rows = np.fromfile(folder / "key", np.int64), np.fromfile(folder / "emb_vector", np.float32).reshape(-1, 8)
     requested = np.concatenate([keys[::-1], [10**12]])
     found = hps.lookup(requested, "wdl", 1)
     assert found.dtype == np.float32
-    assert np.array_equal(found.reshape(-1, 8), np.concatenate([rows[::-1], np.full((1, 8), -1.0)]))
-    assert hps.lookup(np.array([10**6], dtype=np.uint32), "wdl", 0, 0).tolist() == [0.5]
-    out = torch.empty(len(requested), 8)
-    hps.lookup_fromdlpack(torch.from_numpy(requested), out, "wdl", 1, 0)
-    assert np.array_equal(out.numpy().reshape(-1), found)
-    capsules = torch.utils.dlpack.to_dlpack(torch.from_numpy(requested)), torch.utils.dlpack.to_dlpack(out.zero_())
-    hps.lookup_fromdlpack(*capsules, "wdl", 1, 0)
-    assert np.array_equal(out.numpy().reshape(-1), found)
+    assert np.array_equal(found, np.concatenate([rows[::-1], np.full((1, 8), -1.0)]))
+    assert hps.lookup(np.array([10**6], dtype=np.uint32), "wdl", 0, 0).tolist() == [[0.5]]
     hps.refresh_embedding_cache("wdl")
     for wrong in (
-        lambda: hps.lookup(np.zeros(2), "wdl", 0),
         lambda: hps.lookup(keys, "wdl", 2),
         lambda: hps.lookup(keys, "dlrm", 0),
-        lambda: hps.lookup_fromdlpack(torch.from_numpy(requested), out[:3], "wdl", 1),
-        lambda: hps.lookup_fromdlpack(out, out, "wdl", 1),
         lambda: HPS(3),  # type: ignore[arg-type]
     ):
         with pytest.raises(WrongInputError):

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every `Layer_t` reaches its kind of layer with its options, in the spellings of every release; misuse is reported."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`Model` as scripts use it: it learns, its calls have HugeCTR's meaning, and misuse is reported."""
 
 import itertools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `Model` writes it reads again: graphs, snapshots, collections."""
 
 import pytest

@@ -1,10 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
 """What scripts do with model files: go on, fine-tune, start new layers over trained rows, load some of several."""
 
 import numpy as np
 import pytest
 
 import terarec.hugectr as hugectr
-from terarec.formats.hugectr import SparseFileLayout, SparseRows, read_sparse_file, write_sparse_folder
+from terarec.formats.hugectr.weights import SparseFileLayout, SparseRows, read_sparse_file, write_sparse_folder
 from terarec.hugectr.errors import BrokenFileError, FileCannotOpenError, WrongInputError
 from tests.errors import at
 from tests.hugectr.scripts import Layer, dense_stack, embed, layer, model, to_loss

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Forms of `Model` that older releases have, and formats that only they have."""
 
 import json
@@ -8,7 +9,8 @@ import pyarrow.parquet
 import pytest
 
 import terarec.hugectr as hugectr
-from terarec.formats.hugectr import FixedRecordWriter, raw_types, write_file_list
+from terarec.formats.hugectr import write_file_list
+from terarec.formats.hugectr.raw import FixedRecordWriter, raw_types
 from terarec.hugectr.enums import Error_t
 from terarec.hugectr.errors import BrokenFileError, FileCannotOpenError, OutOfBoundError, WrongInputError
 from terarec.hugectr.optimizer import CreateOptimizer

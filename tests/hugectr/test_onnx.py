@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`hugectr2onnx`: what ONNX Runtime predicts from a converted file is what the trained model predicts."""
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from terarec.hugectr.errors import BrokenFileError, FileCannotOpenError, WrongIn
 from terarec.hugectr.hugectr2onnx import EXEMPTION_LAYER_TYPES, ONNX_LAYER_TYPES, convert, main
 from tests.errors import at
 from tests.hugectr.scripts import Layer, dcn, dense_stack, embed, layer, model, to_loss
+from tests.params import in_every_run
 
 pytest.importorskip("onnx", reason="the extra 'onnx' is not installed")
 runtime = pytest.importorskip("onnxruntime", reason="the extra 'onnx' is not installed")
@@ -62,7 +64,10 @@ class Trained:
         return found
 
 
-@pytest.mark.parametrize(("script", "embeddings"), [(dcn, ["embedding"]), (deep, ["one", "two"])])
+@pytest.mark.parametrize(
+    ("script", "embeddings"),
+    in_every_run([(dcn, ["embedding"])], [(dcn, ["embedding"]), (deep, ["one", "two"])]),
+)
 def test_predictions_are_those_of_the_model(tmp_path, planted, script, embeddings):
     trained = Trained(script(*planted[:2]), tmp_path, len(embeddings))
     convert(trained.onnx, trained.graph, trained.dense, True, trained.sparse)
@@ -70,6 +75,24 @@ def test_predictions_are_those_of_the_model(tmp_path, planted, script, embedding
     convert(trained.onnx, trained.graph, trained.dense)
     vectors = {name: trained.model.tensor(trained.batch, name).detach().numpy() for name in embeddings}
     np.testing.assert_allclose(trained.run(**vectors), trained.predicted, rtol=0, atol=1e-4)
+
+
+def test_a_model_without_dense_numbers_has_their_input(tmp_path):
+    """Finding M8: HugeCTR's files always begin with it, and its scripts read inputs by number."""
+    made = model("none", "none", dense=0)
+    embed(made, "embedding", 2)
+    layer(made, Layer.Reshape, "embedding", "flat", leading_dim=2 * SLOTS)
+    layer(made, Layer.InnerProduct, "flat", "logit", num_output=1)
+    layer(made, Layer.BinaryCrossEntropyLoss, "logit label", "loss")
+    graph, dense, path = (str(tmp_path / name) for name in ("graph.json", "dense.model", "m.onnx"))
+    made.graph_to_json(graph)
+    np.zeros(2 * SLOTS + 1, np.float32).tofile(dense)
+    convert(path, graph, dense)
+    opened = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    assert [(item.name, item.shape[1:]) for item in opened.get_inputs()] == [("dense", [0]), ("embedding", [4, 2])]
+    vectors = np.ones((3, SLOTS, 2), np.float32)
+    (found,) = opened.run(None, {"dense": np.zeros((3, 0), np.float32), "embedding": vectors})
+    assert found.ravel().tolist() == [0.5] * 3
 
 
 def test_the_command_and_what_is_rejected(tmp_path, planted):

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training pass by pass through `Model`, in the spellings of its releases."""
 
 import itertools
@@ -8,7 +9,8 @@ import pytest
 import torch
 
 import terarec.hugectr as hugectr
-from terarec.formats.hugectr import open_sparse_folder, write_keyset
+from terarec.formats.hugectr.split_writer import write_keyset
+from terarec.formats.hugectr.weights import open_sparse_folder
 from terarec.hugectr.errors import IllegalCallError, WrongInputError
 from terarec.hugectr.training_cache import with_cache_tiers
 from terarec.kernels.slots import SLOT_BYTES

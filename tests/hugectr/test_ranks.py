@@ -1,9 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scripts on several processes: the files, losses and metrics of one process, and the placements that they ask for."""
 
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,10 +19,11 @@ from terarec.dist import ColumnWise, DataParallel, Hybrid, RowWise, TableWise
 from terarec.hugectr.network import Network
 from terarec.hugectr.sharding import sharding_plan
 from tests.hugectr.scripts import ADAM, embed, solver
+from tests.programs import MPIRUN
 
 SCRIPT = Path(__file__).with_name("ranks_script.py")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")
-MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", "2", sys.executable, "-m")
+MPIRUN_OPTIONS = ("--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", "2", sys.executable, "-m")
 
 
 def run_script(launcher: tuple[str, ...], planted: Any, folder: Path, gpus: list[list[int]]) -> str:
@@ -68,19 +69,15 @@ def alone(planted: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
     return folder, run_script((sys.executable, "-m"), planted, folder, [[0]])
 
 
-NEEDS_MPIRUN = pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun")
-
-
 @pytest.mark.slow
 # With mpi4py installed, processes of mpirun meet by it, and those of torchrun still get the replacement.
-@pytest.mark.parametrize(
-    "launcher", [pytest.param(TORCHRUN, id="torchrun"), pytest.param(MPIRUN, id="mpirun", marks=NEEDS_MPIRUN)]
-)
+@pytest.mark.parametrize("launcher", ["torchrun", "mpirun"])
 def test_a_script_on_several_processes_finds_and_saves_what_one_does(
-    launcher: tuple[str, ...], alone: tuple[Path, str], planted: Any, tmp_path: Path
+    launcher: str, alone: tuple[Path, str], planted: Any, tmp_path: Path
 ) -> None:
+    words = TORCHRUN if launcher == "torchrun" else (MPIRUN.require(), *MPIRUN_OPTIONS)
     (wanted, printed), folder = alone, tmp_path / "many"
-    output = run_script(launcher, planted, folder, [[0, 1]])
+    output = run_script(words, planted, folder, [[0, 1]])
     assert output.count("Iter: 4 ") == 1
     expected = found_by(printed)
     close = {"auc": pytest.approx(expected["auc"], abs=1e-5), "loss": pytest.approx(expected["loss"], rel=1e-4)}

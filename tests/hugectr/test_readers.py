@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `DataReaderParams` makes of the order of training data, and `AsyncParam` of the layout of a file."""
 
 import pytest

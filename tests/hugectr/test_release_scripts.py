@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scripts in the public style of their releases, over data that they generate, run with not a line changed.
 
 Their labels follow from nothing, so each AUC must hover at 0.5.
@@ -23,7 +24,7 @@ LOGGED = {
     ],
     "v3_4_training_cache": ["iterations 16 loss", "incremental [(100,)]", "Use training cache mode"],
     "v3_0_inference": ["scores 64 True True"],
-    "v3_5_hps": ["scores (4096, 1) float32", "looked up True True", "from a file True"],
+    "v3_5_hps": ["scores (4096,) float32", "looked up True True", "from a file True"],
     "v23_6_offline_inference": ["predictions (4096, 2)", "tensor (1024, 16)"],
     "v4_1_hybrid": ["vvgpu names 4 devices", "Iter: 40 ", "Loss: 0 lr:0", "Finish 40 iterations"],
     "v23_6_training_cache": ["Use training cache mode", "widths [1, 16] True", "both slots True True"],

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Model files behind URLs, and sets of files that are taken or left as wholes."""
 
 import fsspec

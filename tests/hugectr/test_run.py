@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A facade's model as a RUN: training that goes on from it equals training without a stop, and the CLI takes it."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files of a model, as HugeCTR or the facade saves them, become a RUN by ``terarec convert``."""
 
 import dataclasses
@@ -6,10 +7,11 @@ import pytest
 import torch
 
 from terarec.config import load_run
-from terarec.formats.hugectr import write_records
+from terarec.formats.hugectr.records import write_records
 from terarec.hugectr.errors import FileCannotOpenError
 from terarec.models.artifact import load_model
-from terarec.spec import RecordSplit, RecordsSpec
+from terarec.spec import RecordsSpec
+from terarec.spec.dataset import RecordSplit
 from terarec.train import Run
 from tests.cli.conftest import figures, rejected
 from tests.hugectr import families

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The scheduler counts its steps and gives the schedule's rates."""
 
 import pytest

@@ -1,8 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every parameter of every schema does what the TOML files say; objects and calls validate by them."""
 
 import inspect
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import terarec.hugectr as hugectr
@@ -11,7 +13,10 @@ from terarec.hugectr import objects
 from terarec.hugectr.data import DataSource, file_url
 from terarec.hugectr.enums import Error_t
 from terarec.hugectr.errors import IllegalCallError, WrongInputError
+from terarec.hugectr.hps_torch import LookupLayer
+from terarec.hugectr.inference.hps import HPS
 from terarec.hugectr.inference.session import InferenceModel, InferenceSession
+from terarec.hugectr.inference.shared_tables import LoadedParameterServer
 from terarec.hugectr.readers import DataReader
 from terarec.hugectr.schema.record import Record
 from terarec.hugectr.schema.table import REQUIRED, Status, forms, names
@@ -43,6 +48,13 @@ SERVED = {
     "use_gpu_embedding_cache": True,
     "cache_size_percentage": 0.2,
     "i64_input_key": True,
+}
+
+FILES = {
+    "num_batches": 2,
+    "source": "list.txt",
+    "data_reader_type": hugectr.DataReaderType_t.Norm,
+    "check_type": hugectr.Check_t.Sum,
 }
 
 # By name of the callable: one call for each of its forms, in their order.
@@ -180,21 +192,39 @@ CALLS = {
             "i64_input_key": True,
         }
     ],
-    "InferenceSession": [{"config_file": "dcn.json", "device_id": 0, "embedding_cache": objects.EmbeddingCache()}],
+    "ParameterServer": [{"framework_name": "Other", "model_config_path": [], "inference_params_array": []}],
+    "ParameterServer.get_embedding_cache": [{"model_name": "dcn", "device_id": 0}],
+    "InferenceSession": [
+        {"model_config_path": "dcn.json", "inference_params": 0, "embedding_cache": objects.EmbeddingCache()}
+    ],
     "CreateInferenceSession": [
         {"model_config_path": "dcn.json", "inference_params": hugectr.inference.InferenceParams(**SERVED)}
     ],
     "InferenceModel": [
         {"model_config_path": "dcn.json", "inference_params": hugectr.inference.InferenceParams(**SERVED)}
     ],
-    "InferenceModel.predict": [
+    "InferenceSession.predict": [FILES],
+    "InferenceModel.predict": [FILES],
+    "HPS": [{"ps_config": "ps.json"}],
+    "HPS.lookup": [{"h_keys": [1, 2], "model_name": "dcn", "table_id": 0}],
+    "HPS.lookup_fromdlpack": [
+        {"keys": np.zeros(2, np.int64), "out_tensor": np.zeros((2, 4)), "model_name": "dcn", "table_id": 0}
+    ],
+    "hps_torch.LookupLayer": [
+        {"ps_config_file": "ps.json", "model_name": "dcn", "table_id": 0, "emb_vec_size": 4},
+    ],
+    "ps.json": [{"models": []}],
+    "ps.json.models": [
         {
-            "num_batches": 2,
-            "source": "list.txt",
-            "data_reader_type": hugectr.DataReaderType_t.Norm,
-            "check_type": hugectr.Check_t.Sum,
+            "deployed_device_list": [0],
+            "default_value_for_each_table": [0.0],
+            "maxnum_catfeature_query_per_table_per_sample": [26],
+            "embedding_vecsize_per_table": [4],
         }
     ],
+    "ps.json.volatile_db": [{}],
+    "ps.json.persistent_db": [{}],
+    "ps.json.update_source": [{}],
 }
 
 
@@ -310,6 +340,13 @@ SIGNATURES = {
     "InferenceModel": InferenceModel,
     "InferenceModel.predict": InferenceModel.evaluate,
     "InferenceSession": InferenceSession,
+    "InferenceSession.predict": InferenceSession.evaluate,
+    "HPS": HPS,
+    "HPS.lookup": HPS.lookup,
+    "HPS.lookup_fromdlpack": HPS.lookup_fromdlpack,
+    "ParameterServer": LoadedParameterServer,
+    "ParameterServer.get_embedding_cache": LoadedParameterServer.refresh_embedding_cache,
+    "hps_torch.LookupLayer": LookupLayer,
     "LearningRateScheduler": hugectr.LearningRateScheduler,
     "Session": hugectr.Session,
     "Model": hugectr.Model,
@@ -403,8 +440,6 @@ def test_the_first_place_is_the_seed_up_to_3_2():
 def test_other_values_that_cannot_be():
     with pytest.raises(WrongInputError, check=at("CreateOptimizer: update_type")):
         hugectr.CreateOptimizer(hugectr.Optimizer_t.SGD, hugectr.Update_t.LazyGlobal)
-    with pytest.raises(WrongInputError, check=at("DataReaderParams: num_samples")):
-        hugectr.DataReaderParams(hugectr.DataReaderType_t.Raw, ["a"], [], "b")
     with pytest.raises(WrongInputError, check=at("DataReaderParams: keyset")):
         hugectr.DataReaderParams(hugectr.DataReaderType_t.Norm, ["a", "b"], ["k"], "b")
     with pytest.raises(WrongInputError, check=at("DataReaderSparseParam: nnz_per_slot")):

@@ -1,10 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
 """The low-level interface: a training file, and the loop of a script."""
 
 import numpy as np
 import pytest
 
 import terarec.hugectr as hugectr
-from terarec.formats.hugectr import write_keyset
+from terarec.formats.hugectr.split_writer import write_keyset
 from terarec.hugectr import Session, get_learning_rate_scheduler, solver_parser_helper
 from terarec.hugectr.errors import FileCannotOpenError, IllegalCallError, WrongInputError
 from terarec.hugectr.graph_json import read_parts

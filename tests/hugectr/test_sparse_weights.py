@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows of embeddings and their optimizer states through HugeCTR's files."""
 
 import numpy as np
@@ -6,7 +7,7 @@ import torch
 
 from terarec.embedding import EmbeddingCollection
 from terarec.errors import DataNotFoundError
-from terarec.formats.hugectr import SparseRows, open_sparse_folder, write_sparse_folder
+from terarec.formats.hugectr.weights import SparseRows, open_sparse_folder, write_sparse_folder
 from terarec.hugectr import Embedding_t, SparseEmbedding
 from terarec.hugectr.errors import BrokenFileError, OutOfBoundError
 from terarec.hugectr.sparse_weights import (

@@ -1,11 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
 """tools.DataGenerator writes what DataReaderParams of the same parameters read."""
 
 import numpy as np
 import pytest
 
-from terarec.data.records import NormSource, ParquetSource, RawSource, RecordLayout, RecordReader, SparseInput
+from terarec.data.records import NormSource, ParquetSource, RawSource, RecordReader
 from terarec.hugectr import Check_t, DataReaderType_t, Distribution_t, PowerLaw_t
 from terarec.hugectr.tools import DataGenerator, DataGeneratorParams
+from terarec.spec import RecordLayout, SparseInput
 
 
 def params(directory, kind, **changes):

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training pass by pass equals training without a cache; keysets bound what a pass may touch; rows come and go."""
 
 from pathlib import Path
@@ -7,7 +8,8 @@ import pytest
 import torch
 
 from terarec.errors import DataNotFoundError, FormatError
-from terarec.formats.hugectr import open_sparse_folder, write_keyset
+from terarec.formats.hugectr.split_writer import write_keyset
+from terarec.formats.hugectr.weights import open_sparse_folder
 from terarec.hugectr import CreateETC, CreateHMemCache, CreateMOS, Embedding_t, SparseEmbedding, TrainPSType_t
 from terarec.hugectr.data import FileNames
 from terarec.hugectr.errors import MissingKeyError, WrongInputError

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training files of 2.3 and 3.0 become the objects that a script would have made."""
 
 import json
@@ -158,7 +159,7 @@ def test_solvers_that_cannot_be(tmp_path, changes, place):
 @pytest.mark.parametrize(
     ("changes", "where"),
     [
-        ({"data": {"format": "Raw"}}, "/conf.json.layers[0]: DataReaderParams: num_samples"),
+        ({"data": {"format": "Raw"}}, "/conf.json.layers[0]"),
         ({"data": {"check": "Crc"}}, "/conf.json.layers[0].check"),
         ({"data": {"sources": "x"}}, "/conf.json.layers[0]"),
         ({"optimizer": {"type": "Lion"}}, "/conf.json.optimizer.type"),

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training files of 2.3 to 3.0 over the planted data of these tests."""
 
 from __future__ import annotations

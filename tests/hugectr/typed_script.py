@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A script whose types mypy checks together with the package, and mistakes in it that both mypy and a call report.
 
 Where a name or a parameter loses its type, mypy finds the ``type: ignore`` comment superfluous and fails.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A directory appears whole and flushed, or not at all."""
 
 import errno
@@ -7,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from terarec.errors import ConfigError, StorageError
-from terarec.io import atomic_dir, write_bytes
+from terarec.io.directories import atomic_dir
+from terarec.io.files import write_bytes
+from terarec.io.remote import final_name
 from tests.errors import at
 
 
@@ -42,28 +45,22 @@ def test_all_files_are_on_the_disk_before_the_name(tmp_path: Path, monkeypatch: 
     assert (out / "train" / "part").read_text() == "x"
 
 
-def test_atomic_files_inside_are_flushed_with_it_alone(tmp_path: Path, flushed: list[str]) -> None:
+def test_files_that_do_not_flush_are_flushed_with_the_directory_alone(tmp_path: Path, flushed: list[str]) -> None:
     with atomic_dir(tmp_path / "out") as partial:
-        write_bytes(partial / "train" / "part", b"x")
-        write_bytes(partial / "dataset.json", b"y")
+        write_bytes(partial / "train" / "part", b"x", flushes=False)
+        write_bytes(partial / "dataset.json", b"y", flushes=False)
         assert flushed == []
     inside = {str(partial / name) for name in ("train", "train/part", "dataset.json")}
     assert sorted(flushed) == sorted([*inside, str(partial), str(tmp_path)])
     write_bytes(tmp_path / "out" / "later", b"z")
-    assert flushed[-2:] == [f"{tmp_path}/out/later.partial", f"{tmp_path}/out"]
+    assert final_name(flushed[-2]) == f"{tmp_path}/out/later" != flushed[-2]
+    assert flushed[-1] == f"{tmp_path}/out"
 
 
-def test_a_durable_file_inside_is_on_the_disk_after_all_that_it_names(tmp_path: Path, flushed: list[str]) -> None:
+def test_other_files_inside_are_on_the_disk_at_once(tmp_path: Path, flushed: list[str]) -> None:
     with atomic_dir(tmp_path / "out") as partial:
-        write_bytes(partial / "train" / "part", b"x")
-        write_bytes(partial / "removed", b"x")
-        (partial / "removed").unlink()
-        write_bytes(partial / "record", b"part", durable=True)
-        assert flushed[0] == str(partial / "train" / "part")
-        assert set(flushed[1:3]) == {str(partial / "train"), str(partial)}
-        assert flushed[3:] == [str(partial / "record.partial"), str(partial)]
-        write_bytes(partial / "record", b"part", durable=True)
-        assert flushed[5:] == flushed[3:5]
+        write_bytes(partial / "record", b"part")
+        assert flushed == [str(partial / "record.partial"), str(partial)]
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
@@ -115,3 +112,15 @@ def test_what_may_be_replaced_is_whole_until_then(tmp_path: Path) -> None:
     rejected = pytest.raises(ConfigError, check=at("out", "holds 'value'"))
     with rejected, atomic_dir(out, replaceable="key"):
         pass
+
+
+def test_an_error_of_a_file_that_is_read_names_it(tmp_path: Path) -> None:
+    """Finding Q13: it said "cannot write there" of the directory to write."""
+    source = tmp_path / "source"
+
+    def copy() -> None:
+        with atomic_dir(tmp_path / "out"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(source))
+
+    with pytest.raises(StorageError, check=at(source, "Permission denied")):
+        copy()

@@ -1,10 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files and folders that appear together, on a disk and behind a URL."""
 
 import fsspec
 import pytest
 
 from terarec.errors import ConfigError, DataNotFoundError, StorageError
-from terarec.io import atomic_entries, local_copy
+from terarec.io.directories import atomic_entries
+from terarec.io.remote import local_copy
 from tests.errors import at
 
 ROWS = "key|slot"

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files appear whole or not at all, also on a disk that runs full."""
 
 import resource
@@ -7,8 +8,12 @@ import numpy as np
 import pytest
 
 from terarec.errors import StorageError
-from terarec.formats import create_shard, shard_path, write_dataset, write_tensors
-from terarec.io import write_bytes
+from terarec.formats import write_dataset
+from terarec.formats.container import write_tensors
+from terarec.formats.shard import create_shard, shard_path
+from terarec.io.files import AtomicFile, atomic_file, write_bytes
+from terarec.io.remote import final_name
+from terarec.io.removal import work_directory
 from tests.errors import at
 from tests.formats.samples import make_block, make_spec
 
@@ -87,3 +92,30 @@ def test_other_errors_of_the_system_pass_through(tmp_path):
     with pytest.raises(OSError, match="x"):
         write_bytes(tmp_path / "x", b"content")
     assert files_below(tmp_path) == []
+
+
+def test_a_file_of_the_user_may_have_any_name(tmp_path):
+    """Finding Q1: ``<name>.partial`` of a user was overwritten and removed."""
+    (tmp_path / "x.partial").write_bytes(b"ten years")
+    write_bytes(tmp_path / "x", b"content")
+    with full_after(0), pytest.raises(StorageError):
+        write_bytes(tmp_path / "x", b"content")
+    assert (tmp_path / "x.partial").read_bytes() == b"ten years"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x", "x.partial"]
+
+
+def test_two_writers_of_one_file_do_not_meet(tmp_path):
+    with atomic_file(tmp_path / "x") as first, atomic_file(tmp_path / "x") as second:
+        first.write_bytes(b"first")
+        second.write_bytes(b"second")
+    assert {final_name(path.name) for path in (first, second)} == {"x"}
+    assert (tmp_path / "x").read_bytes() == b"first"
+    assert files_below(tmp_path) == [tmp_path / "x"]
+
+
+def test_what_a_kill_leaves_in_a_work_directory_is_overwritten(tmp_path):
+    work = work_directory(tmp_path / "work") / "inner"
+    for _ in range(2):  # without a commit
+        AtomicFile(work / "x").partial.write_bytes(b"half")
+    write_bytes(work / "x", b"whole")
+    assert [path.name for path in work.iterdir()] == ["x"]

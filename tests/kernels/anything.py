@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lists of any Python values, as callers hand them to the encoding kernels."""
 
 import numpy as np

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // What the check programs share: a digest of results, and numbers that are the same on every processor.
 #pragma once
 

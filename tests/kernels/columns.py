@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Columns in the layouts that the encoding tables take."""
 
 import numpy as np

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Prints what the embedding core computes, as a digest for each instruction set that the processor runs: lines of
 // "<set> <case> <digest>". test_aarch64.py compares those of several builds; cases named "libm..." depend on the C
 // library's functions, too, so they are compared within one build alone.

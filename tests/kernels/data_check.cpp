@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Prints what the parser, the counters, the id tables and the row file make of generated data, as digests: lines of
 // "data <case> <digest>". Its argument is an empty directory for a row file, or with "read" behind it the directory of one
 // that another run has written. test_aarch64.py compares two processors.

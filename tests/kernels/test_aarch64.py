@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The compiled core on aarch64, by a cross compiler and qemu.
 
 NEON gives the bits that plain loops give on any CPU. The parser, the counters and the id tables give the same columns
@@ -5,12 +6,13 @@ and ids as on x86-64, which reads the row file that aarch64 has written.
 """
 
 import platform
-import shutil
 import subprocess
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
+
+from tests.programs import AARCH64, AARCH64_COMPILER, COMPILER
 
 pytestmark = pytest.mark.slow
 
@@ -30,14 +32,6 @@ DATA = [*parts("encoding", "bind"), *parts("rowfile", "bind"), HERE / "data_chec
 OPTIONS = ("-std=gnu++17", "-O2", "-fno-math-errno", "-ffp-contract=off", "-Wno-psabi", f"-I{CORE}", f"-I{HERE}")
 SETS = {"generic": ("kGenericKernels", 4, ()), "neon": ("kNeonKernels", 4, ("-DTERAREC_NEON",))}
 """Set -> constant, lanes and options, as csrc/embedding/CMakeLists.txt has them."""
-
-
-def needs(*names):
-    """The first of these programs that is installed."""
-    found = next((path for path in map(shutil.which, names) if path), None)
-    if found is None:
-        pytest.skip(f"{names[0]} is not installed")
-    return found
 
 
 def compile_set(compiler, folder, name):
@@ -74,7 +68,7 @@ def digests(*command):
 
 @pytest.fixture(scope="module")
 def on_aarch64(tmp_path_factory):
-    compiler, emulator = needs("aarch64-linux-gnu-g++"), needs("qemu-aarch64-static", "qemu-aarch64")
+    compiler, emulator = AARCH64_COMPILER.require(), AARCH64.require()
     return digests(emulator, build(compiler, tmp_path_factory.mktemp("aarch64"), ("generic", "neon"), "-static"))
 
 
@@ -86,7 +80,7 @@ def test_neon_gives_the_bits_of_plain_loops(on_aarch64):
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="compares with a build for x86-64")
 def test_aarch64_gives_the_bits_of_x86_64(on_aarch64, tmp_path):
-    here = digests(build(needs("g++"), tmp_path, ("generic",), "-DTERAREC_BASELINE_ONLY"))["generic"]
+    here = digests(build(COMPILER.require(), tmp_path, ("generic",), "-DTERAREC_BASELINE_ONLY"))["generic"]
     there = on_aarch64["generic"]
     assert set(here) == set(there)
     assert {case for case in here if here[case] != there[case] and not case.startswith("libm/")} == set()
@@ -94,9 +88,9 @@ def test_aarch64_gives_the_bits_of_x86_64(on_aarch64, tmp_path):
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="compares with a build for x86-64")
 def test_data_and_row_files_are_the_same_on_aarch64_and_x86_64(tmp_path):
-    compiler, emulator = needs("aarch64-linux-gnu-g++"), needs("qemu-aarch64-static", "qemu-aarch64")
+    compiler, emulator = AARCH64_COMPILER.require(), AARCH64.require()
     there = link(compiler, tmp_path / "there", DATA, "-static")
-    here = link(needs("g++"), tmp_path / "here", DATA)
+    here = link(COMPILER.require(), tmp_path / "here", DATA)
     store = tmp_path / "store"
     store.mkdir()
     found = digests(emulator, there, store)["data"]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The compiled column kernels equal NumPy's, bit for bit."""
 
 import numpy as np

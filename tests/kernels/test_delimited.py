@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The compiled parser of delimited text equals plain Python on good, damaged and random text, for any layout."""
 
 from random import Random

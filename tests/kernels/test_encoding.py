@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The compiled encoding kernels against plain Python, on whatever values Hypothesis finds."""
 
 from functools import partial

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The hash index does what a dict does, whatever the implementation."""
 
 from importlib.util import find_spec

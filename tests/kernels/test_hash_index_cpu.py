@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Further promises of the compiled hash index: threads, memory, and speed that churn does not reduce."""
 
 import threading

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """XXH64: published vectors, what Spark gives, and the compiled one against plain Python."""
 
 import numpy as np

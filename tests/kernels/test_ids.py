@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The compiled id tables equal plain Python."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Initial values by key, and rows that grow without moving."""
 
 import gc

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The look at a lookup's tensors: the core's and the plain one say the same of whatever comes."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compiled functions reject an array that they cannot write their result to, instead of filling a converted copy."""
 
 from collections.abc import Callable
@@ -9,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from terarec.kernels.cpu import _encoding, _rowfile
-from terarec.storage.row_file import RowFile
+from terarec.memory.row_file import RowFile
 from tests.kernels.columns import text_of
 
 KEYS = np.array([3, 5, 3])

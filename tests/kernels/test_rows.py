@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arenas and the initial values of rows."""
 
 import gc

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Slots of rows and their reuse: the compiled map against the plain one."""
 
 import resource

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every Triton kernel against the plain ones, interpreted on the CPU; ``benchmarks/gpu.py`` compiles the same cases."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls of the Triton kernels next to those of the plain ones."""
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from terarec.kernels.ref import row_update as ref_update
 from terarec.kernels.row_rules import LAST_UPDATE, RowRule, row_rule
 from terarec.kernels.triton.bag_lookup import bag_lookup
 from terarec.kernels.triton.row_update import row_update_
-from terarec.ops import BagLayout, state_shapes
+from terarec.ops import BagLayout
+from terarec.ops.row_update import state_shapes
 from tests.ops.bags import make_layout, make_lookup
 from tests.ops.rules import known
 

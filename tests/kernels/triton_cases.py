@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Results that every Triton kernel must return, as functions: interpreted in tests, compiled in ``benchmarks/gpu.py``.
 
 Each takes the device to run on and compares with the plain kernels on the CPU.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compile the Triton kernels for a GPU, down to its machine code, on a machine that has none.
 
 ``python -m tests.kernels.triton_compile cuda|hip [--all]`` prints a line for each kernel, and what does not compile.

@@ -1,7 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
 """Each metric of one label by its definition, in Python's floats, sample by sample."""
 
 import math
 from collections import defaultdict
+from fractions import Fraction
 
 
 def auc(rows):
@@ -88,6 +90,39 @@ def ranking(rows, name, k):
     return total / of_weights if of_weights else math.nan
 
 
+def score_bits(score):
+    """The 11 leading bits of a score and their exponent; what is below 2^-32 counts alike."""
+    mantissa, exponent = math.frexp(score)
+    return (exponent, int(mantissa * 2**11)) if score >= 2**-32 * (1 + 2**-10) else (-32, 0)
+
+
+def calibration(rows, bins, binning="count"):
+    """Return the means of score and label and the weight of each bin, sample by sample, in exact numbers."""
+    rows = [tuple(map(Fraction, row[1:4])) for row in rows]
+    parts = defaultdict(list)
+    total = sum(weight for *_, weight in rows)
+    for score, label, weight in rows:
+        if binning == "width":
+            number = max(0, next(k for k in range(bins) if float(score) <= (k + 1) / bins))
+        else:
+            bits = score_bits(float(score))
+            below = sum(its for other, _, its in rows if score_bits(float(other)) < bits)
+            equal = sum(its for other, _, its in rows if score_bits(float(other)) == bits)
+            number = min(math.floor(bins * (below + equal / 2) / total), bins - 1)
+        parts[number].append((score, label, weight))
+    return [
+        (sum(w * s for s, _, w in part) / mass, sum(w * y for _, y, w in part) / mass, mass)
+        for _, part in sorted(parts.items())
+        if (mass := sum(w for *_, w in part))
+    ]
+
+
+def calibration_error(rows, bins):
+    curve = calibration(rows, bins)
+    total = sum(mass for *_, mass in curve)
+    return float(sum(mass * abs(score - label) for score, label, mass in curve) / total) if total else math.nan
+
+
 MEANS = {
     "logloss": cross_entropy,
     "mse": lambda row: (row[1] - row[2]) ** 2,
@@ -103,6 +138,8 @@ def expected(name, rows):
     base, _, k = name.partition("@")
     if base in ("auc", "gauc"):
         return {"auc": auc, "gauc": gauc}[base](rows)
+    if base == "ece":
+        return calibration_error(rows, int(k or 10))
     if base == "ne":
         return normalized_entropy(rows)
     if base == "rmse":

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 import math
 
 import numpy as np
@@ -7,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from terarec.errors import ConfigError
-from terarec.metrics import SMAPE, AverageLoss, LogLoss, Throughput
+from terarec.metrics import SMAPE, AverageLoss
+from terarec.metrics.means import LogLoss, Throughput
 from tests.errors import at
 
 

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 import json
 import math
 
@@ -12,10 +14,10 @@ from tests.errors import at
 from tests.metrics.oracles import expected
 
 NAMES = [
-    *("auc", "logloss", "ne", "rmse", "mae", "mse", "smape", "accuracy"),
+    *("auc", "logloss", "ne", "rmse", "mae", "mse", "smape", "accuracy", "ece", "ece@3"),
     *("gauc", "ndcg@1", "ndcg@4", "recall@3", "hit_rate@2", "mrr", "mrr@2", "map", "map@3"),
 ]
-STREAMED = NAMES[:8]
+STREAMED = NAMES[:10]
 ROWS = 240
 
 
@@ -277,7 +279,7 @@ def test_bad_sets_are_named(names, options, place):
 
 
 def test_the_direction_of_every_metric():
-    falling = {"logloss", "ne", "rmse", "mae", "mse", "smape", "average_loss"}
+    falling = {"logloss", "ne", "rmse", "mae", "mse", "smape", "ece", "average_loss"}
     for shown in metric_names():
         name = shown.replace("[@K]", "").replace("@K", "@5")
         metric = find_metric(name)

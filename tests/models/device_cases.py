@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every model, trained and evaluated on a device as on the CPU.
 
 By plain gradients, since adaptive rules make much of rounding where a gradient is nearly zero.
@@ -14,7 +15,8 @@ import torch
 from terarec.batch import to_device
 from terarec.models import build_model
 from terarec.nn.objectives import build_objective
-from terarec.spec import BinarySpec, DynamicTablesSpec, ModelSpec, SGDSpec, TrainingSpec
+from terarec.spec import BinarySpec, DynamicTablesSpec, SGDSpec, TrainingSpec
+from terarec.spec.model import ModelSpec
 from terarec.train import Optimizers, Trainer, evaluate
 from tests.models.every import ALLOWED, MODELS, dataset, random_batch
 from tests.on_device import CPU, Case, assert_near, assert_on

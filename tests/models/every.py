@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A small spec of every registered model, and data sets and batches of every shape for them."""
 
 from collections.abc import Sequence
@@ -26,7 +27,6 @@ from terarec.spec import (
     GraphSpec,
     LabelColumn,
     LRSpec,
-    ModelSpec,
     PythonModelSpec,
     TableSpec,
     TargetHistory,
@@ -34,6 +34,7 @@ from terarec.spec import (
     WideDeepSpec,
     XDeepFMSpec,
 )
+from terarec.spec.model import ModelSpec
 
 ROWS = 7
 HISTORY = (TargetHistory(target="a", history="past"),)

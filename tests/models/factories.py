@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Factories that tests name in `PythonModelSpec`."""
 
 import torch

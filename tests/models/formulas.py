@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The formula of every model over columns, in NumPy and float64, sample by sample and pair by pair.
 
 Written from the papers. Only the names of the weights are taken from the models.
@@ -9,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from terarec.spec import DatasetSpec, ModelSpec
+from terarec.spec import DatasetSpec
+from terarec.spec.model import ModelSpec
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A tiny problem with a planted answer: the label depends on products of two categories' hidden numbers."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A whole model in evaluation: compiled, and exported, saved and loaded, with the lookup op in its graph."""
 
 import io

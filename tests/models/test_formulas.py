@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every model over columns equals its formula in float64, on data sets of every shape."""
 
 import numpy as np
@@ -8,7 +9,8 @@ from torch import nn
 from terarec.batch import Batch, Jagged
 from terarec.models import build_model
 from terarec.models.artifact import dense_state, tables
-from terarec.spec import DatasetSpec, ModelSpec
+from terarec.spec import DatasetSpec
+from terarec.spec.model import ModelSpec
 from tests.models.every import COLUMN_MODELS, DIN_MODELS, TWO_TOWER_MODELS, dataset, random_batch
 from tests.models.formulas import Sample, Weights, logits
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Graphs of named tensors: what they compute, what they reject, and that they train like any module."""
 
 import json

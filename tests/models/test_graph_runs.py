@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Graphs as models of runs: from files, and with the weights of samples."""
 
 import json
@@ -8,7 +9,8 @@ import pytest
 import torch
 
 from terarec.batch import slice_samples
-from terarec.config import load_run, read_graph, save_run
+from terarec.config import load_run, save_run
+from terarec.config.files import read_graph
 from terarec.errors import ConfigError, DataNotFoundError
 from terarec.models import GraphModel, build_model
 from terarec.spec import GraphLabel, GraphLayer, GraphModelSpec, GraphSpec, RunSpec, to_data

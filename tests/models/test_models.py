@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What every registered model does: learn, take data sets of every shape, and depend on its seed alone."""
 
 import dataclasses
@@ -11,8 +12,9 @@ from torch import Tensor, nn
 
 from terarec.batch import Batch
 from terarec.errors import ConfigError
-from terarec.models import DLRM, MODELS, build_model
-from terarec.nn import logistic_loss
+from terarec.models import DLRM, build_model
+from terarec.models.registry import MODELS
+from terarec.nn.losses import logistic_loss
 from terarec.optim import RowOptimizer, build_dense_optimizer
 from terarec.spec import (
     AdaGradSpec,
@@ -25,7 +27,6 @@ from terarec.spec import (
     DynamicTablesSpec,
     GraphModelSpec,
     LRSpec,
-    ModelSpec,
     PythonModelSpec,
     RunSpec,
     StaticTablesSpec,
@@ -34,6 +35,7 @@ from terarec.spec import (
     from_data,
     to_data,
 )
+from terarec.spec.model import ModelSpec
 from tests.errors import at
 from tests.models import every
 from tests.models.every import ALLOWED, COLUMN_MODELS, DIN_MODELS, TWO_TOWER_MODELS, dataset, random_batch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trained models in narrower numbers."""
 
 import pytest

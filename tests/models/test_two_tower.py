@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training loss of the two towers: queries, weights, frequencies, and the in-batch softmax by brute force."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Layers, objectives and metrics of tensors on a device against the CPU."""
 
 from __future__ import annotations
@@ -15,14 +16,8 @@ from terarec.batch import to_device
 from terarec.metrics import AUC, MetricSet, evaluate_retrieval
 from terarec.nn.objectives import build_objective
 from terarec.ragged import Ragged
-from terarec.spec import (
-    BinarySpec,
-    MultiClassSpec,
-    ObjectiveSpec,
-    PairwiseSpec,
-    RegressionSpec,
-    SampledSoftmaxSpec,
-)
+from terarec.spec import BinarySpec, MultiClassSpec, PairwiseSpec, RegressionSpec, SampledSoftmaxSpec
+from terarec.spec.run import ObjectiveSpec
 from tests.metrics.test_metric_set import NAMES, Samples
 from tests.nn.test_objectives import B, batch
 from tests.nn.test_registry import EXAMPLES, HAS_NO_GRADIENT, example, flat

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Holds a layer against a formula in NumPy: outputs, and the gradients of inputs and weights by finite differences."""
 
 from collections.abc import Callable, Sequence
@@ -7,7 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from terarec.nn import Layer, TensorShape, WeightedLayer, build_layer
+from terarec.nn import Layer, TensorShape, build_layer
+from terarec.nn.layer import WeightedLayer
 
 Array = NDArray[np.float64]
 _STEP = 1e-5

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Activations by name, and Dice's statistics."""
 
 from collections.abc import Callable

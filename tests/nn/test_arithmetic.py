@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Layers without weights that compute: elementwise, reductions, products of matrices, activations, FM, interaction."""
 
 import math

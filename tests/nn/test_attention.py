@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention, its halves, softmax with a mask, and masks from lengths."""
 
 from typing import Any

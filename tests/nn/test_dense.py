@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 import math
 from collections.abc import Callable
 from typing import Any
@@ -8,8 +10,9 @@ import torch
 from torch import nn
 
 from terarec.errors import ConfigError
-from terarec.nn import MLP, TensorShape, WeightedLayer, build_layer
+from terarec.nn import MLP, TensorShape, build_layer
 from terarec.nn.dense import InnerProduct
+from terarec.nn.layer import WeightedLayer
 from tests.errors import at
 from tests.nn.formula import Array, assert_gradcheck, compare, draw, generator, make
 

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 import math
 
 import numpy as np
@@ -5,7 +7,8 @@ import pytest
 import torch
 
 from terarec.errors import ConfigError
-from terarec.nn import DotInteraction, TensorShape, WeightedLayer, build_layer
+from terarec.nn import DotInteraction, TensorShape, build_layer
+from terarec.nn.layer import WeightedLayer
 from tests.errors import at
 from tests.nn.formula import Array, assert_gradcheck, compare, draw, generator, make
 

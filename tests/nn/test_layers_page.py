@@ -1,10 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
 """docs/layers.md is generated from the registry; ``python -m tests.nn.test_layers_page > docs/layers.md`` writes it."""
 
 import inspect
 import re
 from pathlib import Path
 
-from terarec.nn import LAYERS, LayerKind
+from terarec.nn import LAYERS
+from terarec.nn.registry import LayerKind
 from terarec.spec.checks import REQUIRED
 
 PAGE = Path(__file__).parents[2] / "docs" / "layers.md"

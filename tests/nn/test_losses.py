@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 import math
 
 import numpy as np
@@ -5,7 +7,8 @@ import pytest
 import torch
 
 from terarec.errors import ConfigError
-from terarec.nn import Loss, Regularizer, TensorShape, build_layer, logistic_loss
+from terarec.nn import Loss, Regularizer, TensorShape, build_layer
+from terarec.nn.losses import logistic_loss
 from tests.errors import at
 from tests.nn.formula import Array, generator
 
@@ -50,6 +53,8 @@ def test_cross_entropy_takes_its_class_from_the_label(batch_size: int) -> None:
     value = float(-np.log((probabilities * one_hot).sum(1)).mean())
     gradient = (probabilities - one_hot) / batch_size
     check(make_loss("cross_entropy", 2, 1), x, y, value, gradient, probabilities)
+    # Finding M6: a label of both classes, whose second number says the same.
+    check(make_loss("cross_entropy", 2, 2), x, np.hstack([1 - y, y]), value, gradient, probabilities)
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 7])

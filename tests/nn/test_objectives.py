@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Objectives against their formulas in float64, sample by sample and pair by pair."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What holds for every kind of layer: options, mixed precision, inputs left alone, export, weights of files."""
 
 from typing import Any
@@ -7,7 +8,8 @@ import torch
 from torch import Tensor
 
 from terarec.errors import ConfigError
-from terarec.nn import LAYERS, Layer, TensorShape, WeightedLayer, build_layer
+from terarec.nn import LAYERS, Layer, TensorShape, build_layer
+from terarec.nn.layer import WeightedLayer
 from terarec.spec.checks import REQUIRED
 from tests.errors import at
 from tests.nn.formula import generator

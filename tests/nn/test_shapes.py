@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The layers that only move elements: concat, reshape, slice, select, gather, scale, fused_reshape_concat(_general)."""
 
 import math

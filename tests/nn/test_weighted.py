@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Weight multiply, batch and layer normalization, GRU."""
 
 import numpy as np
@@ -5,7 +6,8 @@ import pytest
 import torch
 
 from terarec.errors import ConfigError
-from terarec.nn import TensorShape, WeightedLayer, build_layer
+from terarec.nn import TensorShape, build_layer
+from terarec.nn.layer import WeightedLayer
 from terarec.nn.normalization import BatchNorm
 from tests.errors import at
 from tests.nn.formula import Array, compare, draw, generator, make

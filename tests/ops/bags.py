@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random lookups for the tests of the embedding ops."""
 
 from dataclasses import dataclass

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fixtures that the tests of several ops share."""
 
 from collections.abc import Callable, Iterator

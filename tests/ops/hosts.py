@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The instruction sets of the compiled kernels, and what must not depend on them."""
 
 from collections.abc import Callable, Sequence

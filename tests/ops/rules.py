@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules with numbers, their states, and the same optimizers on whole tables in float64."""
 
 import dataclasses
@@ -7,7 +8,8 @@ from torch import Tensor, nn
 
 from terarec.kernels.ref.bag_lookup import spread_gradient
 from terarec.kernels.row_rules import number_names, rule_class
-from terarec.ops import BagGradient, RowRule, bag_lookup, row_rule, state_dtype, state_shapes
+from terarec.ops import bag_lookup
+from terarec.ops.row_update import BagGradient, RowRule, row_rule, state_dtype, state_shapes
 from tests.ops.bags import make_layout, make_lookup
 
 NUMBERS = {

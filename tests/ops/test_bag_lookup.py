@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`bag_lookup`: every implementation and instruction set against the plain one, torch's module and the contract."""
 
 import pytest

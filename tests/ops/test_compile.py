@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The embedding ops inside compiled and exported graphs."""
 
 import io
@@ -11,8 +12,9 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from terarec.kernels.cpu.dense import has_pair_dots
 from terarec.nn import MLP, DotInteraction
-from terarec.ops import BagGradient, bag_lookup, quantize_rows, quantized_bag_lookup, row_rule, row_update_
+from terarec.ops import bag_lookup, quantize_rows, quantized_bag_lookup
 from terarec.ops.onednn import has_bfloat16
+from terarec.ops.row_update import BagGradient, row_rule, row_update_
 from tests.ops.bags import make_layout, make_lookup
 
 RULE = row_rule("sgd", lr=0.1)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Transforms of gradients before a rule: scale, bounds, regularisation, factors of the learning rate."""
 
 import math
@@ -7,7 +8,7 @@ import torch
 
 from terarec.errors import ConfigError, KeyOutOfRangeError
 from terarec.kernels.row_rules import RULE_KINDS
-from terarec.ops import BagGradient, row_gradient_norm, row_update_
+from terarec.ops.row_update import BagGradient, row_gradient_norm, row_update_
 from tests.errors import at
 from tests.ops.hosts import on_every_host
 from tests.ops.rules import dense_gradient, make_gradients, make_rule, make_state, with_numbers

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gradients of key weights, against formulas in float64 that autograd derives."""
 
 import pytest
@@ -5,7 +6,8 @@ import torch
 
 from terarec.errors import ConfigError, KeyOutOfRangeError
 from terarec.kernels.registry import choose
-from terarec.ops import bag_lookup, key_weight_gradient
+from terarec.ops import bag_lookup
+from terarec.ops.bag_lookup import key_weight_gradient
 from tests.errors import at
 from tests.ops.bags import make_layout, make_lookup
 from tests.ops.hosts import on_every_host

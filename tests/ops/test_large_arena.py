@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Offsets past 2^31 elements and rows: an arena of virtual memory of which a few pages are touched."""
 
 import math
@@ -8,17 +9,8 @@ import torch
 
 from terarec.kernels.ref.bag_lookup import dequantize_rows
 from terarec.kernels.rows import initialise_keys
-from terarec.ops import (
-    BagGradient,
-    BagLayout,
-    bag_lookup,
-    quantize_rows,
-    quantized_bag_lookup,
-    row_rule,
-    row_update_,
-    state_dtype,
-    state_shapes,
-)
+from terarec.ops import BagLayout, bag_lookup, quantize_rows, quantized_bag_lookup
+from terarec.ops.row_update import BagGradient, row_rule, row_update_, state_dtype, state_shapes
 from terarec.spec import Pooling
 from tests.ops.rules import make_rule
 

@@ -1,9 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
 """An update takes what it needs in passing from the memory of results that no one uses any more."""
 
 import pytest
 import torch
 
-from terarec.ops import BagGradient, bag_lookup, row_rule, row_update_
+from terarec.ops import bag_lookup
+from terarec.ops.row_update import BagGradient, row_rule, row_update_
 from tests.ops.bags import one_feature
 
 WIDTH, BATCH = 64, 130_000  # a result of 32 MiB: those from 4 MiB on lie in the core's own memory

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Products of fully connected layers by oneDNN against float64."""
 
 import copy
@@ -15,8 +16,14 @@ from terarec.kernels.cpu import host
 from terarec.kernels.ref import dense as ref
 from terarec.nn import MLP
 from terarec.nn.dense import Linear
-from terarec.ops import linear, linear_choice, linear_relu
-from terarec.ops.onednn import choice_and_range, has_bfloat16, least_products, multiplies_weight_gradients
+from terarec.ops.linear import linear, linear_relu
+from terarec.ops.onednn import (
+    choice_and_range,
+    has_bfloat16,
+    least_products,
+    linear_choice,
+    multiplies_weight_gradients,
+)
 from tests.errors import at
 from tests.processes import run_python
 
@@ -190,7 +197,7 @@ def test_a_stack_of_layers_equals_itself_in_float64(batch_norm: bool) -> None:
 
 
 def test_the_environment_forces_a_library() -> None:
-    program = "from terarec.ops import linear_choice; print(linear_choice().implementation)"
+    program = "from terarec.ops.onednn import linear_choice; print(linear_choice().implementation)"
     assert run_python(program, environment={"TERAREC_LINEAR": "torch"}).stdout.strip() == "torch"
     assert run_python(program, environment={"ATEN_CPU_CAPABILITY": "avx2"}).stdout.strip() == "torch"
     rejected = run_python(program, environment={"TERAREC_LINEAR": "eigen"})

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every registered op under `torch.library.opcheck`: schema, autograd, fake tensors, ahead-of-time dispatch."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Dots of all pairs of vectors, in bfloat16 and float32: kernel and plain formula, and both against float64."""
 
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from terarec.errors import KernelError
 from terarec.kernels.cpu.dense import has_pair_dots
 from terarec.kernels.cpu.host import features, instruction_sets, select
 from terarec.nn import DotInteraction
-from terarec.ops import pair_dots, supports_pair_dots
+from terarec.ops.pair_dots import pair_dots, supports_pair_dots
 from tests.errors import at
 
 SHAPES = [(0, 3, 4), (1, 2, 1), (7, 5, 3), (130, 27, 64), (65, 27, 16), (33, 40, 48), (9, 17, 128), (64, 33, 40)]

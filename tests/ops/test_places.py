@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows that do not lie in their order give the same bits as rows that do."""
 
 import itertools
@@ -7,7 +8,7 @@ import torch
 
 from terarec.errors import ConfigError
 from terarec.kernels.row_rules import RULE_KINDS
-from terarec.ops import row_gradient_norm, row_update_
+from terarec.ops.row_update import row_gradient_norm, row_update_
 from tests.errors import at
 from tests.ops.bags import IMPLEMENTATIONS
 from tests.ops.rules import make_gradients, make_rule, make_state

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every pooling, with and without key weights, forward and back, against formulas in float64 that autograd derives."""
 
 import pytest
@@ -6,7 +7,8 @@ from torch import Tensor
 
 from terarec.errors import ConfigError
 from terarec.kernels.cpu import host
-from terarec.ops import BagGradient, bag_lookup, row_rule, row_update_
+from terarec.ops import bag_lookup
+from terarec.ops.row_update import BagGradient, row_rule, row_update_
 from tests.errors import at
 from tests.ops.bags import Lookup, make_layout, make_lookup, one_feature
 from tests.ops.hosts import SETS

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows of 8-bit codes: the error of packing, and lookups against the plain kernel and the rows they stand for."""
 
 import pytest

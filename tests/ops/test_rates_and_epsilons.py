@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules with the rate in the momentum and with epsilon hat, against their formulas in float64 under a falling rate."""
 
 import dataclasses
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from terarec.errors import ConfigError
-from terarec.ops import row_rule, row_update_
+from terarec.ops.row_update import row_rule, row_update_
 from tests.errors import at
 from tests.ops.rules import dense_gradient, make_gradients, make_rule, make_state
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows of 16 bits: every rule on them, and the stochastic rounding with which they are written."""
 
 import math
@@ -6,7 +7,7 @@ import pytest
 import torch
 
 from terarec.kernels.row_rules import RULE_KINDS
-from terarec.ops import BagGradient, row_gradient_norm, row_update_
+from terarec.ops.row_update import BagGradient, row_gradient_norm, row_update_
 from tests.ops.bags import one_feature
 from tests.ops.hosts import on_every_host
 from tests.ops.rules import make_gradients, make_rule, make_state

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every rule in every mode against the optimizer on whole tables in float64, over several steps."""
 
 import pytest
@@ -5,7 +6,7 @@ import torch
 
 from terarec.errors import ConfigError
 from terarec.kernels.row_rules import RULE_KINDS, UPDATE_MODES
-from terarec.ops import BagGradient, row_rule, row_update_, state_shapes
+from terarec.ops.row_update import BagGradient, row_rule, row_update_, state_shapes
 from tests.errors import at
 from tests.ops.bags import make_layout
 from tests.ops.rules import DenseReference, dense_gradient, make_gradients, make_rule, make_state

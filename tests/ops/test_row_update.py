@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`row_update_`: every implementation against the plain one, torch's optimizers and the contract."""
 
 import copy
@@ -8,7 +9,8 @@ from torch import nn
 
 from terarec.errors import ConfigError, KeyOutOfRangeError
 from terarec.kernels.row_rules import RULE_KINDS
-from terarec.ops import BagGradient, BagLayout, row_rule, row_update_, state_shapes
+from terarec.ops import BagLayout
+from terarec.ops.row_update import BagGradient, row_rule, row_update_, state_shapes
 from tests.errors import at
 from tests.ops.bags import IMPLEMENTATIONS, make_layout, make_lookup, one_feature
 from tests.ops.hosts import SETS, on_every_host

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows whose columns are on several ranks: together they move as in one process, by rules that take all columns."""
 
 import math
@@ -10,8 +11,8 @@ import torch
 from torch import Tensor
 
 from terarec.errors import ConfigError
-from terarec.ops import BagGradient, RowRule, row_rule, row_update_, state_shapes
 from terarec.ops.layout import BagLayout
+from terarec.ops.row_update import BagGradient, RowRule, row_rule, row_update_, state_shapes
 from terarec.ops.split_rows import split_row_update_, takes_whole_rows
 from tests.errors import at
 

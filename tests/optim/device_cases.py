@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Dense optimizers on a device against the CPU, also with states that were made before the first step."""
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from terarec.optim import build_dense_optimizer, dense_states
+from terarec.optim import build_dense_optimizer
+from terarec.optim.dense import dense_states
 from terarec.spec import (
     AdaGradSpec,
     AdamSpec,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The state of dense optimizers, as files hold it: made before the first step, and the optimizer's own."""
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ import torch
 from torch import nn
 
 from terarec.errors import ConfigError
-from terarec.optim import RowOptimizer, build_dense_optimizer, dense_states
+from terarec.optim import RowOptimizer, build_dense_optimizer
+from terarec.optim.dense import dense_states
 from terarec.spec import (
     AdaGradSpec,
     AdamSpec,
     AdamWSpec,
-    FieldError,
     FTRLSpec,
     MomentumSpec,
     NesterovSpec,
@@ -27,6 +28,7 @@ from terarec.spec import (
     from_data,
     to_data,
 )
+from terarec.spec.checks import FieldError
 from tests.errors import at
 
 PLAIN = {

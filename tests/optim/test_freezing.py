@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Frozen parts keep weights and optimizer state, and go on afterwards as if nothing had been."""
 
 import copy

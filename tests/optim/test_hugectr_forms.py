@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Dense optimizers in HugeCTR's forms against their formulas in float64, under a falling rate."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scaled losses: the steps are those of unscaled ones, for layers and rows together, as torch does them on its own."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A4: tables are not trained on several ranks, where each would train its own."""
 
 import os

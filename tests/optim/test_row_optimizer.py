@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A collection with its row optimizer equals `nn.EmbeddingBag` with `torch.optim`, step after step."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Options of `RowOptions` through a collection: modes, bounds, factors, frozen tables, bad gradients."""
 
 import copy

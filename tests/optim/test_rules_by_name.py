@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One row optimizer with a rule for each group of tables does what one optimizer for each group does, bit for bit."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The schedule against a table of it, built piece by piece, and at every edge."""
 
 import math

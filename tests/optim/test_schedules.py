@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Schedules from specs: the rates of torch's own schedulers or of a formula, the same after a restart through JSON."""
 
 import json
@@ -23,11 +24,9 @@ from terarec.spec import (
     CosineSchedule,
     ExponentialSchedule,
     FeatureSpec,
-    FieldError,
     LinearSchedule,
     MultiStepSchedule,
     PlateauSchedule,
-    ScheduleSpec,
     SGDSpec,
     StepSchedule,
     TableSpec,
@@ -35,6 +34,8 @@ from terarec.spec import (
     from_data,
     to_data,
 )
+from terarec.spec.checks import FieldError
+from terarec.spec.schedule import ScheduleSpec
 from tests.errors import at
 
 SPECS = [

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Code written for PyTorch's modules and optimizers does the same with tables, or raises; findings by their number."""
 
 import copy
@@ -14,7 +15,8 @@ import terarec
 from terarec.batch import Jagged
 from terarec.embedding import EmbeddingCollection
 from terarec.errors import ConfigError, StorageError
-from terarec.optim import RowOptimizer, RowParameters
+from terarec.optim import RowOptimizer
+from terarec.optim.row_parameters import RowParameters
 from terarec.spec import (
     AdaGradSpec,
     AdamSpec,

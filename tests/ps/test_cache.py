@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Embedding caches: what they return, keep, read in the background and refresh."""
 
 import threading
@@ -10,15 +11,24 @@ import pytest
 import torch
 
 from terarec.errors import ConfigError, StorageError
-from terarec.formats.hugectr import SparseRows, write_sparse_folder
+from terarec.formats.hugectr.weights import SparseRows, write_sparse_folder
+from terarec.kernels.slots import RowBatch
+from terarec.memory.level import batch_of, joined
 from terarec.ops import BagLayout
 from terarec.ops.bag_lookup import pool_rows
-from terarec.ps import EmbeddingCache, Found, HostMemoryTier, ModelCaches, ParameterServer, TableTiers
-from terarec.ps.disk import row_file_tier
-from terarec.ps.table import find_together
-from terarec.spec import CacheSpec, ParameterServerSpec, Pooling, RowFileSpec, ServedModelSpec, ServedTableSpec
+from terarec.ps import EmbeddingCache, ModelCaches, ParameterServer, TableGroup, TableTiers
+from terarec.ps.levels import disk_level, host_level
+from terarec.spec import (
+    CacheSpec,
+    HostMemorySpec,
+    ParameterServerSpec,
+    Pooling,
+    RowFileSpec,
+    ServedModelSpec,
+    ServedTableSpec,
+)
 from tests.errors import at
-from tests.ps.tiers import distinct_rows
+from tests.ps.tiers import Delegating, distinct_rows, host, table_of
 
 WIDTH = 8
 rows_of = partial(distinct_rows, WIDTH)
@@ -26,9 +36,9 @@ KEYS = torch.cat([torch.arange(-500, 500), torch.tensor([-(2**63), 2**63 - 1])])
 
 
 def tiers(default: float = 0.0) -> TableTiers:
-    tier = HostMemoryTier("t", WIDTH)
+    tier = host(WIDTH)
     tier.insert(KEYS, rows_of(KEYS))
-    return TableTiers([tier], lambda keys: torch.full((keys.numel(), WIDTH), default))
+    return table_of([tier], lambda keys: torch.full((keys.numel(), WIDTH), default))
 
 
 @pytest.fixture(params=["dynamic", "int8", "static"])
@@ -133,23 +143,23 @@ def test_a_refresh_in_the_background() -> None:
     cache.close()
 
 
-class Unreachable(HostMemoryTier):
+class Unreachable(Delegating):
     """A tier that fails on demand."""
 
     fails = False
 
-    def lookup(self, keys: torch.Tensor) -> Found:
+    def read(self, batch: RowBatch, out: torch.Tensor) -> torch.Tensor:
         if self.fails:
             raise StorageError("down")
-        return super().lookup(keys)
+        return self.level.read(batch, out)
 
 
 def test_a_refresh_keeps_rows_while_a_tier_fails() -> None:
-    tier = Unreachable("t", WIDTH)
+    tier = host(WIDTH, kind=Unreachable)
     tier.insert(KEYS, rows_of(KEYS))
-    cache = EmbeddingCache(TableTiers([tier]), 100, CacheSpec())
+    cache = EmbeddingCache(table_of([tier]), 100, CacheSpec())
     cache.lookup(KEYS[:60])
-    tier.fails = True
+    tier.guarded.level.fails = True
     cache.refresh()
     assert cache.lookup(KEYS[:60]).equal(rows_of(KEYS[:60]))
     # Rows that it does not have get the default vector, and are read again.
@@ -177,13 +187,13 @@ def test_threads_share_a_cache() -> None:
     assert not wrong
 
 
-class Interrupted(HostMemoryTier):
+class Interrupted(Delegating):
     """A tier of which something else happens right after a lookup."""
 
     then: Callable[[], None] | None = None
 
-    def lookup(self, keys: torch.Tensor) -> Found:
-        found = super().lookup(keys)
+    def read(self, batch: RowBatch, out: torch.Tensor) -> torch.Tensor:
+        found = self.level.read(batch, out)
         then, self.then = self.then, None
         if then is not None:
             then()
@@ -191,18 +201,18 @@ class Interrupted(HostMemoryTier):
 
 
 def test_a_row_that_an_update_changes_while_it_is_read_is_not_kept() -> None:
-    tier = Interrupted("t", WIDTH)
+    tier = host(WIDTH, kind=Interrupted)
     tier.insert(KEYS, rows_of(KEYS))
-    cache = EmbeddingCache(TableTiers([tier]), 100, CacheSpec())
+    cache = EmbeddingCache(table_of([tier]), 100, CacheSpec())
 
     def update(salt: float) -> None:
         tier.insert(KEYS[:5], rows_of(KEYS[:5], salt))
         cache.update(KEYS[:5], rows_of(KEYS[:5], salt))
 
-    tier.then = partial(update, 2.0)
+    tier.guarded.level.then = partial(update, 2.0)
     assert cache.lookup(KEYS[:10]).equal(rows_of(KEYS[:10]))
     assert cache.lookup(KEYS[:5]).equal(rows_of(KEYS[:5], 2.0))
-    tier.then = partial(update, 3.0)
+    tier.guarded.level.then = partial(update, 3.0)
     cache.refresh()
     assert cache.lookup(KEYS[:5]).equal(rows_of(KEYS[:5], 3.0))
 
@@ -210,7 +220,14 @@ def test_a_row_that_an_update_changes_while_it_is_read_is_not_kept() -> None:
 @pytest.mark.parametrize("pooling", ["sum", "mean", "none"])
 def test_caches_of_several_tables_are_looked_up_together(form: str, pooling: Pooling) -> None:
     """Features of two tables, one of which has two, with bags of any length, whatever the caches hold."""
-    tables = {"a": tiers(default=0.5), "b": tiers()}
+    group = TableGroup(
+        ["a", "b"],
+        WIDTH,
+        [host_level(HostMemorySpec(), ["a", "b"], WIDTH)],
+        [lambda keys: torch.full((keys.numel(), WIDTH), 0.5), lambda keys: torch.zeros(keys.numel(), WIDTH)],
+    )
+    tables = {"a": group.table(0), "b": group.table(1)}
+    tables["a"].insert(KEYS, rows_of(KEYS))
     tables["b"].insert(KEYS, rows_of(KEYS, salt=1.0))
     caches = ModelCaches(tables, {"a": 40, "b": 60}, CacheSpec(form=form))  # type: ignore[arg-type]
     assert caches.caches["a"].memory is caches.caches["b"].memory
@@ -260,20 +277,22 @@ def test_wrong_keys_and_sizes_are_rejected() -> None:
         EmbeddingCache(tiers(), 4, CacheSpec()).lookup(torch.zeros(4))
 
 
-def test_files_of_several_tables_are_read_together(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cache_bytes", [0, 4096])
+def test_files_of_several_tables_are_read_together(tmp_path: Path, cache_bytes: int) -> None:
     """Rows in host memory and on the disk, keys that repeat, and keys that no file has."""
-    tables, held = [], (300, 40)
+    held, names = (300, 40), ["0", "1"]
+    spec = RowFileSpec(path=".", cache_bytes=cache_bytes)
+    level = disk_level(spec, [tmp_path / name for name in names], names, WIDTH)
+    group = TableGroup(names, WIDTH, [level], [lambda keys: torch.full((keys.numel(), WIDTH), 0.25)] * 2)
+    tables = [group.table(0), group.table(1)]
     for number, rows in enumerate(held):
-        tier = row_file_tier(RowFileSpec(path=".", cache_bytes=4096), tmp_path / str(number), "t", WIDTH)
-        tier.insert(torch.arange(rows), rows_of(torch.arange(rows), salt=float(number)))
-        tier.flush()
-        assert tier.cached is not None
-        tables.append(TableTiers([tier], lambda keys: torch.full((keys.numel(), WIDTH), 0.25)))
+        tables[number].insert(torch.arange(rows), rows_of(torch.arange(rows), salt=float(number)))
+        tables[number].flush()
     generator = torch.Generator().manual_seed(2)
     num_keys = [0, 0]
     for counts in ((3, 50), (200, 1), (0, 9), (7, 0), (400, 400), (5, 5)):
         keys = torch.randint(0, 330, (sum(counts),), generator=generator)
-        found = find_together(tables, keys, [counts[0], sum(counts)])
+        found = group.find(joined([batch_of(part, i) for i, part in enumerate(torch.split(keys, counts))]))
         expected = torch.cat([rows_of(part, salt=float(i)) for i, part in enumerate(torch.split(keys, counts))])
         is_there = keys < torch.tensor(held).repeat_interleave(torch.tensor(counts))
         expected[~is_there] = 0.25
@@ -283,5 +302,4 @@ def test_files_of_several_tables_are_read_together(tmp_path: Path) -> None:
     statistics = [table.statistics() for table in tables]
     assert [one.keys for one in statistics] == num_keys
     assert [one.tiers[0].counted.keys for one in statistics] == num_keys
-    for table in tables:
-        table.close()
+    group.stack.close()

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Eviction, memory and concurrency of rows in host memory."""
 
 import threading
@@ -5,17 +6,17 @@ import threading
 import pytest
 import torch
 
-from terarec.ps import HostMemoryTier
 from terarec.spec import HostMemorySpec, OverflowSpec
+from tests.ps.tiers import Tier, host
 
 
 def rows(keys: torch.Tensor) -> torch.Tensor:
     return keys.float().unsqueeze(1).expand(-1, 4).contiguous()
 
 
-def bounded(evict: str, most: int = 100, keep: float = 0.5) -> HostMemoryTier:
+def bounded(evict: str, most: int = 100, keep: float = 0.5) -> Tier:
     overflow = OverflowSpec(max_rows=most, evict=evict, keep=keep)  # type: ignore[arg-type]
-    return HostMemoryTier("t", 4, HostMemorySpec(overflow=overflow))
+    return host(4, HostMemorySpec(overflow=overflow))
 
 
 @pytest.mark.parametrize("evict", ["random", "lru", "lfu"])
@@ -65,7 +66,7 @@ def test_memory_of_evicted_rows_is_used_again() -> None:
 
 
 def test_rows_that_are_replaced_take_no_more_memory() -> None:
-    tier = HostMemoryTier("t", 64)
+    tier = host(64)
     keys = torch.arange(5000)
     for number in range(40):
         tier.insert(keys, torch.full((5000, 64), float(number)))
@@ -76,7 +77,7 @@ def test_rows_that_are_replaced_take_no_more_memory() -> None:
 
 
 def test_keys_that_are_erased_twice_give_their_row_back_once() -> None:
-    tier = HostMemoryTier("t", 4)
+    tier = host(4)
     tier.insert(torch.arange(10), rows(torch.arange(10)))
     tier.erase(torch.tensor([3, 3, 4, 99]))
     tier.insert(torch.tensor([20, 21, 22]), rows(torch.tensor([20, 21, 22])))
@@ -86,7 +87,7 @@ def test_keys_that_are_erased_twice_give_their_row_back_once() -> None:
 
 
 def test_insertions_during_clears_leave_all_rows_or_none() -> None:
-    tier = HostMemoryTier("t", 64)
+    tier = host(64)
     keys = torch.arange(1000)
 
     def clear() -> None:
@@ -103,7 +104,7 @@ def test_insertions_during_clears_leave_all_rows_or_none() -> None:
 
 
 def test_lookups_during_insertions_see_whole_rows() -> None:
-    tier = HostMemoryTier("t", 64)
+    tier = host(64)
     keys = torch.arange(20_000)
     tier.insert(keys, torch.zeros(20_000, 64))
     stop = threading.Event()

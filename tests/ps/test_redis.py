@@ -1,8 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows in a real Redis or Valkey: their layout, eviction, faults, a cluster."""
 
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,16 @@ import pytest
 import torch
 
 from terarec.errors import StorageError
-from terarec.ps import HostMemoryTier, RedisServer, RedisTier, TableTiers
-from terarec.ps.tier import mixed
-from terarec.spec import OverflowSpec, TLSSpec
+from terarec.memory import RedisServer
+from terarec.memory.partitions import mixed
+from terarec.spec import OverflowSpec
+from terarec.spec.parameter_server import TLSSpec
+from tests.certificates import Certificates
+from tests.programs import OPENSSL, Program
+from tests.ps import tiers
 from tests.ps.redis_processes import PROGRAMS, RedisProcess, needs_redis, running
+from tests.ps.tiers import table_of
+from tests.waiting import wait_for
 
 pytestmark = needs_redis
 redis = pytest.importorskip("redis")
@@ -41,9 +47,9 @@ def partition_by_formula(key: int, num_partitions: int) -> int:
 
 
 def test_the_layout_is_that_of_hugectr(each_server: RedisProcess) -> None:
-    tier = RedisTier(RedisServer(each_server.spec(num_partitions=3)), "hps_et.dcn.user", 4)
+    tier = tiers.redis(RedisServer(each_server.spec(num_partitions=3)), "hps_et.dcn.user", 4)
     tier.insert(KEYS, ROWS)
-    client = redis.Redis(port=each_server.port)
+    client = redis.Redis(each_server.host, each_server.port)
     for key, row in zip(KEYS.tolist(), ROWS, strict=True):
         name = f"hps_et{{hps_et.dcn.user/p{partition_by_formula(key, 3)}}}v"
         assert client.hget(name, key.to_bytes(8, "little", signed=True)) == row.numpy().tobytes()
@@ -58,7 +64,7 @@ def test_partitions_by_the_formula() -> None:
 def test_a_full_partition_evicts(each_server: RedisProcess, evict: str) -> None:
     overflow = OverflowSpec(max_rows=60, evict=evict, keep=0.5)  # type: ignore[arg-type]
     server = RedisServer(each_server.spec(num_partitions=1, overflow=overflow))
-    tier = RedisTier(server, f"hps_et.full.{evict}", 4)
+    tier = tiers.redis(server, f"hps_et.full.{evict}", 4)
     tier.insert(KEYS[:60], ROWS[:60])
     assert tier.count() == 60
     tier.insert(KEYS[60:], ROWS[60:])
@@ -67,9 +73,9 @@ def test_a_full_partition_evicts(each_server: RedisProcess, evict: str) -> None:
 
 
 def test_rows_of_another_size_are_missing_and_counted(each_server: RedisProcess) -> None:
-    tier = RedisTier(RedisServer(each_server.spec(num_partitions=1)), "hps_et.m.sizes", 4)
+    tier = tiers.redis(RedisServer(each_server.spec(num_partitions=1)), "hps_et.m.sizes", 4)
     tier.insert(KEYS, ROWS)
-    client = redis.Redis(port=each_server.port)
+    client = redis.Redis(each_server.host, each_server.port)
     for key, value in ((3, b""), (4, b"12345"), (5, bytes(4 * 5))):
         client.hset("hps_et{hps_et.m.sizes/p0}v", key.to_bytes(8, "little"), value)
     found = tier.lookup(KEYS)
@@ -89,10 +95,10 @@ class Clock:
 
 def test_lookups_go_on_while_a_server_is_killed_and_started_again(own_server: RedisProcess) -> None:
     clock = Clock()
-    slow = HostMemoryTier("t", 4)
+    slow = tiers.host(4)
     slow.insert(KEYS[:50], -ROWS[:50])
-    tier = RedisTier(RedisServer(own_server.spec()), "hps_et.m.t", 4)
-    table = TableTiers([tier, slow], clock=clock)
+    tier = tiers.redis(RedisServer(own_server.spec()), "hps_et.m.t", 4, clock)
+    table = table_of([tier, slow])
     tier.insert(KEYS, ROWS)
     assert torch.equal(table.lookup(KEYS), ROWS)
     own_server.kill()
@@ -111,20 +117,23 @@ def test_lookups_go_on_while_a_server_is_killed_and_started_again(own_server: Re
 
 def test_a_slow_server_is_passed_over(own_server: RedisProcess) -> None:
     clock = Clock()
-    tier = RedisTier(RedisServer(own_server.spec(timeout_seconds=0.1)), "hps_et.m.t", 4)
-    table = TableTiers([tier], clock=clock)
-    tier.insert(KEYS, ROWS)
+    tiers.redis(RedisServer(own_server.spec()), "hps_et.m.t", 4).insert(KEYS, ROWS)
+    table = table_of([tiers.redis(RedisServer(own_server.spec(timeout_seconds=0.1)), "hps_et.m.t", 4, clock)])
     own_server.pause()
     assert torch.equal(table.lookup(KEYS), torch.zeros(100, 4))
     assert table.statistics().tiers[0].errors == 1
     own_server.resume()
-    clock.now += 0.3
-    assert torch.equal(table.lookup(KEYS), ROWS)
+
+    def is_used_again() -> bool:
+        clock.now += 0.3
+        return torch.equal(table.lookup(KEYS), ROWS)
+
+    wait_for(is_used_again)
 
 
 def test_a_full_server_rejects_rows_and_serves_the_others(tmp_path: Path) -> None:
     with running(tmp_path / "redis", "--maxmemory", "3mb", "--maxmemory-policy", "noeviction") as server:
-        tier = RedisTier(RedisServer(server.spec()), "hps_et.m.t", 4)
+        tier = tiers.redis(RedisServer(server.spec()), "hps_et.m.t", 4)
         tier.insert(KEYS, ROWS)
         many = torch.arange(1000, 301_000)
         with pytest.raises(StorageError):
@@ -134,100 +143,84 @@ def test_a_full_server_rejects_rows_and_serves_the_others(tmp_path: Path) -> Non
 
 def test_a_user_with_a_password(tmp_path: Path) -> None:
     with running(tmp_path / "redis") as server:
-        client = redis.Redis(port=server.port)
+        client = redis.Redis(server.host, server.port)
         client.acl_setuser("reader", enabled=True, passwords=["+s3cret"], keys=["*"], commands=["+@all"])
         client.acl_setuser("default", enabled=False)
-        tier = RedisTier(RedisServer(server.spec(user="reader", password="s3cret")), "hps_et.m.t", 4)
+        tier = tiers.redis(RedisServer(server.spec(user="reader", password="s3cret")), "hps_et.m.t", 4)
         tier.insert(KEYS, ROWS)
         assert torch.equal(tier.lookup(KEYS).rows, ROWS)
         with pytest.raises(StorageError):
-            RedisTier(RedisServer(server.spec(user="reader", password="wrong")), "hps_et.m.t", 4).lookup(KEYS)
+            tiers.redis(RedisServer(server.spec(user="reader", password="wrong")), "hps_et.m.t", 4).lookup(KEYS)
 
 
-class Certificates:
-    """An authority, and a certificate of it for the server's names and for a client."""
-
-    def __init__(self, folder: Path) -> None:
-        self.authority, self._folder = folder / "ca.crt", folder
-        self._run("req", "-x509", "-nodes", "-keyout", "ca.key", "-out", "ca.crt", "-subj", "/CN=authority", *_KEY)
-        for name in ("server", "client"):
-            self._run("req", "-nodes", "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}", *_KEY)
-            (folder / "names").write_text("subjectAltName=DNS:redis.localhost,DNS:localhost")
-            signed = ("-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "names")
-            self._run("x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.crt", *signed)
-
-    def _run(self, *arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], cwd=self._folder, check=True, capture_output=True, timeout=60)
-
-    def server_options(self) -> list[str]:
-        files = {"cert": "server.crt", "key": "server.key", "ca-cert": "ca.crt"}
-        return [word for name, file in files.items() for word in (f"--tls-{name}-file", str(self._folder / file))]
-
-    def spec(self, **changes: str | None) -> TLSSpec:
-        given = {"certificate": str(self._folder / "client.crt"), "key": str(self._folder / "client.key")}
-        return TLSSpec(**{"ca_certificates": str(self.authority), **given, **changes})  # type: ignore[arg-type]
+def server_options(certificates: Certificates) -> list[str]:
+    files = {"cert": "server.crt", "key": "server.key", "ca-cert": "ca.crt"}
+    return [word for name, file in files.items() for word in (f"--tls-{name}-file", certificates.file(file))]
 
 
-_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1")
+def client_spec(certificates: Certificates, **changes: str | None) -> TLSSpec:
+    given = {"certificate": certificates.file("client.crt"), "key": certificates.file("client.key")}
+    return TLSSpec(**{"ca_certificates": certificates.authority, **given, **changes})  # type: ignore[arg-type]
 
 
-def skip_without(program: str, folder: Path, *, is_encrypted: bool) -> None:
+def skip_without(program: Program, folder: Path, *, is_encrypted: bool) -> None:
     """Skip a test whose server is not installed, or was built without encryption."""
-    if shutil.which(program) is None:
-        pytest.skip(f"{program} is not installed")
+    path = program.require()
     if is_encrypted:
-        words = [program, "--port", "0", "--tls-port", "1", "--dir", str(folder)]
+        OPENSSL.require()
+        words = [path, "--port", "0", "--tls-port", "1", "--dir", str(folder)]
         output = subprocess.run(words, capture_output=True, timeout=60).stdout
         if b"No tls-cert-file configured" not in output:
-            pytest.skip(f"{program} was built without TLS")
+            pytest.skip(f"{path} was built without TLS")
 
 
-needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+EACH_PROGRAM = pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.names[0])
 
 
-@needs_openssl
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_encrypted_connections_check_the_server_and_the_client(tmp_path: Path, program: str) -> None:
+@EACH_PROGRAM
+def test_encrypted_connections_check_the_server_and_the_client(tmp_path: Path, program: Program) -> None:
     skip_without(program, tmp_path, is_encrypted=True)
     certificates = Certificates(tmp_path)
-    with running(tmp_path / "redis", *certificates.server_options(), program=program, is_encrypted=True) as server:
-        named = certificates.spec(server_name="redis.localhost")
-        held = RedisTier(RedisServer(server.spec(tls=named)), "hps_et.m.t", 4)
+    with running(tmp_path / "redis", *server_options(certificates), program=program, is_encrypted=True) as server:
+        named = client_spec(certificates, server_name="redis.localhost")
+        held = tiers.redis(RedisServer(server.spec(tls=named)), "hps_et.m.t", 4)
         held.insert(KEYS, ROWS)
         assert torch.equal(held.lookup(KEYS).rows, ROWS)
         other = tmp_path / "other"
         other.mkdir()
         for wrong in (
             None,  # not encrypted
-            certificates.spec(server_name="redis.example"),  # a name that the certificate does not have
-            certificates.spec(),  # nor has it the address 127.0.0.1
-            certificates.spec(server_name="redis.localhost", certificate=None, key=None),  # the client is unknown
-            certificates.spec(
-                server_name="redis.localhost", ca_certificates=str(Certificates(other).authority)
+            client_spec(certificates, server_name="redis.example"),  # a name that the certificate does not have
+            client_spec(certificates),  # nor has it the address of the server
+            client_spec(
+                certificates, server_name="redis.localhost", certificate=None, key=None
+            ),  # the client is unknown
+            client_spec(
+                certificates, server_name="redis.localhost", ca_certificates=Certificates(other).authority
             ),  # another authority
         ):
             with pytest.raises(StorageError):
-                RedisTier(RedisServer(server.spec(tls=wrong)), "hps_et.m.t", 4).lookup(KEYS)
+                tiers.redis(RedisServer(server.spec(tls=wrong)), "hps_et.m.t", 4).lookup(KEYS)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", PROGRAMS)
-@pytest.mark.parametrize("is_encrypted", [False, pytest.param(True, marks=needs_openssl)])
-def test_a_cluster_of_three(tmp_path: Path, program: str, is_encrypted: bool) -> None:
+@EACH_PROGRAM
+@pytest.mark.parametrize("is_encrypted", [False, True])
+def test_a_cluster_of_three(tmp_path: Path, program: Program, is_encrypted: bool) -> None:
     skip_without(program, tmp_path, is_encrypted=is_encrypted)
-    options = ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"]
+    options = ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000", "--cluster-announce-ip", "{host}"]
     tls, client_options, words = None, dict[str, Any](), list[str]()
     if is_encrypted:
         certificates = Certificates(tmp_path)
-        tls = certificates.spec(server_name="redis.localhost")
-        options += [*certificates.server_options(), "--tls-cluster", "yes", "--tls-replication", "yes"]
+        tls = client_spec(certificates, server_name="redis.localhost")
+        options += [*server_options(certificates), "--tls-cluster", "yes", "--tls-replication", "yes"]
         files = {"cert": tls.certificate, "key": tls.key, "cacert": tls.ca_certificates}
         words = ["--tls", *(word for name, file in files.items() for word in (f"--{name}", str(file)))]
         client_options = {"ssl": True, "ssl_ca_certs": tls.ca_certificates, "ssl_check_hostname": False}
         client_options |= {"ssl_certfile": tls.certificate, "ssl_keyfile": tls.key}
 
     def client(node: RedisProcess) -> Any:
-        return redis.Redis(port=node.port, **client_options)
+        return redis.Redis(node.host, node.port, **client_options)
 
     with (
         running(tmp_path / "0", *options, program=program, is_encrypted=is_encrypted) as first,
@@ -235,28 +228,21 @@ def test_a_cluster_of_three(tmp_path: Path, program: str, is_encrypted: bool) ->
         running(tmp_path / "2", *options, program=program, is_encrypted=is_encrypted) as third,
     ):
         nodes = [first, second, third]
-        command = program.replace("-server", "-cli")
+        # Each forms clusters of the other's servers, and Valkey's wheel comes without one.
+        command = shutil.which(program.names[0].replace("-server", "-cli")) or "redis-cli"
         create = [command, *words, "--cluster", "create", *(node.address for node in nodes), "--cluster-yes"]
         subprocess.run(create, check=True, stdout=subprocess.DEVNULL, timeout=60)
-        tier = RedisTier(RedisServer(second.spec(num_partitions=16, timeout_seconds=2.0, tls=tls)), "hps_et.m.t", 4)
+        tier = tiers.redis(RedisServer(second.spec(num_partitions=16, timeout_seconds=2.0, tls=tls)), "hps_et.m.t", 4)
         for node in nodes:  # each learns of the others by itself
-            _until(lambda node=node: client(node).cluster("info")["cluster_state"] == "ok")
+            wait_for(lambda node=node: client(node).cluster("info")["cluster_state"] == "ok")
         tier.insert(KEYS, ROWS)
         assert torch.equal(tier.lookup(KEYS).rows, ROWS)
         assert tier.count() == 100
         assert all(client(node).dbsize() > 0 for node in nodes)
-        table = TableTiers([tier])
+        table = table_of([tier])
         third.kill()
         lost = (table.lookup(KEYS) == 0).all(1)
         assert bool(lost.any())
         third.start()
-        _until(lambda: client(first).cluster("info")["cluster_state"] == "ok")
-        _until(lambda: torch.equal(table.lookup(KEYS), ROWS))
-
-
-def _until(holds: object) -> None:
-    for _ in range(300):
-        if holds():  # type: ignore[operator]
-            return
-        time.sleep(0.05)
-    raise AssertionError("it never came")
+        wait_for(lambda: client(first).cluster("info")["cluster_state"] == "ok")
+        wait_for(lambda: torch.equal(table.lookup(KEYS), ROWS))

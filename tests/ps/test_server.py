@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parameter servers: sources, versions, loading in the background."""
 
 import threading
@@ -9,19 +10,16 @@ import pytest
 import torch
 
 from terarec.errors import ConfigError, DataNotFoundError, FormatError, StorageError
-from terarec.formats.hugectr import SparseFileLayout, SparseRows, write_sparse_file, write_sparse_folder
+from terarec.formats.hugectr.weights import SparseFileLayout, SparseRows, write_sparse_file, write_sparse_folder
 from terarec.ps import ParameterServer
 from terarec.ps import server as server_module
 from terarec.ps.loading import RowChunk, TableSource
-from terarec.spec import (
-    HostMemorySpec,
-    ParameterServerSpec,
-    RowFileSpec,
-    ServedModelSpec,
-    ServedTableSpec,
-    TierSpec,
-)
+from terarec.ps.server import TableChange
+from terarec.spec import HostMemorySpec, ParameterServerSpec, RowFileSpec, ServedModelSpec, ServedTableSpec
+from terarec.spec.parameter_server import TierSpec
 from tests.errors import at
+from tests.ps.redis_processes import needs_redis, running
+from tests.waiting import wait_for
 
 KEYS = np.arange(100, 1100) * 3
 VECTORS = np.random.default_rng(0).standard_normal((1000, 8)).astype(np.float32)
@@ -167,6 +165,55 @@ def test_a_replica_reads_the_files_of_a_writer(tmp_path: Path) -> None:
         assert replica.refresh()
         assert replica.lookup("dcn", "user", torch.tensor([5])).tolist() == [[1.0] * 8]
         assert not replica.refresh()
+
+
+def test_host_memory_before_files_of_another_process_forgets_what_that_changed(tmp_path: Path) -> None:
+    """A reader kept rows of the files in host memory, and never saw what the writer committed over them."""
+    spec, path = model(folder(tmp_path / "0")), str(tmp_path / "rows")
+    reads = (HostMemorySpec(load_share=0.0, keeps_found=True), RowFileSpec(path=path, read_only=True))
+    with serve(spec, tiers=(RowFileSpec(path=path),)) as writer, serve(spec, tiers=reads) as replica:
+        assert np.array_equal(looked_up(replica), VECTORS)
+        writer.update("dcn", "user", torch.from_numpy(KEYS[:10]), torch.from_numpy(KEYS[10:20]), torch.ones(10, 8))
+        writer.flush("dcn")
+        assert replica.refresh()
+        expected = VECTORS.copy()
+        expected[:10], expected[10:20] = 0.0, 1.0
+        for _ in range(2):
+            assert np.array_equal(looked_up(replica), expected)
+
+
+def test_a_file_that_changed_to_another_state_is_not_taken_for_its_source(tmp_path: Path) -> None:
+    """Its metadata kept the name of the source, whose rows it then seemed to have."""
+    spec, tiers = model(folder(tmp_path / "0")), (RowFileSpec(path=str(tmp_path / "rows")),)
+    change = TableChange(torch.from_numpy(KEYS[:10]), torch.tensor([5]), torch.ones(1, 8))
+    with serve(spec, tiers=tiers) as server:
+        server.apply("dcn", {"user": [change]}, "step-2")
+        server.flush("dcn")
+    with serve(spec, tiers=tiers) as server:
+        assert np.array_equal(looked_up(server), VECTORS)
+        assert server.lookup("dcn", "user", torch.tensor([5])).count_nonzero() == 0
+
+
+@needs_redis
+def test_a_model_is_loaded_although_a_tier_is_dead(tmp_path: Path) -> None:
+    with running(tmp_path / "redis") as redis:
+        redis.kill()
+        tiers = (redis.spec(), RowFileSpec(path=str(tmp_path / "rows")))
+        with serve(model(folder(tmp_path / "0")), tiers=tiers) as server:
+            assert np.array_equal(looked_up(server), VECTORS)
+            assert server.statistics()["dcn"]["user"].tiers[0].is_stale
+            redis.start()
+
+            def is_renewed() -> bool:
+                return server.renew("dcn") == 1
+
+            wait_for(is_renewed)
+            assert np.array_equal(looked_up(server), VECTORS)
+            assert server.statistics()["dcn"]["user"].tiers[0].counted.hits == 1000
+        redis.kill()
+        with pytest.raises(StorageError):
+            serve(model(folder(tmp_path / "0")), tiers=(redis.spec(),))
+        redis.start()
 
 
 def test_a_share_of_the_rows_in_host_memory_the_rest_on_disk(tmp_path: Path) -> None:

@@ -1,21 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables in several tiers."""
 
 import pytest
 import torch
 
 from terarec.errors import ConfigError
-from terarec.ps import HostMemoryTier, TableTiers
 from tests.errors import at
+from tests.ps.tiers import Tier, host, table_of
 
 
-def tier(keys: torch.Tensor, value: float) -> HostMemoryTier:
-    made = HostMemoryTier("t", 4)
+def tier(keys: torch.Tensor, value: float) -> Tier:
+    made = host(4)
     made.insert(keys, torch.full((keys.numel(), 4), value))
     return made
 
 
 def test_the_first_tier_that_has_a_key_counts() -> None:
-    table = TableTiers([tier(torch.arange(4), 1.0), tier(torch.arange(8), 2.0), tier(torch.arange(12), 3.0)])
+    table = table_of([tier(torch.arange(4), 1.0), tier(torch.arange(8), 2.0), tier(torch.arange(12), 3.0)])
     found = table.find(torch.tensor([11, 0, 5, 5, 99, 3, 11]))
     assert found.rows[:, 0].tolist() == [3.0, 1.0, 2.0, 2.0, 0.0, 1.0, 3.0]
     assert found.mask.tolist() == [True, True, True, True, False, True, True]
@@ -27,13 +28,13 @@ def test_the_first_tier_that_has_a_key_counts() -> None:
 
 
 def test_keys_without_a_row_get_the_default_vector() -> None:
-    table = TableTiers([tier(torch.arange(4), 1.0)], default=lambda keys: keys.float().unsqueeze(1).expand(-1, 4))
+    table = table_of([tier(torch.arange(4), 1.0)], default=lambda keys: keys.float().unsqueeze(1).expand(-1, 4))
     assert table.lookup(torch.tensor([2, -7, 50])).tolist() == [[1.0] * 4, [-7.0] * 4, [50.0] * 4]
 
 
 def test_a_tier_keeps_rows_of_a_slower_tier() -> None:
-    fast, slow = HostMemoryTier("t", 4), tier(torch.arange(8), 2.0)
-    table = TableTiers([fast, slow], keeps_found=[True, False])
+    fast, slow = host(4), tier(torch.arange(8), 2.0)
+    table = table_of([fast, slow], keeps_found=[True, False])
     table.lookup(torch.tensor([1, 1, 6, 70]))
     assert fast.count() == 2
     table.lookup(torch.tensor([6, 1]))
@@ -41,8 +42,8 @@ def test_a_tier_keeps_rows_of_a_slower_tier() -> None:
 
 
 def test_insertions_and_erasures_reach_all_tiers() -> None:
-    fast, slow = HostMemoryTier("t", 4), HostMemoryTier("t", 4)
-    table = TableTiers([fast, slow])
+    fast, slow = host(4), host(4)
+    table = table_of([fast, slow])
     table.insert(torch.arange(5), torch.ones(5, 4))
     table.erase(torch.tensor([2]))
     table.flush()
@@ -52,4 +53,4 @@ def test_insertions_and_erasures_reach_all_tiers() -> None:
 
 def test_other_keys_are_rejected() -> None:
     with pytest.raises(ConfigError, check=at("keys")):
-        TableTiers([HostMemoryTier("t", 4)]).lookup(torch.zeros(3))
+        table_of([host(4)]).lookup(torch.zeros(3))

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What every tier does, compared with a dictionary."""
 
 from collections.abc import Iterator
@@ -8,9 +9,8 @@ import pytest
 import torch
 
 from terarec.errors import ConfigError
-from terarec.ps import Tier
 from tests.errors import at
-from tests.ps.tiers import KINDS, distinct_rows
+from tests.ps.tiers import KINDS, Tier, distinct_rows
 
 WIDTH = 5
 rows_of = partial(distinct_rows, WIDTH)
@@ -77,6 +77,16 @@ def test_a_result_is_not_changed_by_later_insertions(tier: Tier) -> None:
     found = tier.lookup(keys)
     tier.insert(keys, rows_of(keys, salt=2.0))
     assert torch.equal(found.rows, rows_of(keys))
+
+
+def test_all_rows_are_listed_once(tier: Tier) -> None:
+    keys = torch.arange(-400, 600) * 3
+    tier.insert(keys, rows_of(keys))
+    parts = list(tier.guarded.level.items(0, 64))
+    listed = torch.cat([part for part, _ in parts])
+    rows = torch.cat([part for _, part in parts])
+    assert listed.sort().values.tolist() == keys.tolist()
+    assert torch.equal(rows.contiguous().view(torch.float32), rows_of(listed))
 
 
 def test_statistics_count_keys(tier: Tier) -> None:

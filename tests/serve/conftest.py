@@ -1,20 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
 """A small trained run on generated logs, and the raw records of its validation split."""
 
+import contextlib
+import logging
+import shutil
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from terarec.data.synthetic.criteo import generate
+from terarec.apps.promotion import promote
+from terarec.apps.synthetic.criteo import generate
+from terarec.config.files import RUN_FILE, load_run
 from terarec.etl import prepare
 from terarec.etl.ready import criteo
 from terarec.etl.workflow import Workflow
-from terarec.serve import InferenceService, InferenceSession, RunningServer, serve
-from terarec.spec import DLRMSpec, RunSpec, ServingSpec, SplitByFiles, TrainingSpec
+from terarec.models.artifact import load_model
+from terarec.serve import InferenceSession, RunningServer, ServedModel, ServedModels, serve
+from terarec.serve.repository import ModelRepository
+from terarec.spec import (
+    DLRMSpec,
+    GraphEmbedding,
+    GraphFeature,
+    GraphLabel,
+    GraphLayer,
+    GraphModelSpec,
+    GraphSpec,
+    RunSpec,
+    ServingSpec,
+    SplitByFiles,
+    TableSpec,
+    TrainingSpec,
+)
+from terarec.spec.serving_models import ServedModelOptions
 from terarec.train.run import build
+from tests.waiting import PATIENCE
 
 DENSE = [f"I{index}" for index in range(1, 14)]
 CATEGORICAL = [f"C{index}" for index in range(1, 27)]
@@ -36,6 +59,15 @@ class TrainedRun:
             name: [int(row[1 + index]) if row[1 + index] else None for row in rows] for index, name in enumerate(DENSE)
         }
         return numbers | {name: [row[14 + index] for row in rows] for index, name in enumerate(CATEGORICAL)}
+
+
+@pytest.fixture(autouse=True)
+def log_level() -> Iterator[None]:
+    """Set the level of the log back, which clients of a server change, for all tests of this process."""
+    log = logging.getLogger("terarec")
+    before = log.level
+    yield
+    log.setLevel(before)
 
 
 @pytest.fixture(scope="session")
@@ -63,27 +95,105 @@ def session(trained: TrainedRun) -> InferenceSession:
 
 
 @pytest.fixture(scope="session")
-def service(session: InferenceSession) -> InferenceService:
-    return InferenceService(session, ServingSpec(name="dlrm", max_batch=1000))
+def models(session: InferenceSession) -> Iterator[ServedModels]:
+    with ServedModels() as served:
+        served.install(ServedModel(session, ServedModelOptions(max_batch=1000), name="dlrm"))
+        yield served
+
+
+@contextlib.contextmanager
+def running(path: Path, spec: ServingSpec) -> Iterator[RunningServer]:
+    """Serve a run in a thread of this process."""
+    servers: list[RunningServer] = []
+    is_ready = threading.Event()
+
+    def ready(server: RunningServer) -> None:
+        servers.append(server)
+        is_ready.set()
+
+    thread = threading.Thread(target=serve, args=(path, spec, ready))
+    thread.start()
+    try:
+        assert is_ready.wait(timeout=PATIENCE)
+        yield servers[0]
+    finally:
+        for server in servers:
+            server.stop()
+        thread.join(timeout=PATIENCE)
+    assert not thread.is_alive()
 
 
 @pytest.fixture(scope="session")
 def server(trained: TrainedRun) -> Iterator[RunningServer]:
     """A server on a free port, in a thread of this process."""
-    found: list[RunningServer] = []
-    is_ready = threading.Event()
+    with running(trained.path, ServingSpec(name="dlrm", port=0)) as server:
+        yield server
 
-    def ready(running: RunningServer) -> None:
-        found.append(running)
-        is_ready.set()
 
-    thread = threading.Thread(target=serve, args=(trained.path, ServingSpec(name="dlrm", port=0), ready))
-    thread.start()
-    try:
-        assert is_ready.wait(timeout=60)
-        yield found[0]
-    finally:
-        for running in found:
-            running.stop()
-        thread.join(timeout=30)
-    assert not thread.is_alive()
+@pytest.fixture(scope="session")
+def graph_run(trained: TrainedRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of a graph of two embeddings, with a layer that no prediction needs."""
+    rows = {column.name: column.rows for column in load_model(trained.path).dataset.categorical}
+    tables = {name: TableSpec(name=name, rows=rows[name] or 1, width=4) for name in ("C1", "C2", "C3")}
+    graph = GraphSpec(
+        labels=(GraphLabel(name="label", dim=1),),
+        dense_name="numbers",
+        dense_dim=len(DENSE),
+        embeddings=(
+            GraphEmbedding(
+                name="vectors",
+                output="apart",
+                tables=(tables["C1"], tables["C2"]),
+                features=(
+                    GraphFeature(name="one", column="C1", table="C1"),
+                    GraphFeature(name="two", column="C2", table="C2"),
+                ),
+            ),
+            GraphEmbedding(
+                name="single",
+                output="flat",
+                tables=(tables["C3"],),
+                features=(GraphFeature(name="C3", table="C3", pooling="sum"),),
+            ),
+        ),
+        layers=(
+            GraphLayer(kind="mlp", bottoms=("numbers",), tops=("bottom",), options={"num_outputs": [8, 4]}),
+            GraphLayer(kind="concat", bottoms=("one", "two"), tops=("pair",), options={"axis": 2}),
+            GraphLayer(kind="reshape", bottoms=("pair",), tops=("flat",), options={"leading_dim": 8}),
+            GraphLayer(kind="concat", bottoms=("bottom", "flat", "single"), tops=("all",), options={}),
+            GraphLayer(kind="mlp", bottoms=("all",), tops=("unused",), options={"num_outputs": [4]}),
+            GraphLayer(kind="mlp", bottoms=("all",), tops=("logit",), options={"num_outputs": [8, 1]}),
+            GraphLayer(kind="binary_cross_entropy", bottoms=("logit", "label"), tops=("loss",), options={}),
+        ),
+    )
+    training = TrainingSpec(batch_size=128, max_steps=2, reader_threads=1)
+    folder = tmp_path_factory.mktemp("graph") / "run"
+    build(RunSpec(data=str(trained.data), model=GraphModelSpec(graph=graph), training=training), folder).fit()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def other_run(trained: TrainedRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the same data that scores differently."""
+    spec = load_run(trained.path / RUN_FILE)
+    folder = tmp_path_factory.mktemp("other") / "run"
+    build(replace(spec, training=replace(spec.training, seed=11, max_steps=8)), folder).fit()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def two_versions(trained: TrainedRun, other_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with a model "shop" of two versions, of which the second answers."""
+    path = tmp_path_factory.mktemp("models")
+    promote(trained.path, path, "shop")
+    promote(other_run, path, "shop")
+    return path
+
+
+@pytest.fixture
+def repository(two_versions: Path, tmp_path: Path) -> Path:
+    """A copy of `two_versions`, where version 1 answers."""
+    path = tmp_path / "models"
+    shutil.copytree(two_versions, path)
+    ModelRepository(path).model("shop").roll_back()
+    return path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An executor that computes in eager torch and keeps the sizes of its batches."""
 
 from collections.abc import Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sessions, recommenders and caches of a parameter server on a device against the CPU."""
 
 from __future__ import annotations
@@ -10,16 +11,17 @@ import numpy as np
 import pyarrow.csv
 import torch
 
+from terarec.apps.recommend import Catalogue, Recommender
+from terarec.apps.synthetic.movielens import generate
 from terarec.batch import to_device
 from terarec.checkpoint import load
 from terarec.data import open_reader
-from terarec.data.synthetic.movielens import generate
 from terarec.etl import prepare
 from terarec.etl.ready import PRESETS
 from terarec.etl.workflow import Workflow
 from terarec.models.artifact import load_model
 from terarec.ps import EmbeddingCache
-from terarec.serve import Catalogue, InferenceSession, Recommender, ServedTables
+from terarec.serve import InferenceSession, ServedTables
 from terarec.spec import (
     CacheSpec,
     DLRMSpec,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A11: a served request is cleaned as the file was, by the workflow that travels in the run."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The dense part of a session in other executors: scores, the choice by measurement, and where it is kept."""
 
 import dataclasses
@@ -17,25 +18,11 @@ from terarec.models.artifact import load_model
 from terarec.serve import InferenceSession, ServedTables, executors
 from terarec.serve.executor_file import EXECUTORS_FILE, kept_choices, this_machine
 from terarec.serve.executors import EXECUTORS, Programs
-from terarec.spec import (
-    EXECUTOR_NAMES,
-    GraphEmbedding,
-    GraphFeature,
-    GraphLabel,
-    GraphLayer,
-    GraphModelSpec,
-    GraphSpec,
-    HostMemorySpec,
-    Numbers,
-    ParameterServerSpec,
-    RunSpec,
-    TableSpec,
-    TrainingSpec,
-)
-from terarec.train.run import build
+from terarec.spec import HostMemorySpec, Numbers, ParameterServerSpec
+from terarec.spec.serving import EXECUTOR_NAMES
 from tests.cli.conftest import figures
 from tests.errors import at
-from tests.serve.conftest import DENSE, TrainedRun
+from tests.serve.conftest import TrainedRun
 from tests.serve.counted_executor import count_batches
 
 HOST = ParameterServerSpec(tiers=(HostMemorySpec(),))
@@ -110,7 +97,9 @@ def test_each_batch_goes_to_the_executor_of_its_size(run: Path, trained: Trained
     keep(run)
     session = InferenceSession.open(run)
     calls: list[int] = []
-    session._model.register_forward_pre_hook(lambda module, arguments: calls.append(arguments[0].batch_size))
+    session._weights.current.model.register_forward_pre_hook(
+        lambda module, arguments: calls.append(arguments[0].batch_size)
+    )
     for size in (1, 16, 17, 300):
         session.predict(trained.records(0, size))
     assert calls == [17, 300]
@@ -171,43 +160,6 @@ def test_narrower_numbers_run_in_eager_torch(trained: TrainedRun, numbers: Numbe
         InferenceSession.open(trained.path, executor="onnxruntime", numbers=numbers)
 
 
-@pytest.fixture(scope="module")
-def graph_run(trained: TrainedRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of a graph of two embeddings, with a layer that no prediction needs."""
-    rows = {column.name: column.rows for column in load_model(trained.path).dataset.categorical}
-    tables = {name: TableSpec(name=name, rows=rows[name] or 1, width=4) for name in ("C1", "C2", "C3")}
-    graph = GraphSpec(
-        labels=(GraphLabel(name="label", dim=1),),
-        dense_name="dense",
-        dense_dim=len(DENSE),
-        embeddings=(
-            GraphEmbedding(
-                name="pair",
-                output="flat",
-                tables=(tables["C1"], tables["C2"]),
-                features=tuple(GraphFeature(name=name, table=name, pooling="sum") for name in ("C1", "C2")),
-            ),
-            GraphEmbedding(
-                name="single",
-                output="flat",
-                tables=(tables["C3"],),
-                features=(GraphFeature(name="C3", table="C3", pooling="sum"),),
-            ),
-        ),
-        layers=(
-            GraphLayer(kind="mlp", bottoms=("dense",), tops=("bottom",), options={"num_outputs": [8, 4]}),
-            GraphLayer(kind="concat", bottoms=("bottom", "pair", "single"), tops=("all",), options={}),
-            GraphLayer(kind="mlp", bottoms=("all",), tops=("unused",), options={"num_outputs": [4]}),
-            GraphLayer(kind="mlp", bottoms=("all",), tops=("logit",), options={"num_outputs": [8, 1]}),
-            GraphLayer(kind="binary_cross_entropy", bottoms=("logit", "label"), tops=("loss",), options={}),
-        ),
-    )
-    training = TrainingSpec(batch_size=128, max_steps=2, reader_threads=1)
-    folder = tmp_path_factory.mktemp("graph") / "run"
-    build(RunSpec(data=str(trained.data), model=GraphModelSpec(graph=graph), training=training), folder).fit()
-    return folder
-
-
 def test_the_layers_of_a_graph_are_computed_apart(
     graph_run: Path, trained: TrainedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,9 +169,9 @@ def test_the_layers_of_a_graph_are_computed_apart(
         for bounds in ((0, 1), (0, 200)):
             records = trained.records(*bounds)
             found = session.predict(records)
-            session._programs, programs = None, session._programs
+            session._weights.current.programs, programs = None, session._weights.current.programs
             assert np.abs(found - session.predict(records)).max() <= 1e-6
-            session._programs = programs
+            session._weights.current.programs = programs
     assert sizes == [1, 200]
 
 
@@ -233,6 +185,24 @@ def test_every_executor_computes_graphs(graph_run: Path, trained: TrainedRun, ex
     session = InferenceSession.open(graph_run, executor=executor)
     assert set(session.executors.values()) == {executor}
     assert np.abs(session.predict(records) - expected).max() <= 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("executor", EXECUTOR_NAMES[1:])
+def test_vectors_may_be_parts_of_a_wider_tensor(executor: str) -> None:
+    """A compiled program read the vectors of other features in their place."""
+    if executor in ("onnxruntime", "openvino"):
+        pytest.importorskip(executor)
+    from tests.export.test_tables import BAGS, EMBEDDINGS, batch, graph  # which needs the extra 'onnx'
+
+    model = graph(next(embedding for embedding in EMBEDDINGS if embedding.output == "apart"))
+    samples = batch(model, BAGS)
+    part = DensePart.of_graph(model)
+    assert not all(value.is_contiguous() for value in part.look_up(samples))
+    with torch.inference_mode():
+        found = Programs.of(part, {8: executor}).scores(samples)
+    assert found is not None
+    assert (found - model.predict(samples)).abs().max() <= 1e-5
 
 
 @pytest.mark.slow
@@ -271,3 +241,28 @@ def test_a_model_that_looks_up_other_keys_is_not_split(trained: TrainedRun) -> N
     loaded.model.embedding.register_forward_pre_hook(lambda module, given: (dataclasses.replace(given[0]),))
     with pytest.raises(ConfigError, check=at("DLRM")):
         DensePart.of(loaded.model, loaded.dataset, torch.sigmoid)
+
+
+GOOD = {"batch": 1, "executor": "eager", "seconds": {"eager": 0.1}}
+CHOICE = {"torch": "2", "processor": "x", "threads": 1, "sizes": [GOOD], "rejected": {}}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"choices": 3},
+        {"choices": [3]},
+        {"choices": [{**CHOICE, "sizes": []}]},
+        {"choices": [{**CHOICE, "sizes": [{**GOOD, "seconds": {"eager": "fast"}}]}]},
+        {"choices": [{**CHOICE, "sizes": [{**GOOD, "batch": 1e400}]}]},
+        {"choices": [{**CHOICE, "rejected": ["ab"]}]},
+        {},
+    ],
+    ids=str,
+)
+def test_a_damaged_file_of_choices_is_rejected(tmp_path, content):
+    """Finding Q6: it was a defect."""
+    file = tmp_path / "executors.json"
+    file.write_text(json.dumps({"format": "terarec.executors", "version": 1, **content}))
+    with pytest.raises(FormatError):
+        kept_choices(file)

@@ -1,16 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sessions that follow a run: after any checkpoint they score as the trainer's model does."""
 
+import os
 import shutil
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from torch import Tensor
 
 from terarec.checkpoint import complete_checkpoints, load
-from terarec.errors import ConfigError, FormatError
+from terarec.config import load_run
+from terarec.errors import ConfigError, FormatError, StorageError
+from terarec.kernels.slots import RowBatch
+from terarec.memory.cache import Cache
 from terarec.serve import InferenceClient, InferenceSession, LiveUpdates, RunningServer, ServedTables, serve
 from terarec.spec import (
     CacheSpec,
@@ -27,7 +34,9 @@ from terarec.spec import (
 )
 from terarec.train.run import build
 from tests.errors import at
+from tests.ps.redis_processes import needs_redis, running
 from tests.serve.conftest import TrainedRun
+from tests.waiting import PATIENCE, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +98,31 @@ def assert_as_the_trainer(session: InferenceSession, live: Live, trained: Traine
     assert np.array_equal(session.predict(records), expected.predict(records))
 
 
+def test_a_training_that_began_anew_with_the_same_steps_is_taken(
+    session: InferenceSession, live: Live, finished: Path, trained: TrainedRun, tmp_path: Path
+) -> None:
+    """Finding L3: steps alone were compared, so the former model was served for ever."""
+    spec = load_run(finished / "run.json")
+    training = replace(spec.training, seed=7, max_steps=2, checkpoint_every=2)
+    build(replace(spec, training=training), tmp_path / "anew").fit()
+    with LiveUpdates(session, live.path, every_seconds=None) as updates:
+        before = session.predict(trained.records(0, 200))
+        for _ in range(2):  # the second time after deltas have changed the rows of the first
+            live.add(4)
+            assert updates.poll()
+            shutil.rmtree(live.path / "checkpoints")
+            shutil.copytree(tmp_path / "anew" / "checkpoints", live.path / "checkpoints")
+            assert updates.poll()
+            assert not updates.poll()
+            assert not np.array_equal(session.predict(trained.records(0, 200)), before)
+            assert_as_the_trainer(session, live, trained, 2)
+            shutil.rmtree(live.path / "checkpoints")
+            live.add(2)
+            assert updates.poll()
+            assert np.array_equal(session.predict(trained.records(0, 200)), before)
+        assert updates.statistics().snapshots == 4
+
+
 def test_a_session_follows_deltas_and_a_new_base(session: InferenceSession, live: Live, trained: TrainedRun) -> None:
     with LiveUpdates(session, live.path, every_seconds=None) as updates:
         assert not updates.poll()
@@ -113,6 +147,21 @@ def test_a_session_follows_deltas_and_a_new_base(session: InferenceSession, live
         assert_as_the_trainer(session, live, trained, 12)
         assert session.served is not None
         assert session.served.server.versions == {"model": (10,)}
+
+
+def test_a_session_is_behind_until_it_has_the_newest_checkpoint(live: Live) -> None:
+    with InferenceSession.open(live.path, tables=ServedTables(server=ParameterServerSpec())) as session:
+        updates = LiveUpdates(session, live.path, every_seconds=None)
+        assert updates.behind_seconds() == 0
+        live.add(4)
+        written = live.path / "checkpoints" / "step-00000004"
+        os.utime(written, (written.stat().st_atime, written.stat().st_mtime - 500))
+        assert updates.behind_seconds() >= 500
+        os.utime(written, (written.stat().st_atime, written.stat().st_mtime + 5_000))  # a clock that was set back
+        assert updates.behind_seconds() == 0
+        assert updates.poll()
+        assert updates.behind_seconds() == 0
+        updates.close()
 
 
 def test_a_damaged_delta_is_rejected_and_applied_once_it_is_whole(live: Live, trained: TrainedRun) -> None:
@@ -156,11 +205,162 @@ def test_updates_in_the_background(live: Live, trained: TrainedRun) -> None:
     ):
         for step in (4, 6, 8):
             live.add(step)
-            for _ in range(1000):
-                if session.step == step:
-                    break
-                time.sleep(0.01)
+            wait_for(lambda step=step: session.step == step)
             assert_as_the_trainer(session, live, trained, step)
+
+
+class Slowed(Cache):
+    """Host memory that lets other threads run after each lookup and before each change."""
+
+    def read(self, batch: RowBatch, out: Tensor) -> Tensor:
+        found = super().read(batch, out)
+        time.sleep(0.0005)
+        return found
+
+    def write(self, batch: RowBatch, values: Tensor) -> None:
+        time.sleep(0.001)
+        super().write(batch, values)
+
+    def erase(self, batch: RowBatch) -> None:
+        time.sleep(0.001)
+        super().erase(batch)
+
+
+@pytest.mark.parametrize("cache", [None, CacheSpec(share=0.3)])
+def test_each_answer_is_of_one_version(
+    live: Live, trained: TrainedRun, monkeypatch: pytest.MonkeyPatch, cache: CacheSpec | None
+) -> None:
+    """Finding L6: 7 of 2,918 answers mixed the rows and layers of two versions, and all said that of the start."""
+    monkeypatch.setattr("terarec.ps.levels.Cache", Slowed)
+    batches = [trained.records(start, start + 20) for start in range(0, 200, 20)]
+    steps = (2, 4, 6, 8, 10)
+    live.add(4, 6, 8, 10)
+    expected = {}
+    for step in steps:
+        with InferenceSession.open(live.path, step) as session:
+            expected[step] = [session.predict(batch) for batch in batches]
+    tables = ServedTables(server=ParameterServerSpec(), cache=cache)
+    is_done, wrong, seen = threading.Event(), [], set()
+    with InferenceSession.open(live.path, 2, tables=tables) as session:
+        shutil.rmtree(live.path / "checkpoints")
+        live.add(2)
+
+        def score() -> None:
+            while not is_done.is_set():
+                for number, batch in enumerate(batches):
+                    scored = session.scored(batch)
+                    seen.add(scored.step)
+                    if not np.array_equal(scored.scores, expected[scored.step][number]):
+                        wrong.append((scored.step, number))
+
+        threads = [threading.Thread(target=score) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        with LiveUpdates(session, live.path, every_seconds=None) as updates:
+            for step in steps[1:]:
+                live.add(step)
+                assert updates.poll()
+                assert updates.statistics().unwritten == 0
+        is_done.set()
+        for thread in threads:
+            thread.join(PATIENCE)
+    assert not wrong
+    assert {4, 6, 8} <= seen
+
+
+class Dying(Cache):
+    """Host memory that takes no changes on demand."""
+
+    dies = False
+
+    def write(self, batch: RowBatch, values: Tensor) -> None:
+        if self.dies and batch.rows.numel():
+            raise StorageError("tier", "fails")
+        super().write(batch, values)
+
+
+@pytest.mark.parametrize("num_tiers", [1, 2])
+def test_a_dead_tier_does_not_stop_updates(
+    live: Live, trained: TrainedRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, num_tiers: int
+) -> None:
+    """Finding L4: tables were left at two steps, and scores were .27 off."""
+    monkeypatch.setattr("terarec.ps.levels.Cache", Dying)
+    server = ParameterServerSpec(
+        tiers=(HostMemorySpec(), RowFileSpec(path=str(tmp_path / "rows"), cache_bytes=0))[:num_tiers]
+    )
+    with (
+        InferenceSession.open(live.path, tables=ServedTables(server=server)) as session,
+        LiveUpdates(session, live.path, every_seconds=None) as updates,
+    ):
+        assert session.served is not None
+        tier = session.served.server.table("model", "C3").group.stack.levels[0].level
+        assert isinstance(tier, Dying)
+        tier.dies = True
+        for step in (4, 6):
+            live.add(step)
+            if num_tiers == 1:  # nothing else has the rows, which stay in memory until it is back
+                with pytest.raises(StorageError):
+                    updates.poll()
+                assert updates.statistics().unwritten > 0
+            else:
+                assert updates.poll()
+                assert session.served.server.statistics()["model"]["C3"].tiers[0].is_stale
+            assert_as_the_trainer(session, live, trained, step)
+        tier.dies = False
+
+        def is_written() -> bool:
+            updates.poll()
+            tiers = session.served.server.statistics()["model"]["C3"].tiers  # type: ignore[union-attr]
+            return not updates.statistics().unwritten and not any(use.is_stale for use in tiers)
+
+        wait_for(is_written)
+        assert updates.statistics().last_error == ""
+        assert_as_the_trainer(session, live, trained, 6)
+        live.add(8)
+        assert updates.poll()
+        assert_as_the_trainer(session, live, trained, 8)
+
+
+@needs_redis
+@pytest.mark.parametrize("has_file", [False, True])
+def test_redis_restarted_from_its_snapshot_is_brought_up_to_date(
+    live: Live, trained: TrainedRun, tmp_path: Path, has_file: bool
+) -> None:
+    """Finding L2: it served rows of an earlier step for good, and scores were .04 off."""
+    with running(tmp_path / "redis", "--appendonly", "no") as redis:
+        client = pytest.importorskip("redis").Redis(redis.host, redis.port)
+        tiers = (redis.spec(num_partitions=2), RowFileSpec(path=str(tmp_path / "rows")))[: 1 + has_file]
+        with (
+            InferenceSession.open(live.path, tables=ServedTables(server=ParameterServerSpec(tiers=tiers))) as session,
+            LiveUpdates(session, live.path, every_seconds=None) as updates,
+        ):
+            assert session.served is not None
+            server = session.served.server
+            client.save()
+            live.add(4)
+            assert updates.poll()
+            redis.kill()
+            redis.start()
+            if has_file:
+                assert_as_the_trainer(session, live, trained, 4)
+            else:
+                session.predict(trained.records(0, 200))  # which notices
+            uses = [table.tiers[0] for table in server.statistics()["model"].values()]
+            assert all(use.is_stale for use in uses)
+
+            def is_renewed() -> bool:
+                updates.poll()
+                return all(table.tiers[0].renewed == 1 for table in server.statistics()["model"].values())
+
+            wait_for(is_renewed)
+            assert_as_the_trainer(session, live, trained, 4)
+            client.save()
+            redis.kill()
+            redis.start()  # with all rows, so that nothing is stale
+            live.add(6)
+            assert updates.poll()
+            assert_as_the_trainer(session, live, trained, 6)
+            assert not any(table.tiers[0].is_stale for table in server.statistics()["model"].values())
 
 
 @pytest.mark.slow
@@ -203,23 +403,18 @@ def test_a_server_follows_a_run(live: Live, trained: TrainedRun) -> None:
     thread = threading.Thread(target=serve, args=(live.path, ServingSpec(port=0, tables=tables), ready))
     thread.start()
     try:
-        assert is_ready.wait(timeout=60)
+        assert is_ready.wait(timeout=PATIENCE)
         client = InferenceClient(found[0].url)
         records = trained.records(0, 50)
         for step in (2, 4):
             if step > 2:
                 live.add(step)
             expected = InferenceSession.open(live.path, step).predict(records)
-            for _ in range(1000):
-                if np.array_equal(client.infer(records)["score"], expected):
-                    break
-                time.sleep(0.01)
-            else:
-                raise AssertionError(f"the server never came to step {step}")
+            wait_for(lambda expected=expected: np.array_equal(client.infer(records)["score"], expected))
     finally:
         for server in found:
             server.stop()
-        thread.join(timeout=30)
+        thread.join(timeout=PATIENCE)
 
 
 @pytest.mark.slow

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sessions with narrower numbers, and what they change."""
 
 import numpy as np
@@ -24,7 +25,7 @@ def test_scores_move_a_little(
 ) -> None:
     records = trained.records(0, 300)
     narrow = InferenceSession.open(trained.path, numbers=Numbers(row_type=row_type, precision=precision))
-    assert kind is None or any(isinstance(module, kind) for module in narrow._model.modules())
+    assert kind is None or any(isinstance(module, kind) for module in narrow._weights.current.model.modules())
     difference = np.abs(narrow.predict(records) - session.predict(records))
     assert 0 < difference.max() <= 0.05  # inputs of 7 bits, one scale for 300 records
     assert narrow.predict(trained.records(0, 0)).shape == (0, 1)

@@ -1,15 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints through a stream: a replica that sees no file of the trainer scores as the trainer's model does."""
 
 import contextlib
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from terarec.config import load_update_stream
+from terarec.config.files import load_update_stream
 from terarec.errors import ConfigError, DataNotFoundError, FormatError, StorageError, TerarecError
 from terarec.serve import (
     InferenceClient,
@@ -30,15 +30,16 @@ from terarec.spec import (
     RedisStreamSpec,
     ServedTablesSpec,
     ServingSpec,
-    UpdateStreamSpec,
     to_data,
 )
+from terarec.spec.serving import UpdateStreamSpec
 from tests.cli.conftest import figures
 from tests.cli.test_docs import unnamed
 from tests.errors import at
 from tests.serve.conftest import TrainedRun
 from tests.serve.test_live import Live, assert_as_the_trainer, finished
 from tests.serve.update_servers import KINDS, kafka_broker, stream_server
+from tests.waiting import PATIENCE, wait_for
 
 __all__ = ["finished"]
 TABLES = ServedTables(server=ParameterServerSpec())
@@ -84,7 +85,7 @@ def all_of(stream: UpdateStream) -> list[StreamRecord]:
 
 def test_records_are_read_in_their_order_by_all(stream: UpdateStream, spec: UpdateStreamSpec) -> None:
     contents = [bytes([number]) * (1 + 1000 * number) for number in range(70)]
-    assert stream.last() is None
+    assert next(stream.newest_first(), None) is None
     assert stream.read(None) == []
     positions = [position for part in (contents[:20], contents[20:]) for position in stream.append(part)]
     for reader in (stream, open_stream(spec)):
@@ -93,7 +94,7 @@ def test_records_are_read_in_their_order_by_all(stream: UpdateStream, spec: Upda
         assert [record.position for record in records] == positions
         assert reader.read(positions[40])[0] == records[41]
         assert reader.read(positions[-1]) == []
-        assert reader.last() == contents[-1]
+        assert list(reader.newest_first()) == contents[::-1]
     stream.append([b"more"])
     assert [record.content for record in stream.read(positions[-1])] == [b"more"]
 
@@ -197,7 +198,9 @@ def test_gaps_repeats_and_damage_are_rejected_and_a_base_catches_up(
     assert receive(parts[4][:3] + parts[4][4:])[:3] == (2, 1, 1)
     rejected = receiver.statistics().rejected
     assert rejected > 2
-    assert receive([b"no record"])[3] == rejected + 1
+    assert receive([b"no record"])[3] == rejected
+    assert receiver.statistics().foreign == 1
+    assert receive([parts[4][0].replace(b'"version": 1', b'"version": 2')])[3] == rejected + 1
     escaping = parts[4][0].replace(b'"file": "checkpoints/', b'"file": "../../checkpoints/')
     assert receive([escaping, *parts[4][1:]])[:3] == (2, 1, 1)
     assert not (tmp_path / "checkpoints").exists()
@@ -211,6 +214,36 @@ def test_gaps_repeats_and_damage_are_rejected_and_a_base_catches_up(
     session.close()
 
 
+FOREIGN = (b"", b"hello", b"[1]", b'{"format": "another"}', b"\x80" * 9, b"[" * 5_000)
+
+
+@POLLS_OFTEN
+def test_records_of_others_are_passed_over(
+    live: Live, trained: TrainedRun, new_stream: Callable[[], UpdateStreamSpec], tmp_path: Path
+) -> None:
+    """Finding L5: one such record stopped publisher and receiver for good."""
+    source, target = open_stream(new_stream()), open_stream(new_stream())
+    publisher = UpdatePublisher(live.path, source, every_seconds=None)
+    source.append(FOREIGN)
+    assert publisher.poll() == 1
+    source.append([b"hello"] * 50)
+    live.add(4)
+    assert publisher.poll() == 1
+    assert publisher.statistics().foreign == 50
+    receiver = UpdateReceiver(target, tmp_path / "replica", every_seconds=None)
+    contents = [record.content for record in all_of(source)]
+    for number, content in enumerate(contents):  # between the records of one checkpoint, too
+        target.append([content, FOREIGN[number % len(FOREIGN)]])
+    receiver.poll()
+    counted = receiver.statistics()
+    assert (counted.step, counted.checkpoints) == (4, 2)
+    assert counted.foreign == len(contents) + sum(content in FOREIGN for content in contents)
+    receiver.close()
+    session = InferenceSession.open(tmp_path / "replica", tables=TABLES)
+    assert_as_the_trainer(session, live, trained, 4)
+    session.close()
+
+
 @POLLS_OFTEN
 def test_a_checkpoint_that_cannot_be_written_is_received_again(
     live: Live, stream: UpdateStream, spec: UpdateStreamSpec, tmp_path: Path
@@ -221,7 +254,7 @@ def test_a_checkpoint_that_cannot_be_written_is_received_again(
     in_the_way.touch()
     with UpdateReceiver(open_stream(spec), tmp_path / "replica", every_seconds=None) as receiver:
         for _ in range(2):
-            with pytest.raises(OSError, match=in_the_way.name):
+            with pytest.raises(ConfigError, check=at(str(in_the_way))):
                 receiver.poll()
         in_the_way.unlink()
         assert receiver.poll() == 1
@@ -234,16 +267,13 @@ def test_both_in_the_background(live: Live, trained: TrainedRun, spec: UpdateStr
         UpdatePublisher(live.path, open_stream(spec), every_seconds=0.02),
         UpdateReceiver(open_stream(spec), tmp_path / "replica", every_seconds=0.02) as receiver,
     ):
-        assert receiver.wait(60)
+        assert receiver.wait(PATIENCE)
         live.add(4)
         with (
             InferenceSession.open(tmp_path / "replica", 2, tables=TABLES) as session,
             LiveUpdates(session, tmp_path / "replica", every_seconds=0.02),
         ):
-            for _ in range(3000):
-                if session.step == 4:
-                    break
-                time.sleep(0.01)
+            wait_for(lambda: session.step == 4)
             assert_as_the_trainer(session, live, trained, 4)
 
 
@@ -268,21 +298,16 @@ def test_the_command_line_publishes_and_a_server_receives(
     )
     thread.start()
     try:
-        assert is_ready.wait(timeout=60)
+        assert is_ready.wait(timeout=PATIENCE)
         client, records = InferenceClient(found[0].url), trained.records(0, 20)
         live.add(4)
         assert figures("publish", live.path, "--to", tmp_path / "stream.json", "--once")["step"] == 4
         expected = InferenceSession.open(live.path, 4).predict(records)
-        for _ in range(1500):
-            if (client.infer(records)["score"] == expected).all():
-                break
-            time.sleep(0.02)
-        else:
-            raise AssertionError("the server never came to step 4")
+        wait_for(lambda: bool((client.infer(records)["score"] == expected).all()))
     finally:
         for server in found:
             server.stop()
-        thread.join(timeout=30)
+        thread.join(timeout=PATIENCE)
     with pytest.raises(ConfigError, check=at("ServingSpec.tables")):
         serve(live.path, ServingSpec(port=0), stream=spec)
 
@@ -295,7 +320,7 @@ def test_a_server_that_is_gone(kind: str) -> None:
         "kafka": KafkaTopicSpec(brokers="127.0.0.1:1", timeout_seconds=0.2),
     }
     stream = open_stream(specs[kind])
-    for action in (lambda: stream.append([b"a"]), stream.last, lambda: stream.read(None)):
+    for action in (lambda: stream.append([b"a"]), lambda: next(stream.newest_first()), lambda: stream.read(None)):
         with pytest.raises(StorageError) as caught:
             action()
         assert "\n" not in str(caught.value)
@@ -342,9 +367,9 @@ def test_a_topic_that_does_not_exist_is_named_to_readers_and_made_by_the_first_r
         stream = open_stream(spec)
         with pytest.raises(StorageError, check=at(f"kafka {spec.brokers}", "no topic 'clicks'")):
             stream.read(None)
-        assert stream.last() is None
+        assert next(stream.newest_first(), None) is None
         stream.append([b"first"])
-        assert stream.last() == b"first"
+        assert list(stream.newest_first()) == [b"first"]
         stream.close()
 
 

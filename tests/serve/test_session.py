@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The engine: the scores of serving are those of prediction, whoever calls and however often."""
 
 from concurrent.futures import ThreadPoolExecutor
@@ -74,11 +75,18 @@ def test_eight_threads_get_their_own_answers(trained: TrainedRun, session: Infer
         assert np.array_equal(got, right)
 
 
+def test_an_answer_says_the_step_of_its_weights(trained: TrainedRun, session: InferenceSession) -> None:
+    records = trained.records(0, 5)
+    scored = session.scored(records)
+    assert np.array_equal(scored.scores, session.predict(records))
+    assert scored.step == session.step > 0
+
+
 def test_a_session_leaves_no_graph_and_no_gradient(trained: TrainedRun, session: InferenceSession) -> None:
     assert torch.is_grad_enabled()
     session.predict(trained.records(0, 5))
     assert torch.is_grad_enabled()
-    embedding = session._model.embedding
+    embedding = session._weights.current.model.embedding
     assert not any(embedding.pending.held())
     assert all(not table.state_names for table in embedding.tables.values())  # no optimizer state was made
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sessions whose tables are in a parameter server."""
 
 import copy
@@ -95,8 +96,8 @@ def test_a_split_is_scored_batch_by_batch(trained: TrainedRun, session: Inferenc
 
 def test_a_model_without_tables_holds_no_rows(trained: TrainedRun) -> None:
     with InferenceSession.open(trained.path, tables=ServedTables(server=HOST)) as session:
-        held = sum(tensor.numel() for tensor in copy.copy(session._model).state_dict().values())
-        assert held == sum(parameter.numel() for parameter in session._model.parameters())
+        held = sum(tensor.numel() for tensor in copy.copy(session._weights.current.model).state_dict().values())
+        assert held == sum(parameter.numel() for parameter in session._weights.current.model.parameters())
         assert not torch.is_inference_mode_enabled()
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A data set that a workflow made: it is trained on, looked into and served, with the workflow taken along."""
 
 import dataclasses
@@ -12,7 +13,8 @@ import pytest
 from terarec.cli.inspect_data import describe_column, describe_dataset
 from terarec.cli.inspect_model import describe_table
 from terarec.errors import ConfigError
-from terarec.formats import create_shard, shard_path, write_dataset
+from terarec.formats import write_dataset
+from terarec.formats.shard import create_shard, shard_path
 from terarec.serve import InferenceSession, InputColumn
 from terarec.spec import DLRMSpec, RunSpec, TrainingSpec
 from terarec.train.predict import predict

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Servers of update streams for the tests: Redis or Valkey, and a broker with the protocol of Kafka."""
 
 import contextlib
@@ -7,14 +8,16 @@ import os
 import shutil
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from terarec.spec import KafkaTopicSpec, RedisStreamSpec, UpdateStreamSpec
-from tests.ps.redis_processes import PROGRAM, free_port, running
+from terarec.spec import KafkaTopicSpec, RedisStreamSpec
+from terarec.spec.serving import UpdateStreamSpec
+from tests.addresses import own_address
+from tests.ps.redis_processes import running
+from tests.waiting import wait_for
 
 KINDS = ("redis", "kafka")
 _NUMBERS = itertools.count()
@@ -34,7 +37,7 @@ class KafkaBroker:
     """A broker that can be killed and started again, without what it held."""
 
     def __init__(self, program: str) -> None:
-        self.address = f"127.0.0.1:{free_port()}"
+        self.address = "{}:{}".format(*own_address())
         self._program = program
         self.start()
 
@@ -44,12 +47,13 @@ class KafkaBroker:
         self._process = subprocess.Popen(
             [self._program, "broker", *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
+        wait_for(self._accepts)
+
+    def _accepts(self) -> bool:
         host, port = self.address.split(":")
-        for _ in range(1000):
-            with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 0.2):
-                return
-            time.sleep(0.02)
-        raise AssertionError(f"no answer on {self.address}")
+        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 20):
+            return True
+        return False
 
     def spec(self, topic: str, **options: object) -> KafkaTopicSpec:
         return KafkaTopicSpec(brokers=self.address, topic=topic, **options)  # type: ignore[arg-type]
@@ -58,7 +62,7 @@ class KafkaBroker:
         from confluent_kafka.admin import AdminClient, NewTopic
 
         admin = AdminClient({"bootstrap.servers": self.address, "log_level": 0})
-        admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(20)
+        admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(120)
         return topic
 
     def kill(self) -> None:
@@ -84,8 +88,6 @@ def kafka_broker() -> Iterator[KafkaBroker]:
 def stream_server(kind: str, folder: Path) -> Iterator[Callable[[], UpdateStreamSpec]]:
     """Run a server; yields what names a new stream of it."""
     if kind == "redis":
-        if PROGRAM is None:
-            pytest.skip("neither valkey-server nor redis-server is installed")
         pytest.importorskip("redis", reason="the extra 'redis' is not installed")
         with running(folder) as server:
             yield lambda: RedisStreamSpec(server=server.spec(timeout_seconds=10.0), stream=f"s{next(_NUMBERS)}")
@@ -94,11 +96,11 @@ def stream_server(kind: str, folder: Path) -> Iterator[Callable[[], UpdateStream
     if broker_program() is None:
         # librdkafka's own broker for tests: the protocol on a port of this process, in memory.
         holder = library.Producer({"bootstrap.servers": "127.0.0.1:1", "test.mock.num.brokers": 1, "log_level": 0})
-        address = next(iter(holder.list_topics(timeout=10).brokers.values()))
+        address = next(iter(holder.list_topics(timeout=120).brokers.values()))
 
         def made() -> UpdateStreamSpec:
             topic = f"t{next(_NUMBERS)}"
-            holder.list_topics(topic, timeout=10)  # which creates it
+            holder.list_topics(topic, timeout=120)  # which creates it
             return KafkaTopicSpec(brokers=f"{address.host}:{address.port}", topic=topic)
 
         yield made

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // A device named "simulated" whose memory is the host's, for tests on machines without a GPU.
 //
 // It is a backend of PyTorch with the dispatch key PrivateUse1. Operators run on the CPU, but raise where CUDA raises:

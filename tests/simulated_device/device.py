@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A device "simulated" in host memory that raises for mistakes as a GPU does; ``device.cpp`` says for which.
 
 A process registers it at most once, and for good.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Mistakes that the simulated device reports, so that a case with one fails, and what it allows, both as CUDA does."""
 
 from __future__ import annotations

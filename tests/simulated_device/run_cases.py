@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Try the cases of a module on the simulated device: ``run_cases LIBRARY KERNELS MODULE [CASE_LEFT_OUT]...``.
 
 It prints a line for each case and the error of each wrong one; the exit status is 1 if there is one.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """All cases that compare a device with the CPU, on a simulated device that raises for mistakes as a GPU does."""
 
 import importlib

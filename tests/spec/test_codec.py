@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Specs <-> JSON: any spec comes back, and every mistake is named with its JSON path and what is accepted."""
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from terarec.spec import (
     from_data,
     to_data,
 )
-from terarec.spec.codec import TooDeepError, parse_json
+from terarec.spec.codec import RepeatedFieldError, TooDeepError, parse_json
 from tests.errors import at
 from tests.params import examples
 
@@ -249,5 +250,20 @@ def test_any_error_in_the_text_is_a_value_error() -> None:
 
 def test_it_reads_what_json_reads_with_its_hooks() -> None:
     text = '{"a": [1, 2.5, NaN], "a": null}'
-    assert parse_json(text) == json.loads(text)
+    distinct = text.replace('"a": null', '"b": null')
+    assert str(parse_json(distinct)) == str(json.loads(distinct))
     assert parse_json(text, parse_constant=str, object_pairs_hook=list) == [("a", [1, 2.5, "NaN"]), ("a", None)]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32", "latin-1"])
+def test_json_in_another_encoding_is_rejected(encoding):
+    """Finding Q15: UTF-16 was read in some files."""
+    with pytest.raises(ValueError, match=r"."):
+        parse_json('{"a": "\u00e9"}'.encode(encoding))
+    assert parse_json('{"a": "\u00e9"}'.encode("utf-8-sig")) == {"a": "\u00e9"}
+
+
+def test_a_field_that_occurs_twice_is_rejected():
+    """Finding Q15: the last one counted."""
+    with pytest.raises(RepeatedFieldError, match="'b' occurs twice"):
+        parse_json('{"a": 1, "c": [{"b": 1, "b": 1}]}')

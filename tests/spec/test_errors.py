@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every error that a user can cause is a `TerarecError` and the builtin that fits it, and prints as one plain line."""
 
 import pytest

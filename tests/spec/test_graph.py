@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Graphs as data: they come back from JSON, and names that do not fit are reported with what is there."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Input that errors quote: cut to a stated bound, on one line, at no cost that grows with the input."""
 
 import pytest

@@ -1,12 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
 """A recipe is rejected where it could not be run."""
 
 from typing import Any
 
 import pytest
 
+from terarec.apps.recipes import load_recipe, load_recipe_data
 from terarec.errors import ConfigError
-from terarec.recipes import load_recipe, load_recipe_data
-from terarec.spec import RecipeDataSpec, RecipeSpec, from_data, to_data
+from terarec.spec import from_data, to_data
+from terarec.spec.run import RecipeDataSpec, RecipeSpec
 
 PUBLISHED = {"auc": 0.98, "logloss": 0.15, "source": "https://example.org/result"}
 

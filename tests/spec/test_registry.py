@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Registries: one entry a name, errors with the nearest name."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A spec that is made is valid: each rejects what cannot be, naming field, value and what is accepted."""
 
 import dataclasses
@@ -15,7 +16,6 @@ from terarec.spec import (
     DynamicTableSpec,
     DynamicTablesSpec,
     FeatureSpec,
-    FieldError,
     FTRLSpec,
     LabelColumn,
     MetadataColumn,
@@ -31,6 +31,7 @@ from terarec.spec import (
     WideDeepSpec,
     lru,
 )
+from terarec.spec.checks import FieldError
 from tests.errors import at
 
 DATASET = {

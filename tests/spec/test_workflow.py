@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Workflows <-> JSON, and what their specs reject."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stores whose rows are on a device do what those in host memory do, whichever side the keys come from."""
 
 from __future__ import annotations

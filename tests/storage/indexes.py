@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The implementations of the hash index that run here."""
 
 from terarec.kernels.registry import available

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 import copy
 
 import pytest
@@ -86,7 +88,7 @@ def test_memory_that_is_not_there_is_rejected_and_nothing_changes(monkeypatch: p
     assert (arena.num_rows, arena.next_row) == before
     assert arena.state == {}
     with pytest.raises(StorageError, check=at("default rows of dynamic tables 'w'")):
-        DynamicArena([DynamicTableSpec(name="w", width=2**61)])
+        DynamicArena([DynamicTableSpec(name="w", width=2**20)])
 
 
 def test_a_copy_is_independent() -> None:

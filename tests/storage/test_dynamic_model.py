@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random histories of a dynamic table against a plain dict."""
 
 from dataclasses import dataclass

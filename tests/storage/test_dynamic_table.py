@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What only a dynamic table does: take up unseen keys, and forget others."""
 
 import copy

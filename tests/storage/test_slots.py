@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pins of slots, and rows that are read ahead."""
 
 import gc
@@ -6,11 +7,11 @@ import pytest
 import torch
 
 from terarec.kernels.slots import RowBatch, SlotLimit, new_slot_map
-from terarec.storage.fast_tier import FastTier
-from terarec.storage.lookahead import Lookahead
-from terarec.storage.row_format import RowFormat
-from terarec.storage.row_levels import TableStores
-from terarec.storage.row_store import MemoryRowStore
+from terarec.memory.fast_tier import FastTier
+from terarec.memory.lookahead import Lookahead
+from terarec.memory.row_format import RowFormat
+from terarec.memory.table_stores import TableStores
+from tests.memory.memory_row_store import MemoryRowStore
 
 OF = RowFormat(4, torch.float32)
 
@@ -44,7 +45,7 @@ def test_pinned_rows_stay_until_the_last_unpin() -> None:
 
 
 def test_staged_rows_are_bounded(monkeypatch) -> None:
-    monkeypatch.setattr("terarec.storage.lookahead.STAGED_BYTES", 5 * OF.num_bytes)
+    monkeypatch.setattr("terarec.memory.lookahead.STAGED_BYTES", 5 * OF.num_bytes)
     ahead = Lookahead()
     staged = [ahead.reserve(batch(*rows), OF) for rows in ((1, 2, 1, 3), (3, 4, 5, 6), (7,))]
     assert [each.batch.rows.tolist() for each in staged] == [[1, 2, 3], [4, 5], []]

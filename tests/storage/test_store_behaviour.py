@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One behaviour suite for every store; a new kind of store adds a factory and its name."""
 
 import math
@@ -13,17 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from terarec.errors import ConfigError, KeyOutOfRangeError, StorageError
+from terarec.memory import RowBatch, TieredRows
 from terarec.spec import DynamicTableSpec, TableSpec, Tiers, lru
 from terarec.spec.tables import RowType
 from terarec.storage import (
     Arena,
     DynamicArena,
     DynamicTable,
-    RowBatch,
     Rows,
     Store,
     TieredArena,
-    TieredRows,
     dynamic_tables,
     static_tables,
     tiered_tables,

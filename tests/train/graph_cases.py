@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Graphs trained on a device, held against float32 on the CPU: by tests, and by benchmarks/gpu.py where a GPU is."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A small run that is trained, stopped and resumed, by the process that calls it or, as a program, in its own."""
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from terarec.spec import (
     AdamSpec,
     DLRMSpec,
     DynamicTablesSpec,
-    ModelSpec,
     RunSpec,
     StaticTablesSpec,
     Tiers,
     TrainingSpec,
 )
+from terarec.spec.model import ModelSpec
 from terarec.train import Callback, Trainer, build
 from tests.train.planted import make_planted
 from tests.train.small_run import weights

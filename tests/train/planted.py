@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A small data set whose click probabilities are known: a dense part, effects of keys, and a product of two keys."""
 
 import dataclasses
@@ -5,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from terarec.formats import ParquetShardWriter, write_dataset
+from terarec.formats import write_dataset
+from terarec.formats.parquet import ParquetShardWriter
 from terarec.metrics import AUC
 from terarec.ragged import Ragged
 from terarec.spec import CategoricalColumn, DatasetSpec, DenseColumn, LabelColumn, ShardSpec
@@ -43,5 +45,29 @@ def make_planted(directory: Path, *, train: int, valid: int, rows_per_group: int
         writer.close()
         splits[split] = (ShardSpec(file=file, rows=rows),)
     spec = dataclasses.replace(COLUMNS, splits=splits, best_auc=best_auc)
+    write_dataset(spec, directory)
+    return spec
+
+
+def make_labelled(directory: Path, labels: dict[str, dict[str, np.ndarray]]) -> DatasetSpec:
+    """Write a data set of one dense column and one key, with these labels: split -> name -> values."""
+    names = next(iter(labels.values()))
+    columns = dataclasses.replace(
+        COLUMNS,
+        name="labelled",
+        labels=tuple(LabelColumn(name=name) for name in names),
+        dense=COLUMNS.dense[:1],
+        categorical=COLUMNS.categorical[:1],
+    )
+    rng, splits = np.random.default_rng(1), {}
+    for split, of_split in labels.items():
+        values = np.stack(list(of_split.values()), axis=1).astype(np.float32)
+        file = f"{split}/part-00000.parquet"
+        writer = ParquetShardWriter(directory / file, columns, rows_per_group=100)
+        dense = (values[:, :1] + rng.normal(size=(len(values), 1))).astype(np.float32)
+        writer.write(values, dense, [rng.integers(0, ROWS["user"], len(values))])
+        writer.close()
+        splits[split] = (ShardSpec(file=file, rows=len(values)),)
+    spec = dataclasses.replace(columns, splits=splits)
     write_dataset(spec, directory)
     return spec

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Devices of tensors, and batches that are copied ahead, as far as it can be checked without a GPU."""
 
 import dataclasses

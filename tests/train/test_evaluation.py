@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Evaluation of graphs, of losses, and of what is no model of logits."""
 
 import pytest
@@ -6,10 +7,12 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from terarec.errors import ConfigError
-from terarec.metrics import AUC, LogLoss
+from terarec.metrics import AUC
+from terarec.metrics.means import LogLoss
 from terarec.models import GraphModel
 from terarec.spec import GraphLabel, GraphLayer, GraphSpec
-from terarec.train import Evaluator, evaluate
+from terarec.train import evaluate
+from terarec.train.evaluation import Evaluator
 from tests.errors import at
 from tests.hugectr.graphs import batch, embedding, layer, model, static
 

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 import dataclasses
 import json
 
@@ -8,7 +10,8 @@ import torch
 
 from terarec.errors import ConfigError
 from terarec.export import export_run
-from terarec.formats import ParquetShardWriter, write_dataset
+from terarec.formats import write_dataset
+from terarec.formats.parquet import ParquetShardWriter
 from terarec.models.artifact import load_model
 from terarec.models.registry import MODELS
 from terarec.ragged import Ragged
@@ -30,9 +33,9 @@ def _with_draws(spec):
 
 
 SPECS = {kind: _with_draws(spec) for kind, spec in every.MODELS.items() if kind == spec.kind}
-# A model takes some seconds, most of them for its export to ONNX; these differ most from each other and from a DLRM,
+# A model takes some seconds, most of them for its export to ONNX; these differ much from each other and from a DLRM,
 # with which the tests of the commands do the same.
-QUICK = {"din", "two_tower", "graph"}
+QUICK = {"two_tower", "graph"}
 KINDS = [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in SPECS]
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training a graph in 16 bits: what is multiplied in which format, and what a loss scale keeps."""
 
 import dataclasses

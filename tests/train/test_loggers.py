@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The log, the progress bar, warnings, and loggers of other programs, with these programs."""
 
 import dataclasses
@@ -72,7 +73,7 @@ def test_the_logged_loss_is_the_mean_since_the_last_line(tmp_path):
     assert [(point["lr"], point["rows_lr"]) for point in points] == [(0.25, 0.5)] * 2
 
 
-def test_a_single_class_split_is_logged_without_an_auc(tmp_path):
+def test_a_single_class_split_is_logged_with_an_auc_of_null(tmp_path):
     log = MetricsLog(tmp_path / "metrics.jsonl", "valid")
     found = Evaluator(metrics=("auc", "logloss"), labels=("a", "b")).evaluate(nn.Module(), [])
     assert math.isnan(found.auc)
@@ -84,7 +85,7 @@ def test_a_single_class_split_is_logged_without_an_auc(tmp_path):
     _, line = (tmp_path / "metrics.jsonl").read_text().splitlines()
     point = json.loads(line)
     assert set(point.pop("labels")) == {"a", "b"}
-    assert point == {"step": 0, "samples": 0, "split": "valid", "logloss": 0.5, "seconds": 0.1}
+    assert point == {"step": 0, "samples": 0, "split": "valid", "auc": None, "logloss": 0.5, "seconds": 0.1}
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -93,7 +94,8 @@ def test_the_progress_bar_shows_figures_to_people_and_lines_to_files(tmp_path, s
     bar = ProgressBar(Console(file=output, force_terminal=terminal, width=120))
     report = build(spec, tmp_path, callbacks=[bar]).fit()
     text = output.getvalue()
-    assert f"step 16: auc {report.evaluation.auc:.5f}, logloss {report.evaluation.logloss:.5f} (" in text
+    metrics = f"auc {report.evaluation.auc:.5f}, logloss {report.evaluation.logloss:.5f}"
+    assert f"step 16: {metrics}, the best so far (" in text  # finding P4: the best step is on the console
     assert ("samples/s" in text) == terminal
     assert ("\x1b[" in text) == terminal
     assert re.findall(r"epoch (\d+)", text)[-1:] == (["2"] if terminal else [])  # E3: it ended at "epoch 3"

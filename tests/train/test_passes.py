@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs that train part by part: equal to those in memory that read by parts, and what keysets must hold."""
 
 import dataclasses
@@ -7,14 +8,17 @@ import shutil
 
 import pytest
 
-from terarec.data import DatasetSource, open_reader
+from terarec.data import open_reader
+from terarec.data.reader import DatasetSource
 from terarec.errors import ConfigError, DataNotFoundError, KeysetError
-from terarec.formats import PARTS_FILE, read_dataset, read_part_keys, read_parts, write_parts
+from terarec.formats import read_dataset
 from terarec.formats.block import bags_of
 from terarec.formats.container import read_tensors, write_tensors
+from terarec.formats.parts import PARTS_FILE, read_part_keys, read_parts, write_parts
 from terarec.spec import AdaGradSpec, DLRMSpec, DynamicTablesSpec, Tiers, TrainingSpec, freq
 from terarec.train import build
 from terarec.train.devices import collections_in_tiers
+from tests.params import in_every_run
 from tests.train.small_run import assert_same, changed, weights
 from tests.train.test_tiers import with_tiers
 
@@ -45,7 +49,7 @@ def in_passes(spec, data, **training):
     return dataclasses.replace(changed(spec, passes=True, **training), data=str(data))
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", in_every_run(["static"], MODELS))
 def test_passes_equal_reading_by_parts_in_memory(tmp_path, spec, parted, model):
     described, kib = MODELS[model]
     spec = in_passes(dataclasses.replace(spec, model=described), parted, batch_size=100)

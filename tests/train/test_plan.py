@@ -1,14 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
 """Estimates before a run against what the run then takes."""
 
 import dataclasses
 import functools
+import json
 
 import numpy as np
 import pytest
 import torch
 
+from terarec.config import save_run
 from terarec.errors import ConfigError, StorageError
-from terarec.formats import ColumnBlock, read_dataset, write_dataset, write_parts
+from terarec.formats import read_dataset, write_dataset
+from terarec.formats.block import ColumnBlock
+from terarec.formats.parts import write_parts
 from terarec.models.artifact import tables
 from terarec.spec import (
     AdaGradSpec,
@@ -31,6 +36,7 @@ from terarec.train.plan import plan_run
 from tests.errors import at
 from tests.formats.samples import write_split
 from tests.params import in_every_run
+from tests.processes import run_python
 from tests.train.test_tiers import with_tiers
 
 
@@ -161,10 +167,14 @@ def test_nothing_is_allocated_for_a_plan(keyed):
 
 
 @pytest.mark.parametrize("device", [None, torch.device("cuda")], ids=str)
-def test_a_suggestion_fits_in_both_memories(keyed, device):
-    spec = run_spec(keyed, AdamSpec(), StaticTablesSpec())
-    rows = 3 * 10_000 * (3 * 4 * 64 + 60)
-    plan = functools.partial(plan_run, device=device)
+def test_a_suggestion_fits_in_both_memories(keyed, tmp_path, device):
+    # Of many rows, as buffers of files take more than small tables. Nothing reads the samples.
+    columns = tuple(CategoricalColumn(name=name, rows=300_000) for name in "abc")
+    write_dataset(dataclasses.replace(read_dataset(keyed), categorical=columns), tmp_path)
+    spec = run_spec(tmp_path, AdamSpec(), StaticTablesSpec())
+    rows = 3 * 300_000 * (3 * 4 * 64 + 60)
+    # The peak of this process may rise between two plans.
+    plan = functools.partial(plan_run, device=device, rows=dict.fromkeys("abc", 300_000), program_bytes=1 << 29)
     whole = plan(spec)
     assert (whole.is_over, whole.placement, whole.available_device_bytes) == (False, (), None)
     if device is None:
@@ -190,3 +200,58 @@ def test_expected_rows_are_those_of_a_table(keyed):
     assert plan_run(spec, reads_keysets=False).tables[0].rows_from == "column"
     with pytest.raises(ConfigError, check=at("rows")):
         plan_run(spec, rows={"d": 77})
+
+
+MEASURED = """
+import json, sys
+from terarec.kernels import memory
+from terarec.config import load_run
+from terarec.train import Callback, build
+from terarec.train.plan import plan_run
+from terarec.train.rehearsal import program_bytes
+
+class Peak(Callback):
+    before = 0
+    def on_step(self, trainer):  # before the end of the epoch, which saves
+        self.before = memory.peak_bytes()
+
+spec = load_run(sys.argv[1])
+rows = {} if sys.argv[2] == "static" else dict.fromkeys("abc", int(sys.argv[3]))
+found = plan_run(spec, rows=rows, program_bytes=program_bytes())
+peak = Peak()
+build(spec, sys.argv[4], callbacks=[peak]).fit()
+print(json.dumps({
+    "without": [found.host_bytes - found.checkpoint_bytes, peak.before],
+    "with": [found.host_bytes, memory.peak_bytes()],
+}))
+"""
+
+CASES = [(kind, rows) for kind in ("static", "dynamic", "tiers") for rows in (60_000, 250_000)]
+
+
+@pytest.mark.parametrize(("kind", "rows"), in_every_run([("dynamic", 60_000)], CASES))
+def test_the_plan_is_within_a_tenth_of_the_peak_of_the_process(tmp_path, kind, rows):
+    """Finding L7: the peak without a checkpoint, and with one."""
+    dataset = DatasetSpec(
+        name="wide",
+        storage="parquet",
+        labels=(LabelColumn(name="label"),),
+        dense=(DenseColumn(name="I1"),),
+        categorical=tuple(CategoricalColumn(name=name, rows=rows) for name in "abc"),
+    )
+    random = np.random.default_rng(1)
+    block = ColumnBlock(
+        label=random.integers(0, 2, (rows, 1)).astype(np.float32),
+        dense=random.random((rows, 1), dtype=np.float32),
+        keys=tuple(random.permutation(rows) for _ in "abc"),  # each key once: all rows are trained
+    )
+    write_split(tmp_path / "data", dataset, block, cuts=(), rows_per_group=16_384)
+    spec = run_spec(tmp_path / "data", AdaGradSpec(), DynamicTablesSpec() if kind == "dynamic" else StaticTablesSpec())
+    if kind == "tiers":
+        spec = with_tiers(spec, Tiers(host="24MiB", file=str(tmp_path / "rows")))
+    save_run(spec, tmp_path / "run.json")
+    ended = run_python(MEASURED, tmp_path / "run.json", kind, rows, tmp_path / "run")
+    assert ended.returncode == 0, ended.stderr
+    moments = json.loads(ended.stdout.splitlines()[-1])
+    in_mib = {moment: [num_bytes >> 20 for num_bytes in pair] for moment, pair in moments.items()}
+    assert all(close(*pair) for pair in moments.values()), in_mib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A rejected, failed or second training leaves the run as it was."""
 
 import dataclasses
@@ -7,7 +8,9 @@ import numpy as np
 import pytest
 
 from terarec.errors import ConfigError, FormatError, StorageError, TrainingError
-from terarec.formats import ParquetShardWriter, write_dataset
+from terarec.formats import write_dataset
+from terarec.formats.parquet import ParquetShardWriter
+from terarec.io.files import AtomicFile
 from terarec.models.artifact import load_model
 from terarec.ragged import Ragged
 from terarec.spec import (
@@ -203,6 +206,6 @@ def test_an_evaluation_that_fails_keeps_the_epoch(tmp_path):
 def test_a_killed_start_may_be_restarted(tmp_path, spec):
     run = build(spec, tmp_path)
     run.directory.begin(run.spec, run.dataset)
-    (tmp_path / "run.json.partial").touch()
+    AtomicFile(tmp_path / "run.json").partial.touch()
     assert build(changed(spec, max_steps=1, seed=9), tmp_path).fit().steps == 1
     assert load_model(tmp_path).spec.training.seed == 9

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The report of a run: its content, that it needs no other file, and errors of damaged logs."""
 
 import dataclasses
@@ -16,6 +17,7 @@ from terarec.formats import write_dataset
 from terarec.reports.text import byte_text
 from terarec.spec import (
     AdamSpec,
+    BinarySpec,
     CategoricalColumn,
     DatasetSpec,
     DenseColumn,
@@ -23,16 +25,18 @@ from terarec.spec import (
     DynamicTablesSpec,
     LabelColumn,
     RowOptions,
-    RowType,
     RunSpec,
     StaticTablesSpec,
     freq,
     lru,
 )
+from terarec.spec.tables import RowType
 from terarec.train.metrics_log import RunLog
 from terarec.train.report import MAX_POINTS, draw_curves, smooth, thin, write_report
 from terarec.train.run import build
 from tests.errors import at
+from tests.train.planted import make_labelled
+from tests.train.small_run import changed
 
 POINTS = [
     {"step": 10, "samples": 1000, "seconds": 1.0, "loss": 0.69, "samples_per_second": 1000.0},
@@ -97,7 +101,7 @@ def test_the_report_of_a_trained_run_shows_its_sizes(
     for column in run.dataset.categorical:
         assert f'<td>{column.name}</td><td class="n">{column.rows:,}</td><td class="n">4</td>' in page
     assert "<td>train rows</td><td>1,000</td>" in page
-    assert re.findall(r"<figure[^>]*><h2>(.*?)</h2>", page) == ["Loss", "AUC", "Throughput"]
+    assert re.findall(r"<figure[^>]*><h2>([A-Za-z]*)", page) == ["Loss", "AUC", "Throughput", "Calibration"]
 
 
 def test_nested_settings_read_as_words(spec: RunSpec, tmp_path: Path) -> None:
@@ -232,3 +236,57 @@ def test_smoothing_keeps_a_level_and_averages_its_window() -> None:
     values = np.random.default_rng(0).normal(size=80)
     assert smooth(values)[40] == pytest.approx(values[38:43].mean())
     assert smooth(values)[0] == pytest.approx(values[:3].mean())
+
+
+def rows_of(page: str, title: str) -> list[list[str]]:
+    """Return the texts of the cells of the table with this title."""
+    (table,) = re.findall(rf"<h2>{re.escape(title)}</h2><div class=\"scroll\">(.*?)</table>", page, flags=re.DOTALL)
+    rows = [re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row, flags=re.DOTALL) for row in table.split("<tr>")[1:]]
+    return [[re.sub(r"<[^>]*>", "", cell).strip() for cell in row] for row in rows]
+
+
+def test_a_run_that_stopped_early_shows_the_step_that_is_served(tmp_path: Path, spec: RunSpec) -> None:
+    """Finding P4: the head of the report had the last evaluation, whichever step is served."""
+    run = build(changed(spec, epochs=9, patience=1, min_delta=0.5, eval_every=3, keep_checkpoints=1), tmp_path)
+    report = run.fit()
+    assert report.served_step == report.best_step
+    page = write_report(tmp_path).read_text()
+    tiles = dict(re.findall(r'class="card tile"><span>(.*?)</span><b>(.*?)</b>', page))
+    assert tiles["AUC, valid"] == f"{report.metrics['auc']:.4f}"
+    assert tiles["served step"] == str(report.best_step)
+    assert [row[1] for row in rows_of(page, "Evaluations") if "served" in row[1]] == [f"{report.best_step} served"]
+
+
+def test_labels_slices_and_calibration_are_those_of_the_served_step(tmp_path: Path, spec: RunSpec) -> None:
+    """Finding P5: the report had none of them."""
+    rng = np.random.default_rng(0)
+    labels = {s: {name: rng.integers(0, 2, 300) for name in ("click", "noise")} for s in ("train", "valid")}
+    make_labelled(tmp_path / "data", labels)
+    weights = BinarySpec(label_weights=(1.0, 0.0))
+    spec = dataclasses.replace(changed(spec, slices=("user",)), data=str(tmp_path / "data"), objective=weights)
+    evaluation = build(spec, tmp_path / "run", names=lambda column, ids: [f"{column} {number}" for number in ids])
+    found = evaluation.fit().evaluation
+    page = write_report(tmp_path / "run").read_text()
+    of_labels = found.results.overall.labels
+    assert rows_of(page, "Labels of the served step")[1:] == [
+        [name, "300", *(f"{of_labels[label].values[metric]:.5f}" for metric in ("auc", "logloss"))]
+        for label, name in (("click", "click"), ("noise", "noise (weight 0, not in the mean)"))
+    ]
+    values = found.results.slices["user"].values
+    (title,) = re.findall("<h2>(Slices by user.*?)</h2>", page)
+    assert title.endswith(f"the largest of {len(values)}")
+    assert [row[0] for row in rows_of(page, title)[1:]] == [one.value for one in values[:20]]
+    assert str(values[0].value).startswith("user ")
+    for label, of_label in of_labels.items():
+        assert f"Calibration of {label}" in page
+        assert f"ECE {of_label.calibration.error:.4f}" in page
+
+
+def test_every_colour_of_a_page_has_its_dark_form(tmp_path: Path) -> None:
+    """Finding P5: pages were light in a dark browser; plots take the colours of the page."""
+    page = write_report(make_run(tmp_path / "run", POINTS)).read_text()
+    light, dark = (set(re.findall(r"(--[a-z-]+):", block)) for block in re.findall(r":root \{(.*?)\}", page, re.DOTALL))
+    assert "@media (prefers-color-scheme: dark)" in page
+    assert light == dark >= set(re.findall(r"var\((--[a-z-]+)\)", page))
+    rules = re.sub(r":root \{.*?\}", "", page, flags=re.DOTALL)
+    assert re.findall(r"(?:fill|stroke|color|background): ?#[0-9a-f]{3,6}", rules) == []

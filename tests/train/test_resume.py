@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Train N = train k, save, load, train N - k: to the bit, optimizers, dropout, data order and log included."""
 
 import dataclasses

@@ -1,7 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
+
 import dataclasses
 import json
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
@@ -11,9 +14,11 @@ import torch
 from terarec.config import load_run
 from terarec.data import Reader
 from terarec.errors import ConfigError, DataNotFoundError, FormatError, TrainingError
-from terarec.formats import ParquetShard, ParquetShardWriter, read_dataset, write_dataset
+from terarec.formats import read_dataset, write_dataset
+from terarec.formats.parquet import ParquetShard, ParquetShardWriter
 from terarec.metrics import AUC
-from terarec.models.artifact import check_columns, load_model
+from terarec.models.artifact import load_model
+from terarec.models.trained_columns import check_columns
 from terarec.spec import (
     CategoricalColumn,
     DatasetSpec,
@@ -163,7 +168,7 @@ def test_lists_of_keys_are_not_kept(tmp_path, spec):
 
 
 def test_data_may_have_other_weights_and_metadata_than_that_of_the_training(tmp_path):
-    """Workflows of version 2, which had neither, are those of version 3 without; other steps are still rejected."""
+    """Other steps are rejected all the same."""
     spec = DatasetSpec(
         name="odd",
         storage="parquet",
@@ -173,20 +178,17 @@ def test_data_may_have_other_weights_and_metadata_than_that_of_the_training(tmp_
         workflow="workflow",
     )
     texts = {}
-    for name, version, more in (("old", 2, {}), ("new", 3, {"weight": "w", "metadata": ["user"]})):
-        held = {"steps": [], "split": None, **more}
-        texts[name] = {"format": "terarec.workflow", "version": version, "workflow": held}
+    for name, more in (("old", {}), ("new", {"weight": "w", "metadata": ["user"]})):
+        texts[name] = {"format": "terarec.workflow", "version": 4, "workflow": {"steps": [], "split": None, **more}}
     texts["other"] = {**texts["new"], "workflow": {**texts["new"]["workflow"], "steps": [{"kind": "log_op"}]}}
-    texts["oldest"] = {**texts["old"], "version": 1}
     for name, text in texts.items():
         (tmp_path / name / "workflow").mkdir(parents=True)
         (tmp_path / name / "workflow/workflow.json").write_text(json.dumps(text))
     wider = dataclasses.replace(spec, weight="w", metadata=(MetadataColumn(name="user", type="string"),))
     check_columns(wider, tmp_path / "new", spec, tmp_path / "old")
     check_columns(spec, tmp_path / "old", wider, tmp_path / "new")
-    for name in ("other", "oldest"):
-        with pytest.raises(ConfigError, check=at("data set 'odd'")):
-            check_columns(wider, tmp_path / name, spec, tmp_path / "old")
+    with pytest.raises(ConfigError, check=at("data set 'odd'")):
+        check_columns(wider, tmp_path / "other", spec, tmp_path / "old")
 
 
 def test_predicting_other_data_or_a_damaged_file_leaves_nothing(tmp_path, spec, odd_data):
@@ -274,3 +276,14 @@ def test_threads_are_set(set_threads, tmp_path, spec):
     set_threads(2)
     build(changed(spec, threads=1, max_steps=1), tmp_path).fit()
     assert torch.get_num_threads() == 1
+
+
+def test_a_table_is_evaluated_as_the_data_set(tmp_path, odd_data):
+    """Finding P2: `Trainer.evaluate` takes tables in memory."""
+    trainer = odd_run(odd_data, tmp_path / "RUN").trainer
+    table = pl.from_arrow(pq.read_table(odd_data / "train/part-00000.parquet"))
+    expected = trainer.evaluate(Reader(odd_data, "train", batch_size=30))
+    assert trainer.evaluate(table).results.overall.values == expected.results.overall.values
+    trainer.dataset = None
+    with pytest.raises(ConfigError, check=at("data")):
+        trainer.evaluate(table)

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 import math
 
 import pytest
@@ -6,10 +8,12 @@ import torch
 from terarec.batch import Batch
 from terarec.data import Reader
 from terarec.errors import ConfigError, StorageError, TrainingError
-from terarec.metrics import AUC, LogLoss
+from terarec.metrics import AUC
+from terarec.metrics.means import LogLoss
 from terarec.models import build_model
 from terarec.spec import TrainingSpec
-from terarec.train import Callback, Evaluator, Optimizers, Trainer, evaluate
+from terarec.train import Callback, Optimizers, Trainer, evaluate
+from terarec.train.evaluation import Evaluator
 from tests.errors import at
 from tests.train.small_run import assert_same, weights
 

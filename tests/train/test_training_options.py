@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Options of `TrainingSpec` for more than plain steps, each compared with its definition."""
 
 import dataclasses
@@ -10,7 +11,6 @@ import pytest
 import torch
 
 from terarec.batch import Batch, slice_samples
-from terarec.checkpoint import latest, load
 from terarec.data import Reader
 from terarec.errors import ConfigError
 from terarec.models import build_model
@@ -31,7 +31,8 @@ from terarec.spec import (
     TrainingSpec,
     WarmupDecaySchedule,
 )
-from terarec.train import Optimizers, Schedule, Trainer, build, predict
+from terarec.train import Optimizers, Trainer, build, predict
+from terarec.train.optimizers import Schedule
 from tests.errors import at
 from tests.params import in_every_run
 from tests.train.small_run import assert_same, changed, weights
@@ -246,13 +247,3 @@ def test_a_model_samples_the_items_of_its_softmax(tmp_path, spec):
     assert np.isfinite([report.loss, report.evaluation.auc]).all()
     predict(tmp_path / "run", spec.data, "valid", tmp_path / "scores.parquet", allow_import=("tests",))
     assert pq.read_table(tmp_path / "scores.parquet").column_names == ["score", "click"]
-
-
-def test_a_checkpoint_of_before_schedules_is_read(tmp_path, spec):
-    run = build(spec, tmp_path / "run")
-    run.fit()
-    held = load(latest(tmp_path / "run/checkpoints")).progress["trainer"]
-    old = {name: value for name, value in held.items() if name not in ("schedules", "loss_scaler", "steps_in_epoch")}
-    trainer = build(spec, tmp_path / "other").trainer
-    trainer.load_state_dict(old)
-    assert (trainer.step, trainer.epoch) == (16, 2)

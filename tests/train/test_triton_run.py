@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training end to end on the Triton kernels, interpreted, equals training on the compiled core."""
 
 from pathlib import Path

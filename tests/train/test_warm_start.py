@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """D3: a run that starts from the weights of another one, on the data of another day."""
 
 import dataclasses

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // One set of kernels. CMake compiles this file once for each instruction set and defines TERAREC_SET (its namespace),
 // TERAREC_LANES (floats in a vector) and TERAREC_TABLE (the Kernels constant to define). The set "generic" uses no
 // intrinsics but those of the baseline; "neon" defines TERAREC_NEON.

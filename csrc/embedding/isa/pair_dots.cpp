@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The loops of pair_dots.h. An instruction adds 32 products of bfloat16 to 16 sums in float32, in pairs. As in torch's
 // products on such a processor, subnormal numbers count as zero. As isa/kernel_set.cpp this uses no std templates.
 

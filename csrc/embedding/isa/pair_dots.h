@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The dots of all pairs of vectors of a sample: in float by the sets of kernels.h with fused multiply-add, in bfloat16
 // (uint16_t) here, for processors with AVX512-BF16.
 #pragma once

@@ -1,25 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints on the disk: their files, the manifest, and directories, of which the newest and the best are kept."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import re
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from terarec.errors import ConfigError, DamagedFileError, DataNotFoundError, FormatError, StorageError
+from terarec.errors import ConfigError, DamagedFileError, DataNotFoundError, FormatError, NoSpaceError, StorageError
 from terarec.formats.delta import DeltaLink, StateId
-from terarec.io import PARTIAL_SUFFIX, atomic_dir, read_versioned_json, write_versioned_json
-from terarec.spec import FieldError, checks, from_data, to_data
-from terarec.spec.checks import did_you_mean
+from terarec.io.directories import atomic_dir
+from terarec.io.files import read_versioned_json, write_versioned_json
+from terarec.io.opening import link_or_copy, read_bytes
+from terarec.io.remote import PARTIAL_SUFFIX
+from terarec.io.removal import remove_tree
+from terarec.spec import checks, from_data, to_data
+from terarec.spec.checks import FieldError, did_you_mean
 
 MANIFEST = "manifest.json"
 FORMAT = "terarec.checkpoint"
-VERSION = 3  # 2 added dynamic tables, 3 row files and deltas
+VERSION = 3
 BEST = "best.json"
 _BEST_FORMAT = "terarec.best"
 _BEST_VERSION = 1
@@ -35,7 +40,12 @@ _TABLE_FILE = re.compile(r"tables/(.+)-(\d{5,})\.safetensors")
 _MEMORY_FILE = re.compile(r"memory/(.+)-(\d{5,})\.safetensors")
 _CHANGES_FILE = re.compile(r"changes/(.+)-(\d{5,})\.safetensors")
 _STEP = re.compile(r"step-(\d{8,})")
-_UNFINISHED = re.compile(rf"{_STEP.pattern}{re.escape(PARTIAL_SUFFIX)}(-\d+)?")
+_UNFINISHED = re.compile(rf"{_STEP.pattern}{re.escape(PARTIAL_SUFFIX)}(-\d+){{0,2}}")
+_ENTRIES = (
+    rf"(manifest|state)\.json|(dense|optimizer)\.safetensors|tables|rows|memory|changes|.*{re.escape(PARTIAL_SUFFIX)}"
+)
+"""Names of the entries of a checkpoint, by which one is recognized before it is removed."""
+_logger = logging.getLogger(__name__)
 
 
 def table_file(table: str, index: int) -> str:
@@ -140,8 +150,8 @@ class Manifest:
 
 
 def write_manifest(checkpoint: Path, manifest: Manifest) -> None:
-    """Write the manifest of `checkpoint`, whose other files are all on the disk by now."""
-    write_versioned_json(checkpoint / MANIFEST, FORMAT, VERSION, to_data(manifest))
+    """Write the manifest of `checkpoint`, whose other files are all complete by now."""
+    write_versioned_json(checkpoint / MANIFEST, FORMAT, VERSION, to_data(manifest), flushes=False)
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
@@ -149,7 +159,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
 
     Raises:
         DataNotFoundError: There is none, so the checkpoint is missing or incomplete.
-        FormatError: It is damaged, of a newer version, or a file is missing or has another size.
+        FormatError: It is damaged, of another version, or a file is missing or has another size.
     """
     path = checkpoint / MANIFEST
     if not path.is_file():
@@ -169,8 +179,8 @@ def read_manifest(checkpoint: Path) -> Manifest:
         # Sizes alone, so that opening takes no read of all tables; a file's checksum is compared when it is read.
         if file.stat().st_size != entry.bytes:
             raise FormatError(file, f"{file.stat().st_size} bytes, expected {entry.bytes}")
-    for held in manifest.row_files:
-        for file in (checkpoint / held.directory).iterdir():
+    for row_file in manifest.row_files:
+        for file in (checkpoint / row_file.directory).iterdir():
             if not file.resolve().is_relative_to(inside):
                 raise FormatError(file, f"a link to {file.resolve()}, expected a file inside {checkpoint}")
     return manifest
@@ -179,7 +189,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
 def state_id(checkpoint: Path, step: int) -> StateId:
     """Return the identity of a checkpoint's state: its step and the SHA-256 of its manifest."""
     # The manifest has the checksums of all files, so its own stands for the whole state.
-    return StateId(step=step, id=hashlib.sha256((checkpoint / MANIFEST).read_bytes()).hexdigest())
+    return StateId(step=step, id=hashlib.sha256(read_bytes(checkpoint / MANIFEST)).hexdigest())
 
 
 def read_chain(checkpoint: Path) -> list[tuple[Path, Manifest]]:
@@ -187,7 +197,7 @@ def read_chain(checkpoint: Path) -> list[tuple[Path, Manifest]]:
 
     Raises:
         DataNotFoundError: `checkpoint` is missing or incomplete.
-        FormatError: One is damaged, of a newer version, missing or not the one that the next one follows.
+        FormatError: One is damaged, of another version, missing or not the one that the next one follows.
     """
     manifest = read_manifest(checkpoint)
     chain = [(checkpoint, manifest)]
@@ -217,15 +227,15 @@ def complete_checkpoints(directory: Path) -> list[Path]:
     """Return the complete checkpoints below `directory`, oldest first; skip partial ones and unexpected entries."""
     listed: list[tuple[int, Path]] = []
     while directory.is_dir():
-        found = [(int(match[1]), path) for path in directory.iterdir() if (match := _STEP.fullmatch(path.name))]
+        checkpoints = [(int(match[1]), path) for path in directory.iterdir() if (match := _STEP.fullmatch(path.name))]
         # By number, since names of more than eight digits do not sort.
-        found.sort()
-        complete = [path for _, path in found if (path / MANIFEST).is_file()]
+        checkpoints.sort()
+        complete = [path for _, path in checkpoints if (path / MANIFEST).is_file()]
         # A run in training may remove the only complete one after it was listed here. The one that replaced it is then
         # found in the next list; a list that does not change has none.
-        if complete or found == listed:
+        if complete or checkpoints == listed:
             return complete
-        listed = found
+        listed = checkpoints
     return []
 
 
@@ -248,6 +258,9 @@ def latest(directory: Path) -> Path:
     newest = newest_checkpoint(directory)
     if newest is None:
         raise DataNotFoundError(directory, f"holds no complete checkpoint, expected step-*/{MANIFEST}")
+    for path in directory.iterdir():
+        if _STEP.fullmatch(path.name) and step_of(path) > step_of(newest) and not (path / MANIFEST).exists():
+            _logger.warning("%s has no %s and is not complete: %s is taken", path, MANIFEST, newest.name)
     return newest
 
 
@@ -268,7 +281,11 @@ def find(directory: Path, which: int | str = "last") -> Path:
     if which == "best":
         step = best_step(directory)
         if step is None:
-            raise ConfigError(directory, "no checkpoint is marked as the best one, expected 'last' or a step")
+            raise ConfigError(
+                directory,
+                "no checkpoint is marked as the best one (no evaluation gave the monitored metric a value, or "
+                "training.keep_best was false), expected 'last' or a step",
+            )
     elif str(which).isdecimal():
         step = int(which)
     else:
@@ -327,7 +344,29 @@ def staged(directory: Path, step: int) -> Iterator[Path]:
         if isinstance(error, DamagedFileError):
             raise
         problem = _words(reason) if isinstance(reason, OSError) else str(error)  # of a row file, which names its file
-        raise StorageError(target, f"the checkpoint could not be written: {problem}; {_left(directory)}") from error
+        kind = NoSpaceError if isinstance(error, NoSpaceError) else StorageError
+        raise kind(target, f"the checkpoint could not be written: {problem}; {_left(directory)}") from error
+
+
+def copy_chain(checkpoint: Path, directory: Path) -> None:
+    """Put a checkpoint and those that it builds on below another directory, by links where the file system allows.
+
+    Raises:
+        DataNotFoundError: `checkpoint` is missing or incomplete.
+        FormatError: One of them is damaged, or missing.
+        StorageError: Another checkpoint of a step is there, or a write fails.
+    """
+    for path, manifest in read_chain(checkpoint):
+        target = step_path(directory, manifest.step)
+        if (target / MANIFEST).is_file() and state_id(target, manifest.step) == state_id(path, manifest.step):
+            continue
+        segments = (file for entry in manifest.row_files for file in (path / entry.directory).iterdir())
+        files = {path / MANIFEST, *(path / entry.file for entry in manifest.files), *segments}
+        with staged(directory, manifest.step) as copy:
+            for file in sorted(files):
+                place = copy / file.relative_to(path)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                link_or_copy(file, place)
 
 
 def keep_newest(directory: Path, count: int) -> None:
@@ -342,7 +381,10 @@ def keep_newest(directory: Path, count: int) -> None:
             path = previous
     for path in reversed(complete):  # so that none that is left lacks what it needs
         if path not in stays:
-            _remove(path)
+            try:
+                remove_checkpoint(path)
+            except ConfigError as error:
+                _logger.warning("%s", error)
 
 
 def _previous(checkpoint: Path) -> Path | None:
@@ -369,10 +411,13 @@ def _remove_leftovers(directory: Path) -> None:
     """Remove incomplete checkpoints, which interrupted writes and removals leave."""
     for path in directory.glob("step-*"):
         if _UNFINISHED.fullmatch(path.name) or (_STEP.fullmatch(path.name) and not (path / MANIFEST).is_file()):
-            shutil.rmtree(path)
+            remove_tree(path, names=_ENTRIES, ignore_errors=True)
 
 
-def _remove(path: Path) -> None:
-    # The manifest goes first, so that a removal cut short never leaves a directory that looks complete.
-    (path / MANIFEST).unlink()
-    shutil.rmtree(path)
+def remove_checkpoint(path: Path) -> None:
+    """Remove a complete checkpoint.
+
+    Raises:
+        ConfigError: It has files of others.
+    """
+    remove_tree(path, names=_ENTRIES, first=MANIFEST)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Save and load checkpoints, by one process or by several together. The files are described in docs/formats.md."""
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from terarec.checkpoint.directory import (
     Manifest,
     RowFileEntry,
     keep_newest,
+    latest,
     newest_checkpoint,
     read_chain,
     read_manifest,
@@ -34,14 +36,16 @@ from terarec.checkpoint.state import TrainState, as_tensor, flatten, unflatten
 from terarec.checkpoint.table_chain import TableChain, write_table_changes
 from terarec.checkpoint.table_files import TableShare, write_container, write_table
 from terarec.errors import ConfigError, FormatError, StorageError
-from terarec.formats import read_tensors
+from terarec.formats.container import read_tensors
 from terarec.formats.delta import DeltaLink, StateId
-from terarec.io import write_bytes
+from terarec.io.files import flush, write_bytes
+from terarec.io.opening import read_bytes
 from terarec.spec import from_data, to_data
 from terarec.spec.checks import one_line, shortened
 from terarec.spec.codec import parse_json
 from terarec.storage import Store
 
+_MOST_DELTAS = 4  # bytes of the deltas in a chain, as a multiple of those of its base
 _FILES_EACH = 10_000_000  # numbers of files of a table that a writer has: they only have to rise
 
 
@@ -50,13 +54,14 @@ def save(
     state: TrainState,
     *,
     keep: int | None = None,
-    kind: Literal["full", "base", "delta"] = "full",
+    kind: Literal["full", "base", "delta", "shorter"] = "full",
     writers: Writers | None = None,
 ) -> Path:
     """Write `state` atomically as a new checkpoint below `directory`.
 
-    Tables are streamed from their memory; no further memory worth counting is allocated. Of tables with a tier in files
-    the changed rows are written there, and the checkpoint shares these files by links where the file system allows.
+    Static tables are streamed from their memory. Rows of dynamic tables are copied, 64 MiB at a time. Of tables with a
+    tier in files the changed rows are written there, and the checkpoint shares these files by links where the file
+    system allows.
 
     Args:
         directory: Directory of the checkpoints, for example ``RUN/checkpoints``.
@@ -64,7 +69,9 @@ def save(
         keep: Number of the newest checkpoints to keep, this one included, besides the one marked best and those that
             kept deltas need; None for all.
         kind: "full" for all rows; "base" for all rows, after which the tables note which rows change; "delta" for the
-            rows that changed since the newest checkpoint, a base or a delta, and "base" where these are not known.
+            rows that changed since the newest checkpoint, a base or a delta, and "base" where these are not known;
+            "shorter" for "delta" where fewer than half of the rows changed, and the chain with it takes less than
+            five bases, else "base".
         writers: Processes that write it together into a directory that all of them see, each the rows that it has; the
             first one writes the rest. None for this one alone.
 
@@ -75,17 +82,30 @@ def save(
         StorageError: A write fails, or the step has a checkpoint already. Earlier checkpoints stay complete.
         ConfigError: A tensor of a type that a container lacks, such as float8, or progress that is not JSON data.
     """
-    if kind not in ("full", "base", "delta"):
-        raise ConfigError("kind", f"got {kind!r}, expected 'full', 'base' or 'delta'")
-    link = _link(directory, state) if kind == "delta" else None
-    is_together = writers is not None and writers.size > 1
+    if kind not in ("full", "base", "delta", "shorter"):
+        raise ConfigError("kind", f"got {kind!r}, expected 'full', 'base', 'delta' or 'shorter'")
+    is_delta, is_together = kind in ("delta", "shorter"), writers is not None and writers.size > 1
+    link = _link(directory, state) if is_delta else None
+    # All write the same kind: a chain of deltas with rows of some ranks only could not be loaded.
+    if (
+        writers is not None
+        and is_together
+        and is_delta
+        and not all(writers.gather("changes since a checkpoint", link is not None))
+    ):
+        link = None  # a rank does not know which rows changed
+    if kind == "shorter" and link is not None and not _is_short(directory, state, writers):
+        link = None
     if writers is not None and is_together:
-        # All write the same kind: a chain of deltas with rows of some ranks only could not be loaded.
-        if kind == "delta" and not all(writers.gather("changes since a checkpoint", link is not None)):
-            link = None  # a rank does not know which rows changed
 
         def write_share(checkpoint: Path, shares: Mapping[str, TableShare]) -> Sequence[FileEntry]:
-            return _write_files(checkpoint, state, link, shares, with_rest=writers.rank == 0).files
+            files = _write_files(checkpoint, state, link, shares, with_rest=writers.rank == 0).files
+            if writers.rank:
+                # The first rank flushes the directory, but on a shared file system not what other machines hold of it.
+                paths = [checkpoint / entry.file for entry in files]
+                for path in (*paths, *{path.parent for path in paths}):
+                    flush(path)
+            return files
 
         save_together(directory, state, writers, write_share, link)
     else:
@@ -127,6 +147,25 @@ def _link(directory: Path, state: TrainState) -> DeltaLink | None:
     return DeltaLink.after(previous, manifest.delta)
 
 
+def _is_short(directory: Path, state: TrainState, writers: Writers | None) -> bool:
+    """Return whether few rows changed since the newest checkpoint, and the chain stays short with them."""
+    changed = [(table.num_since, table.num_changed, table.row_bytes) for table in state.tables.values()]
+    counts = [
+        sum(count for count, _, _ in changed),
+        sum(rows for _, rows, _ in changed),
+        sum(count * num_bytes for count, _, num_bytes in changed if count),
+    ]
+    if writers is not None and writers.size > 1:
+        counts = list(map(sum, zip(*writers.gather("number of changed rows", counts), strict=True)))
+    num_changed, num_rows, num_bytes = counts
+    if 2 * num_changed >= num_rows:
+        return False
+    base, *deltas = [manifest for _, manifest in read_chain(latest(directory))]
+    of_base = sum(entry.bytes for entry in base.files) + sum(entry.bytes for entry in base.row_files)
+    # Whoever joins reads the whole chain. Each delta has all layers, so that one with few rows each ends, too.
+    return sum(entry.bytes for manifest in deltas for entry in manifest.files) + num_bytes < _MOST_DELTAS * of_base
+
+
 def _write_files(
     checkpoint: Path,
     state: TrainState,
@@ -162,7 +201,7 @@ def _write_state(checkpoint: Path, state: TrainState) -> FileEntry:
             f"{error}, expected JSON data; of a row optimizer that is step_state(): the tables hold the "
             "state of its rows",
         ) from None
-    write_bytes(checkpoint / STATE, content)
+    write_bytes(checkpoint / STATE, content, flushes=False)
     return FileEntry(file=STATE, bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
 
 
@@ -191,13 +230,13 @@ class Checkpoint:
 
     def num_deltas_after(self, state: StateId) -> int | None:
         """Return how many deltas lead from an earlier state to this one; None if it does not build on that state."""
-        found = self.state
+        own = self.state
         for number, (_, manifest) in enumerate(reversed(self._chain)):
-            if found == state:
+            if own == state:
                 return number
             if manifest.delta is None:
                 return None
-            found = manifest.delta.previous
+            own = manifest.delta.previous
         return None
 
     def dense(self) -> dict[str, Tensor]:
@@ -213,13 +252,14 @@ class Checkpoint:
         """Return the tables, to read them without a model."""
         return TableChain(self._chain)
 
-    def load_tables(self, tables: Mapping[str, Store], *, with_state: bool) -> None:
+    def load_tables(self, tables: Mapping[str, Store], *, with_state: bool, may_grow: bool = False) -> None:
         """Overwrite the rows of `tables`, one piece at a time. Dynamic tables hold no other rows afterwards.
 
         Args:
             tables: Tables by name, exactly those of the checkpoint.
             with_state: Whether to load the row optimizer's state, which `tables` must have memory for, and the key
                 counts of dynamic tables; serving needs neither.
+            may_grow: Whether static tables may have further rows than the checkpoint, which keep what they have.
 
         Raises:
             ConfigError: Other tables, or a table of another number of rows or another type.
@@ -231,11 +271,23 @@ class Checkpoint:
         if set(files.names) != set(tables):
             raise ConfigError(self.path, f"holds the tables {sorted(files.names)}, expected {sorted(tables)}")
         for name in files.names:
+            _check_rows(self.path, files, tables[name], may_grow=may_grow)
+        for name in files.names:
             files.load(tables[name], with_state=with_state)
 
     def _read(self, file: str) -> tuple[dict[str, Tensor], dict[str, str]]:
         arrays, metadata = read_tensors(self.path / file, sha256=self._manifest.entry(file).sha256)
         return {name: as_tensor(array) for name, array in arrays.items()}, metadata
+
+
+def _check_rows(path: Path, files: TableChain, table: Store, *, may_grow: bool) -> None:
+    """Raise `ConfigError` unless a static table has the rows of a checkpoint; or more, if it may have grown."""
+    if table.is_dynamic or files.is_dynamic(table.name):  # of another kind, which loading reports
+        return
+    rows = files.num_rows(table.name)
+    if rows > len(table) or (rows < len(table) and not may_grow):
+        expected = f"at most {len(table)}" if may_grow else str(len(table))
+        raise ConfigError(path, f"table {table.name!r} has {rows} rows, expected {expected}")
 
 
 def load(path: Path) -> Checkpoint:
@@ -245,7 +297,7 @@ def load(path: Path) -> Checkpoint:
 
     Raises:
         DataNotFoundError: `path` is not a complete checkpoint.
-        FormatError: A file is missing, damaged or of a newer version, or a delta does not follow the checkpoint before;
+        FormatError: A file is missing, damaged or of another version, or a delta does not follow the checkpoint before;
             the message names it.
     """
     chain = read_chain(path)
@@ -257,7 +309,7 @@ def load(path: Path) -> Checkpoint:
 
 
 def _read_state(path: Path, entry: FileEntry) -> dict[str, Any]:
-    content = path.read_bytes()
+    content = read_bytes(path)
     if hashlib.sha256(content).hexdigest() != entry.sha256:
         raise FormatError(path, f"damaged: its SHA-256 is not the one in {MANIFEST}")
     try:
@@ -315,14 +367,14 @@ def save_together(
         except Exception as raised:  # which all have to know before any of them continues
             error = raised
         # Every rank gets here, even after an error: a rank that raised alone would leave the others waiting.
-        found = writers.gather(
+        reports = writers.gather(
             "files of a checkpoint", {"error": None if error is None else one_line(str(error)), "files": to_data(files)}
         )
         if error is not None:
             raise error
-        _check_all(found)
+        _check_all(reports)
         if writers.rank == 0:
-            entries = tuple(from_data(FileEntry, entry) for written in found for entry in written["files"])
+            entries = tuple(from_data(FileEntry, entry) for written in reports for entry in written["files"])
             try:
                 write_manifest(checkpoint, Manifest(step=state.step, files=entries, delta=link))
                 stack.close()  # gives the checkpoint its name
@@ -356,15 +408,15 @@ def _place(directory: Path, state: TrainState, writers: Writers, stack: ExitStac
         except Exception as raised:
             error = raised
     report = {"error": None if error is None else one_line(str(error)), "path": str(checkpoint)}
-    found = writers.gather("place of a checkpoint", report)
+    reports = writers.gather("place of a checkpoint", report)
     if error is not None:
         raise error
     # The first writer alone made the directory, so only its report counts.
-    _check_all(found[:1])
-    return Path(found[0]["path"])
+    _check_all(reports[:1])
+    return Path(reports[0]["path"])
 
 
-def _check_all(found: list[dict[str, Any]]) -> None:
-    failed = [f"rank {rank}: {report['error']}" for rank, report in enumerate(found) if report["error"] is not None]
+def _check_all(reports: list[dict[str, Any]]) -> None:
+    failed = [f"rank {rank}: {report['error']}" for rank, report in enumerate(reports) if report["error"] is not None]
     if failed:
         raise StorageError("checkpoint", failed[0])

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The state of a training, as arrays and JSON."""
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from terarec.errors import ConfigError, FormatError
-from terarec.formats import BFLOAT16
+from terarec.formats.container import BFLOAT16
 from terarec.spec.checks import shortened
 from terarec.spec.codec import parse_json
 from terarec.storage import Store
@@ -25,13 +26,13 @@ def as_array(name: str, tensor: Tensor) -> NDArray[Any]:
     Raises:
         ConfigError: An element type that containers lack; the message has `name`.
     """
-    held = tensor.detach().cpu().contiguous()
-    if held.dtype == torch.bfloat16:
+    values = tensor.detach().cpu().contiguous()
+    if values.dtype == torch.bfloat16:
         # NumPy has no bfloat16 of its own: the bits go through int16, and back in `as_tensor`.
-        bits: NDArray[Any] = held.view(torch.int16).numpy()
+        bits: NDArray[Any] = values.view(torch.int16).numpy()
         return bits.view(BFLOAT16)
     try:
-        array: NDArray[Any] = held.numpy()
+        array: NDArray[Any] = values.numpy()
     except TypeError:
         raise ConfigError("checkpoint", f"tensor {name!r} is {tensor.dtype}, expected a type that NumPy has") from None
     return array

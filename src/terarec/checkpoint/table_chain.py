@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables of a checkpoint and of the deltas that follow it."""
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from terarec.checkpoint.table_files import (
     write_memory,
 )
 from terarec.errors import ConfigError, FormatError
-from terarec.formats import tensor_shapes
+from terarec.formats.container import tensor_shapes
 from terarec.formats.delta import TableChanges, read_changes, write_changes
 from terarec.kernels.hash_index import HashIndex, new_hash_index
 from terarec.storage import Rows, Store
@@ -73,6 +74,7 @@ def _changes(table: Store, table_rows: int) -> Iterator[TableChanges]:
     for rows in table.export_since(shard_rows(table)):
         is_empty = False
         yield _piece(table, table_rows, _NO_KEYS, rows)
+        del rows  # before the next piece is copied
     if is_empty:
         yield _piece(table, table_rows, _NO_KEYS, None)
 
@@ -153,16 +155,28 @@ class TableChain:
         Raises:
             FormatError: A damaged file.
         """
+        return {name: self.num_rows(name) for name in self.names} if self._deltas else {}
+
+    def num_rows(self, table: str) -> int:
+        """Return the rows of a table, those that the files leave out included; of its files only a header is read.
+
+        Raises:
+            FormatError: A damaged file.
+        """
         if not self._deltas:
-            return {}
+            return self._base.num_rows(table)
         path, files = self._deltas[-1]
-        return {name: _read(path, files[name][-1], name).table_rows for name in self.names}
+        # Without its checksum: the reader of the rows compares it.
+        found = tensor_shapes(path / files[table][-1].file)[1].get("table_rows", "")
+        if not found.isdecimal():
+            raise FormatError(path / files[table][-1].file, f"has the table_rows {found!r}, expected a number")
+        return int(found)
 
     def shape(self, table: str) -> TableShape:
         """Return the size of a table; see `TableFiles.shape`. Deltas give a static one in tiers at most these rows."""
         shape = self._base.shape(table)
-        if self._deltas and self.is_dynamic(table):
-            return replace(shape, num_rows=self.rows_after_delta()[table])
+        if self._deltas and shape.seed is None:
+            return replace(shape, num_rows=self.num_rows(table))
         if self._deltas and shape.seed is not None:
             shapes = [tensor_shapes(path / e.file)[0][KEYS] for path, files in self._deltas for e in files[table]]
             return replace(shape, num_rows=shape.num_rows + sum(count for count, *_ in shapes))
@@ -183,19 +197,20 @@ class TableChain:
         """
         for path, files in self._deltas[len(self._deltas) - num_deltas :]:
             for entry in files[table]:
-                found = _read(path, entry, table)
+                part = _read(path, entry, table)
                 rows = None
-                if len(found.keys):
-                    [rows] = vectors_of([{KEYS: found.keys, **found.rows}])
-                yield torch.from_numpy(found.removed), rows
+                if len(part.keys):
+                    [rows] = vectors_of([{KEYS: part.keys, **part.rows}])
+                yield torch.from_numpy(part.removed), rows
 
     def memories(self, table: str) -> Iterator[Arrays]:
         """Yield the pieces of a dynamic table's memory."""
         return self._newest.memories(table)
 
     def load(self, table: Store, *, with_state: bool) -> None:
-        """Overwrite the rows of a table; see `Checkpoint.load_tables`."""
-        self._base.load(table, with_state=with_state)
+        """Overwrite the rows of a table, which may have further ones; see `Checkpoint.load_tables`."""
+        of_rows = None if self.is_dynamic(table.name) else min(self._base.num_rows(table.name), len(table))
+        self._base.load(table, with_state=with_state, of_rows=of_rows)
         for path, files in self._deltas:
             table_rows = len(table)
             for entry in files[table.name]:
@@ -207,8 +222,8 @@ class TableChain:
                 if len(changes.keys):
                     rows = rows_of(tensors_of({KEYS: changes.keys, **changes.rows}), 0)
                     table.import_(rows if with_state else Rows(keys=rows.keys, weights=rows.weights))
-            # A part holds the rows of this process alone; the delta counts those of all.
-            if len(table) != table_rows and not table.is_part:
+            # A part holds the rows of this process alone; the delta counts those of all. A static table may grow later.
+            if table.is_dynamic and len(table) != table_rows and not table.is_part:
                 raise FormatError(path, f"leads to {len(table)} rows of table {table.name!r}, expected {table_rows}")
         for piece in self.memories(table.name) if with_state else ():
             table.import_memory(tensors_of(piece))

@@ -1,9 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
 """The rows of tables in a checkpoint: tensor containers of rows, or a row file that shares the segments of a tier."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,13 +28,16 @@ from terarec.checkpoint.directory import (
     table_file,
 )
 from terarec.checkpoint.state import as_array, as_tensor
+from terarec.closer import stream
 from terarec.errors import ConfigError, FormatError
-from terarec.formats import read_tensors, tensor_shapes, write_tensors
-from terarec.storage import RowFormat, Rows, Store
-from terarec.storage.row_file import MANIFEST_FILE, SEGMENT_SUFFIX, RowFile
-from terarec.storage.row_format import DESCRIPTION_FILE, RowFileLayout, read_description
+from terarec.formats.container import read_tensors, tensor_shapes, write_tensors
+from terarec.io.opening import read_bytes
+from terarec.memory import RowFormat
+from terarec.memory.row_file import MANIFEST_FILE, SEGMENT_SUFFIX, RowFile
+from terarec.memory.row_format import DESCRIPTION_FILE, RowFileLayout, read_description
+from terarec.storage import Rows, Store
 
-SHARD_BYTES = 256 * 2**20
+SHARD_BYTES = 64 * 2**20
 """Most bytes of rows in one file: the memory that loading needs in addition to the tables."""
 _MEMORY_KEY_BYTES = 16  # a key that waits for admission, with its count
 _SCANNED_BYTES = 16 * 2**20
@@ -44,9 +48,9 @@ Arrays = dict[str, NDArray[Any]]
 def write_container(
     checkpoint: Path, file: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 ) -> FileEntry:
-    """Write tensors to a file of a checkpoint."""
+    """Write tensors to a file of a checkpoint, which is flushed as a whole."""
     arrays = {name: as_array(name, tensor) for name, tensor in tensors.items()}
-    sha256 = write_tensors(checkpoint / file, arrays, metadata)
+    sha256 = write_tensors(checkpoint / file, arrays, metadata, flushes=False)
     return FileEntry(file=file, bytes=(checkpoint / file).stat().st_size, sha256=sha256)
 
 
@@ -101,7 +105,9 @@ def _write_pieces(checkpoint: Path, table: Store, share: TableShare | None) -> I
     # A writer of its own numbers files from 0; of several, each has a range of numbers.
     share = share or TableShare(first_row=0, num_rows=table.num_changed, first_file=0)
     first, num_rows, seed = share.first_row, share.num_rows, table.initial_seed
-    for index, rows in enumerate(table.export_changed(shard_rows(table)), share.first_file):
+    index = share.first_file
+    # Not `enumerate`, which keeps a piece while the next one is copied.
+    for rows in table.export_changed(shard_rows(table)):
         tensors = {WEIGHTS: rows.weights, **prefixed(STATE_PREFIX, rows.state), **prefixed(USE_PREFIX, rows.uses)}
         metadata = {"table": table.name, "rows": str(num_rows)}
         if table.is_dynamic or seed is not None:
@@ -111,7 +117,8 @@ def _write_pieces(checkpoint: Path, table: Store, share: TableShare | None) -> I
         else:
             metadata["first_key"] = str(first)
         yield write_container(checkpoint, table_file(table.name, index), tensors, metadata)
-        first += len(rows.keys)
+        first, index = first + len(rows.keys), index + 1
+        del rows, tensors  # before the next piece is copied
 
 
 def _write_row_file(checkpoint: Path, table: Store) -> RowFileEntry | None:
@@ -136,7 +143,7 @@ def _write_keys(checkpoint: Path, table: Store, row_file: RowFileEntry) -> Itera
     for name in (DESCRIPTION_FILE, MANIFEST_FILE):
         # These two alone have a checksum in the manifest: pages of segments have their own, and segments, which are
         # mostly links, would have to be read for it.
-        content = (checkpoint / row_file.directory / name).read_bytes()
+        content = read_bytes(checkpoint / row_file.directory / name)
         sha256 = hashlib.sha256(content).hexdigest()
         yield FileEntry(file=f"{row_file.directory}/{name}", bytes=len(content), sha256=sha256)
     if not table.is_dynamic:
@@ -207,8 +214,8 @@ class TableFiles:
         """
         formats = {name: RowFormat.of_columns(self._layout(entry).columns) for name, entry in self._row_files.items()}
         return {
-            name: (self._row_files[name].rows, held.width, held.width * held.dtype.itemsize)
-            for name, held in formats.items()
+            name: (self._row_files[name].rows, row_format.width, row_format.width * row_format.dtype.itemsize)
+            for name, row_format in formats.items()
         }
 
     def pieces(self, table: str) -> Iterator[Arrays]:
@@ -258,25 +265,44 @@ class TableFiles:
         """
         return (self._read(entry)[0] for entry in self._memories.get(table, []))
 
-    def load(self, table: Store, *, with_state: bool) -> None:
-        """Overwrite the rows of a table, one piece at a time, but not its memory; see `Checkpoint.load_tables`."""
-        if table.name in self._row_files:
-            self._load_row_file(table, self._row_files[table.name], with_state=with_state)
-        else:
-            self._load_pieces(table, self._pieces[table.name], with_state=with_state)
+    def num_rows(self, table: str) -> int:
+        """Return the rows of a table, those that the files leave out included; of its files only a header is read.
 
-    def _load_pieces(self, table: Store, entries: list[FileEntry], *, with_state: bool) -> None:
+        Raises:
+            FormatError: A damaged file.
+        """
+        shape, entry = self.shape(table), self._row_files.get(table)
+        if entry is not None:
+            return shape.num_rows if entry.of_rows is None else entry.of_rows
+        of_rows = tensor_shapes(self.path / self._pieces[table][0].file)[1].get("of_rows", str(shape.num_rows))
+        return int(of_rows) if of_rows.isdecimal() else -1
+
+    def load(self, table: Store, *, with_state: bool, of_rows: int | None = None) -> None:
+        """Overwrite the rows of a table, one piece at a time, but not its memory; see `Checkpoint.load_tables`.
+
+        Args:
+            table: The table.
+            with_state: Whether to load the row optimizer's state.
+            of_rows: Rows that these files say a static table has, the first ones of `table`; None for all of it.
+        """
+        of_rows = len(table) if of_rows is None else of_rows
+        if table.name in self._row_files:
+            self._load_row_file(table, self._row_files[table.name], of_rows, with_state=with_state)
+        else:
+            self._load_pieces(table, self._pieces[table.name], of_rows, with_state=with_state)
+
+    def _load_pieces(self, table: Store, entries: list[FileEntry], of_rows: int, *, with_state: bool) -> None:
         done, num_rows, has_keys, seed = 0, 0, False, ""
         for entry in entries:
             arrays, metadata = self._read(entry)
             tensors = tensors_of(arrays)
             if entry is entries[0]:
-                num_rows, has_keys = self._check_kind(table, tensors, metadata), KEYS in tensors
+                num_rows, has_keys = self._check_kind(table, of_rows, tensors, metadata), KEYS in tensors
                 seed = metadata.get("seed", "")
             place = "first_row" if KEYS in tensors else "first_key"
             expected = {"table": table.name, place: str(done), "rows": str(num_rows)}
             if KEYS in tensors and not table.is_dynamic:
-                expected |= {"of_rows": str(len(table)), "seed": seed}
+                expected |= {"of_rows": str(of_rows), "seed": seed}
             if metadata != expected or WEIGHTS not in tensors or (KEYS in tensors) != has_keys:
                 raise FormatError(self.path / entry.file, f"describes itself as {metadata}, expected {expected}")
             rows = rows_of(tensors, done)
@@ -292,11 +318,11 @@ class TableFiles:
         if done != num_rows:
             raise FormatError(self.path, f"holds {done} of the {num_rows} rows of table {table.name!r}")
 
-    def _load_row_file(self, table: Store, entry: RowFileEntry, *, with_state: bool) -> None:
+    def _load_row_file(self, table: Store, entry: RowFileEntry, of_rows: int, *, with_state: bool) -> None:
         layout = self._layout(entry)
         self._check_dynamic(table, is_dynamic=entry.of_rows is None)
-        if not table.is_dynamic and (entry.of_rows != len(table) or entry.seed is None):
-            raise ConfigError(self.path, f"table {table.name!r} has {entry.of_rows} rows, expected {len(table)}")
+        if not table.is_dynamic and (entry.of_rows != of_rows or entry.seed is None):
+            raise ConfigError(self.path, f"table {table.name!r} has {entry.of_rows} rows, expected {of_rows}")
         states = {column.name for column in layout.columns} - {WEIGHTS}
         self._check_state(table, states, with_state=with_state)
         table.clear()
@@ -305,7 +331,8 @@ class TableFiles:
         # Keys first: `adopt` reads no rows, so it cannot learn them from the file.
         self._load_keys(table, with_uses=with_state)
         # A row file holds weights and states together, so a tier can take it as its own only with both.
-        if with_state and table.adopt(self.path / entry.directory):
+        is_whole = table.is_dynamic or of_rows == len(table)
+        if with_state and is_whole and table.adopt(self.path / entry.directory):
             return
         for rows in self._rows_of_file(entry):
             table.import_(rows if with_state else Rows(keys=rows.keys, weights=rows.weights))
@@ -325,11 +352,12 @@ class TableFiles:
             file = f"{entry.directory}/{name}"
             if file not in self._entries:
                 raise FormatError(self.path, f"names no file {file!r}, which a row file has")
-            if hashlib.sha256((self.path / file).read_bytes()).hexdigest() != self._entries[file].sha256:
+            if hashlib.sha256(read_bytes(self.path / file)).hexdigest() != self._entries[file].sha256:
                 raise FormatError(self.path / file, "damaged: its SHA-256 is not the one of the checkpoint")
         return read_description(self.path / entry.directory)
 
-    def _rows_of_file(self, entry: RowFileEntry) -> Iterator[Rows]:
+    @stream
+    def _rows_of_file(self, entry: RowFileEntry) -> Generator[Rows]:
         layout = self._layout(entry)
         of = RowFormat.of_columns(layout.columns)
         # Without the writer's lock, so that several processes can load the checkpoint.
@@ -363,13 +391,15 @@ class TableFiles:
                 f"expected {sorted(table.state_names)}",
             )
 
-    def _check_kind(self, table: Store, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> int:
+    def _check_kind(
+        self, table: Store, of_rows: int, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
+    ) -> int:
         """Return how many rows the pieces hold, after the kind of table and, of a static one, its rows are checked."""
         self._check_dynamic(table, is_dynamic=KEYS in tensors and "of_rows" not in metadata)
         num_rows = metadata.get("rows", "")
-        held = metadata.get("of_rows", num_rows)
-        if not table.is_dynamic and held != str(len(table)):
-            raise ConfigError(self.path, f"table {table.name!r} has {held} rows, expected {len(table)}")
+        size = metadata.get("of_rows", num_rows)
+        if not table.is_dynamic and size != str(of_rows):
+            raise ConfigError(self.path, f"table {table.name!r} has {size} rows, expected {of_rows}")
         if "of_rows" in metadata and not metadata.get("seed", "").removeprefix("-").isdecimal():
             raise FormatError(self.path, f"table {table.name!r}: got seed {metadata.get('seed')!r}, expected a number")
         # -1 differs from all counts, so that the comparison of the metadata fails and names the file.
@@ -381,12 +411,14 @@ class TableFiles:
 
 def files_by_table(manifest: Manifest, parse: Callable[[str], tuple[str, int] | None]) -> dict[str, list[FileEntry]]:
     """Return a map of each table to those of its files that `parse` accepts, in order."""
-    found: dict[str, list[tuple[int, FileEntry]]] = {}
+    entries: dict[str, list[tuple[int, FileEntry]]] = {}
     for entry in manifest.files:
         parsed = parse(entry.file)
         if parsed is not None:
-            found.setdefault(parsed[0], []).append((parsed[1], entry))
-    return {name: [entry for _, entry in sorted(pieces, key=lambda piece: piece[0])] for name, pieces in found.items()}
+            entries.setdefault(parsed[0], []).append((parsed[1], entry))
+    return {
+        name: [entry for _, entry in sorted(pieces, key=lambda piece: piece[0])] for name, pieces in entries.items()
+    }
 
 
 def tensors_of(arrays: Arrays) -> dict[str, Tensor]:

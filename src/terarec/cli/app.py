@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The list of all commands, and their execution: an error becomes one line and an exit code.
 
 A command is a frozen dataclass of options and a function that takes them. `Lazy` lists a command without loading it, so
@@ -17,17 +18,19 @@ import traceback
 import typing
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import typer.main
 from typer.core import TyperCommand, TyperGroup
+from typing_extensions import override
 
 from terarec import __version__
 from terarec.cli.failures import EXIT_INTERRUPTED, Failure, failure_of
 from terarec.errors import ConfigError
+from terarec.user_code import place_of
 
 if TYPE_CHECKING:
     from terarec.cli.options import OptionGroup
@@ -71,8 +74,8 @@ def reject_repeated(command: Any, ctx: Any, args: Sequence[str]) -> None:
     if not args or ctx.resilient_parsing:  # a shell completes a line that is not complete
         return
     # Click itself keeps the last value of an option; its parser alone knows how often each was typed.
-    _, _, given = command.make_parser(ctx).parse_args(args=list(args))
-    for parameter, times in Counter(given).items():
+    _, _, parameters = command.make_parser(ctx).parse_args(args=list(args))
+    for parameter, times in Counter(parameters).items():
         if times > 1 and parameter.param_type_name == "option" and not parameter.multiple and not parameter.count:
             raise ConfigError(parameter.opts[0], f"got it {times} times, expected it once")
 
@@ -90,8 +93,9 @@ class WorkflowOrCommand(Group):
 class NameOrCommand(Group):
     """Passes an unknown command, and options before it, on as arguments of the command `NAME`."""
 
+    @override
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse like Click, but ``workflow --out avazu.json avazu`` as ``workflow NAME --out avazu.json avazu``."""
+        # Like Click, but ``workflow --out avazu.json avazu`` means ``workflow NAME --out avazu.json avazu``.
         # Here and not in `resolve_command`: Click would take options before the name for those of the group.
         is_own = not args or args[0] in ctx.help_option_names or args[0] in self.commands
         return super().parse_args(ctx, args if is_own else [NAME, *args])
@@ -165,10 +169,10 @@ class _Options:
 
     def value(self, values: Mapping[str, Any]) -> Any:
         """Build the dataclass from the values of all options."""
-        held = {name: values[name] for name in self.parameters if name not in self.groups}
+        own = {name: values[name] for name in self.parameters if name not in self.groups}
         for name, (group, hint) in self.groups.items():
-            held[name] = group.value(hint, {option.name: values[option.name] for option in self.parameters[name]})
-        return self.type(**held)
+            own[name] = group.value(hint, {option.name: values[option.name] for option in self.parameters[name]})
+        return self.type(**own)
 
     @property
     def described(self) -> set[str]:
@@ -178,7 +182,7 @@ class _Options:
 
 def _built(name: str, body: Callable[..., None], summary: str, describes: Sequence[str]) -> Any:
     from terarec.reports.text import Show
-    from terarec.spec import FieldError
+    from terarec.spec.checks import FieldError
 
     options = _Options.of(next(iter(typing.get_type_hints(body).values())))
     parameters = [parameter for group in options.parameters.values() for parameter in group]
@@ -225,8 +229,10 @@ def _typed(parameter: inspect.Parameter) -> str:
     return str(declared.metavar) if is_argument else f"--{parameter.name.replace('_', '-')}"
 
 
-def _group(cls: type[Group], name: str, summary: str, commands: Sequence[Lazy], **attributes: Any) -> Group:
-    return cls(name=name, help=summary, commands=list(commands), rich_help_panel=DATA, **attributes)
+def _group(
+    cls: type[Group], name: str, summary: str, commands: Sequence[Lazy], *, panel: str = DATA, **attributes: Any
+) -> Group:
+    return cls(name=name, help=summary, commands=list(commands), rich_help_panel=panel, **attributes)
 
 
 def _commands() -> list[Any]:
@@ -320,7 +326,21 @@ def _commands() -> list[Any]:
             panel=MODEL,
             describes=["TrainingSpec"],
         ),
-        Lazy("serve", "serving:serve", "Score raw records over HTTP (Open Inference Protocol v2).", panel=SERVING),
+        Lazy(
+            "serve",
+            "serving:serve",
+            "Score raw records over HTTP (Open Inference Protocol v2): with a run, or the models of a repository.",
+            panel=SERVING,
+            describes=["RepositorySpec"],
+        ),
+        Lazy(
+            "promote",
+            "repository:promote",
+            "Make a run a version of a model repository, and let it answer.",
+            panel=SERVING,
+        ),
+        Lazy("rollback", "repository:rollback", "Let an earlier version of a model answer again.", panel=SERVING),
+        Lazy("models", "repository:models", "Show the models of a repository and their versions.", panel=SERVING),
         Lazy(
             "publish",
             "serving:publish",
@@ -333,10 +353,29 @@ def _commands() -> list[Any]:
             "Write the best items for users: retrieved by a two-tower model, ranked by another one.",
             panel=SERVING,
         ),
+        _group(
+            Group,
+            "bench",
+            "Measure what serves a model.",
+            [
+                Lazy(
+                    "serve",
+                    "bench:bench_serve",
+                    "Measure latency and throughput of a model server, terarec's or Triton's, under load.",
+                )
+            ],
+            panel=SERVING,
+        ),
         Lazy(
             "inspect", "inspect:inspect", "Show what a data set, run, checkpoint, column or table holds.", panel=INSIDE
         ),
         Lazy("doctor", "inspect:doctor", "Show versions, hardware and active kernels; check the core.", panel=INSIDE),
+        Lazy(
+            "hugectr-alias",
+            "inspect:hugectr_alias",
+            "Let `import hugectr` find terarec in every process of this Python, notebooks included.",
+            panel=INSIDE,
+        ),
     ]
 
 
@@ -390,17 +429,21 @@ def command_line() -> Any:
 def run(arguments: Sequence[str]) -> int:
     """Run ``terarec ARGUMENTS`` and return its exit code, without ending the process."""
     frame = Frame()
+    if any(argument.startswith("--allow-import") for argument in arguments) and os.getcwd() not in sys.path:
+        # As for a script there; last, so that nothing in it takes the place of an installed package.
+        sys.path.append(os.getcwd())
     try:
         with _stopped_by_sigterm():
             # Not standalone: Click would print errors in its own form and end the process.
             result = command_line()(list(arguments), prog_name="terarec", obj=frame, standalone_mode=False)
         # A reader that has gone is noticed here rather than by Python at its end, which prints a traceback.
         sys.stdout.flush()
-    except SystemExit:
+    except BaseException as error:
         # Rich leaves so when the reader of stdout has gone, and has dealt with stdout by then; Typer after it has
         # completed a line for a shell. Neither is a failure: `terarec --help | head` has shown what was requested.
-        return 0
-    except BaseException as error:
+        # A user's code that leaves so has ended the command.
+        if isinstance(error, SystemExit) and place_of(error) is None:
+            return 0
         failure = failure_of(error)
         if frame.debug:
             traceback.print_exc()
@@ -430,13 +473,26 @@ def _stopped_by_sigterm() -> Iterator[None]:
 
 def _report(failure: Failure, *, as_json: bool) -> None:
     if failure.line is None:
-        # The reader of our output has gone; what is still buffered must not fail again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return
     from terarec.reports.text import print_json
     from terarec.spec.checks import printable
 
-    sys.stdout.flush()
-    print(f"terarec: {printable(failure.line)}", file=sys.stderr, flush=True)
+    # Neither stream may take what is left: a full disk, or a reader that has gone.
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _drop_output()
+    with suppress(OSError):
+        print(f"terarec: {printable(failure.line)}", file=sys.stderr, flush=True)
     if as_json:
-        print_json({"error": failure.message, "type": failure.type, "where": failure.where})
+        try:
+            print_json({"error": failure.message, "type": failure.type, "where": failure.where})
+            sys.stdout.flush()
+        except OSError:
+            _drop_output()
+
+
+def _drop_output() -> None:
+    """Send stdout to the null device: what is still buffered must not fail again when Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

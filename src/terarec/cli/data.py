@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Commands around data: ``terarec generate``, ``workflow``, ``convert`` and ``drift``."""
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import typer
 from terarec.cli.options import AllowImport, Force, SpecField, check_unset, repeatable, spec_option
 from terarec.errors import ConfigError
 from terarec.reports.text import Show
-from terarec.spec import DatasetSpec, RecordOptions, SavedModel
+from terarec.spec import DatasetSpec, RecordOptions
+from terarec.spec.preparation import SavedModel
 
 if TYPE_CHECKING:
-    from terarec.etl.drift import DataSummary
+    from terarec.apps.drift.summary import DataSummary
     from terarec.spec import RecordsSpec
 
 
@@ -59,7 +61,7 @@ def _generator(name: str, unit: str, options_type: type[GenerateOptions] = Gener
     """Return the function of ``terarec generate NAME``, whose generator counts in `unit`."""
 
     def generate(options: GenerateOptions, show: Show) -> None:
-        generator = importlib.import_module(f"terarec.data.synthetic.{name}")
+        generator = importlib.import_module(f"terarec.apps.synthetic.{name}")
         arguments = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
         out = arguments.pop("out")
         with show.progress("generating", unit) as progress:
@@ -101,7 +103,7 @@ def workflow(options: WorkflowOptions, show: Show) -> None:
     """Run ``terarec workflow``."""
     from terarec.etl.ready import PRESETS
     from terarec.etl.workflow import Workflow
-    from terarec.io import check_new_file
+    from terarec.io.files import check_new_file
 
     preset = PRESETS.find(options.name, "NAME")
     if options.layout is not None and options.name not in {"movielens", "amazon"}:
@@ -137,29 +139,33 @@ class DraftOptions:
 
 def draft(options: DraftOptions, show: Show) -> None:
     """Run ``terarec workflow draft``."""
-    from terarec.etl.draft import draft_workflow
+    from terarec.apps.draft import draft_workflow
     from terarec.etl.workflow import Workflow
-    from terarec.io import check_new_file
+    from terarec.io.files import check_new_file
 
     # Before the sample is read, which may come from a slow disk or a URL.
     check_new_file(options.out, replace=options.force)
-    found = draft_workflow(options.files, options.label, name=options.out.stem)
-    Workflow.of(found.spec).to_json(options.out, replace=options.force)
-    source = found.spec.source
+    drafted = draft_workflow(options.files, options.label, name=options.out.stem)
+    Workflow.of(drafted.spec).to_json(options.out, replace=options.force)
+    source = drafted.spec.source
     is_text = source.format == "delimited"
     figures: dict[str, Any] = {
         "out": str(options.out),
         "format": source.format,
         "delimiter": source.delimiter if is_text else None,
         "header": source.header if is_text else None,
-        "sample_rows": found.sample_rows,
-        "label": found.spec.labels[0].name,
-        "label_reason": found.label_reason,
-        "split_reason": found.split_reason,
-        "steps": len(found.spec.steps),
-        "columns": [dataclasses.asdict(choice) for choice in found.choices],
+        "sample_rows": drafted.sample_rows,
+        "dropped_rows": drafted.dropped_rows,
+        "label": drafted.spec.labels[0].name,
+        "label_reason": drafted.label_reason,
+        "split_reason": drafted.split_reason,
+        "steps": len(drafted.spec.steps),
+        "format_reasons": list(drafted.format_reasons),
+        "columns": [dataclasses.asdict(choice) for choice in drafted.choices],
     }
     show.figures(f"Wrote {options.out}", figures)
+    for reason in drafted.format_reasons:
+        show.line(f"format: {reason}")
     show.table("Columns", figures["columns"])
     show.json(figures)
 
@@ -223,14 +229,14 @@ def _check(options: ConvertOptions) -> None:
         raise ConfigError("--to", f"got {options.to!r}, expected one of {', '.join(targets)}")
     is_dataset, is_run = options.to == "dataset", options.to == "run"
     is_records = not (is_dataset or is_run)
-    given = {
+    counts = {
         "--key-bytes": options.key_bytes is not None and not is_records,
         "--no-checksum": options.no_checksum and options.to != "norm",
         "--keysets": options.keysets and not is_records,
         "--format": options.storage is not None and not is_dataset,
     }
     of_runs = {f"--{name.replace('_', '-')}": getattr(options, name) is not None and not is_run for name in _OF_RUNS}
-    check_unset(given | of_runs, f"with --to {options.to}")
+    check_unset(counts | of_runs, f"with --to {options.to}")
     for name in ("records", "dense"):
         if is_run and getattr(options, name) is None:
             raise ConfigError(f"--{name}", "got none, expected a path with --to run")
@@ -262,7 +268,7 @@ def _to_records(options: ConvertOptions, show: Show) -> dict[str, Any]:
 
 def _to_dataset(options: ConvertOptions, show: Show) -> dict[str, Any]:
     from terarec.data.records import write_as_dataset
-    from terarec.formats.hugectr import RECORDS_FILE
+    from terarec.formats.hugectr.records import RECORDS_FILE
 
     path = options.data / RECORDS_FILE if options.data.is_dir() else options.data
     storage: Any = options.storage or "parquet"  # the spec checks the word
@@ -276,13 +282,13 @@ def _to_dataset(options: ConvertOptions, show: Show) -> dict[str, Any]:
 
 
 def _to_run(options: ConvertOptions) -> dict[str, Any]:
-    from terarec.formats.hugectr import RECORDS_FILE
+    from terarec.formats.hugectr.records import RECORDS_FILE
     from terarec.hugectr.saved_model import convert_model
     from terarec.models.artifact import tables
 
     assert options.records is not None  # checked
     assert options.dense is not None
-    given = {name: getattr(options, name) for name in ("step", "batch_size", "lr", "seed")}
+    overrides = {name: getattr(options, name) for name in ("step", "batch_size", "lr", "seed")}
     saved = SavedModel(
         graph=options.data,
         records=options.records / RECORDS_FILE if options.records.is_dir() else options.records,
@@ -290,15 +296,15 @@ def _to_run(options: ConvertOptions) -> dict[str, Any]:
         sparse=tuple(options.sparse or ()),
         dense_states=options.dense_states,
         sparse_states=tuple(options.sparse_states or ()),
-        **{name: value for name, value in given.items() if value is not None},
+        **{name: value for name, value in overrides.items() if value is not None},
     )
-    held = tables(convert_model(saved, options.out).module)
+    tables_of_run = tables(convert_model(saved, options.out).module)
     return {
         "out": str(options.out),
         "kind": options.to,
         "step": saved.step,
-        "tables": len(held),
-        "table_rows": sum(map(len, held.values())),
+        "tables": len(tables_of_run),
+        "table_rows": sum(map(len, tables_of_run.values())),
     }
 
 
@@ -325,9 +331,10 @@ class DriftOptions:
 
 def drift(options: DriftOptions, show: Show) -> None:
     """Run ``terarec drift``."""
-    from terarec.etl.drift import compare, names_apart, summarize_dataset, write_drift_report
+    from terarec.apps.drift.compare import compare, write_drift_report
+    from terarec.apps.drift.summary import names_apart, summarize_dataset
     from terarec.formats import read_dataset
-    from terarec.io import check_new_file
+    from terarec.io.files import check_new_file
 
     if options.out.suffix != ".html":
         raise ConfigError("--out", f"got {options.out}, expected a file that ends in .html")
@@ -358,8 +365,8 @@ def drift(options: DriftOptions, show: Show) -> None:
 
 
 def _summarize_current(options: DriftOptions, name: str) -> DataSummary:
-    from terarec.etl.drift import summarize_dataset, summarize_raw
-    from terarec.formats import DATASET_FILE
+    from terarec.apps.drift.summary import summarize_dataset, summarize_raw
+    from terarec.formats.dataset import DATASET_FILE
 
     first, allowed = Path(options.current[0]), options.allow_import or ()
     if len(options.current) == 1 and (first / DATASET_FILE).is_file():

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks of ``terarec doctor``: versions, the machine, the selected kernels with reasons, and their correctness."""
 
 from __future__ import annotations
@@ -19,16 +20,18 @@ from terarec.errors import KernelError
 from terarec.kernels.processor import processor_name
 from terarec.kernels.registry import active, available
 from terarec.nn.precision import fast_precisions
-from terarec.ops import BagGradient, BagLayout, bag_lookup, linear_choice, row_rule, row_update_
+from terarec.ops import BagLayout, bag_lookup
+from terarec.ops.onednn import linear_choice
+from terarec.ops.row_update import BagGradient, row_rule, row_update_
 from terarec.spec import Pooling
 from terarec.train.devices import active_kernels, describe_device, resolve_device
 
 
 def examine() -> dict[str, Any]:
     """Return everything that ``terarec doctor`` shows, as JSON data; docs/cli.md describes it."""
-    found = check()
+    results = check()
     return {
-        "ok": found["passed"],
+        "ok": results["passed"],
         "versions": versions(),
         "cpu": processor(),
         "memory": {**memory(), "transparent_huge_pages": huge_pages()},
@@ -39,7 +42,7 @@ def examine() -> dict[str, Any]:
         "gpu": gpu(),
         "training": training(),
         "extras": extras(),
-        "check": found,
+        "check": results,
     }
 
 
@@ -123,7 +126,7 @@ def _read(path: str) -> str | None:
 
 _LIBRARIES = ("numpy", "pyarrow", "safetensors", "typer", "rich")
 EXTRAS = {
-    "serve": ("starlette", "uvicorn"),
+    "serve": ("httptools", "uvloop", "orjson", "prometheus-client", "grpcio", "protobuf", "pygrpc-native"),
     "report": ("matplotlib", "jinja2"),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "tensorboard": ("tensorboard",),

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Errors of a command -> one readable line and one exit code."""
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from typing import Any
 
 import typer
 
-from terarec.errors import ConfigError, RunInterruptedError, TerarecError
+from terarec.errors import ConfigError, RunInterruptedError, TerarecError, UserCodeError
+from terarec.user_code import place_of
 
 EXIT_DATA = 1
 EXIT_USAGE = 2
@@ -27,8 +29,16 @@ _OPTIONS = {
     r"parts=N": "--parts N",
     r"keysets=True": "--keysets",
     r"init_from=RUN": "--init-from RUN",
+    r"the assignment (\S+?=.*)$": r"--set '\1'",
     r"reset_optimizer=True": "--reset-optimizer",
+    r"extend_chain=True": "--extend-chain",
 }
+
+# What libraries say, in errors of several classes, where a system, a limit (ulimit -v) or a device has no memory left.
+_NO_MEMORY = re.compile(
+    r"(?i)can't allocate memory|cannot allocate memory|out of memory|not enough memory|can't start new thread"
+    r"|failed to map segment|Storage size calculation overflowed|std::bad_alloc"
+)
 
 # Typer carries its own copy of Click since 0.16 and used Click itself before; this finds the class in both.
 _CommandLineError: Any = typer.BadParameter.__mro__[2]
@@ -41,7 +51,8 @@ class Failure:
     Attributes:
         exit_code: One of this module's constants; 0 where the reader of the output has left, which is not a failure.
         line: What to print on stderr after ``terarec: ``; None if nothing is to be printed.
-        type: Name of the error's class; `ConfigError` for wrong usage, "defect" for a fault of terarec.
+        type: Name of the error's class; `ConfigError` for wrong usage, "defect" for a fault of terarec,
+            "UserCodeError" for any exception of a user's code.
         where: The error's `where` with the names of options; the option or argument if usage is wrong.
     """
 
@@ -72,10 +83,14 @@ def failure_of(error: BaseException) -> Failure:
     if isinstance(error, TerarecError):
         code = EXIT_USAGE if isinstance(error, ConfigError) else EXIT_DATA
         return Failure(code, _one_line(f"error: {error}"), kind, _one_line(error.where))
+    place = None if isinstance(error, MemoryError) else place_of(error)
+    if place is not None:
+        line = f"error: {kind}: {error}, raised at {place} (terarec --debug ... shows the traceback)"
+        return Failure(EXIT_DATA, _one_line(line), UserCodeError.__name__, place)
     if isinstance(error, OSError):
         return Failure(EXIT_DATA, _one_line(f"error: {_system(error)}"), kind, _one_line(str(error.filename or "")))
-    if isinstance(error, MemoryError):
-        return Failure(EXIT_DATA, _one_line(f"error: out of memory: {error}"), kind)
+    if isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)):
+        return Failure(EXIT_DATA, _one_line(f"error: out of memory: {str(error).partition(chr(10))[0]}"), kind)
     line = f"error: a defect in terarec: {kind}: {error} (terarec --debug ... shows the traceback)"
     return Failure(EXIT_DEFECT, _one_line(line), "defect")
 
@@ -109,10 +124,10 @@ def _rejected_value(error: Any) -> str | None:
     first = details()[0]
     # "Input should be a valid integer, unable to parse string as an integer", "Input should be greater than or equal to
     # 0", and by Typer "Value error, 'foo' is not one of 'latest', '1m'."
-    found = re.fullmatch(r"Input should be (.*?)(, unable .*)?|Value error, .* is not (one of .*?)\.?", first["msg"])
-    if found is None:
+    match = re.fullmatch(r"Input should be (.*?)(, unable .*)?|Value error, .* is not (one of .*?)\.?", first["msg"])
+    if match is None:
         return None
-    expected = found[1] or found[3]
+    expected = match[1] or match[3]
     value = f"a value {expected}" if expected.startswith(("greater", "less")) else expected
     return f"{_parameter(error)}: got {quoted(first['input'])}, expected {value}"
 

@@ -1,4 +1,8 @@
-"""``terarec inspect``: what is in a data set, a RUN, a checkpoint, a column or a table; ``doctor``: the host."""
+# SPDX-License-Identifier: Apache-2.0
+"""``terarec inspect``: what is in a data set, a RUN, a checkpoint, a column or a table; ``doctor``: the host.
+
+``hugectr-alias`` changes the host: whether it has the names of HugeCTR's packages.
+"""
 
 from __future__ import annotations
 
@@ -39,16 +43,19 @@ class InspectOptions:
 
 def inspect(options: InspectOptions, show: Show) -> None:
     """Run ``terarec inspect``."""
-    found = _describe(options, show)
-    show.figures(f"{found['what']} {found['path']}", {name: value for name, value in found.items() if name != "what"})
-    for name, rows in found.items():
+    description = _describe(options, show)
+    show.figures(
+        f"{description['what']} {description['path']}",
+        {name: value for name, value in description.items() if name != "what"},
+    )
+    for name, rows in description.items():
         if isinstance(rows, list):
             show.table(label(name), rows)
-    show.json(found)
+    show.json(description)
 
 
 def _describe(options: InspectOptions, show: Show) -> dict[str, Any]:
-    from terarec.formats import DATASET_FILE
+    from terarec.formats.dataset import DATASET_FILE
 
     path = options.path
     # Distinguished by their files, as users name a directory in each case.
@@ -89,10 +96,10 @@ def _describe_dataset(options: InspectOptions, show: Show) -> dict[str, Any]:
 
 
 def _describe_model(options: InspectOptions) -> dict[str, Any]:
-    from terarec.checkpoint import MANIFEST
+    from terarec.checkpoint.directory import MANIFEST
     from terarec.cli.inspect_model import describe_checkpoint, describe_table
-    from terarec.config import CHECKPOINT_DIRECTORY, RUN_FILE
-    from terarec.formats import DATASET_FILE
+    from terarec.config.files import CHECKPOINT_DIRECTORY, RUN_FILE
+    from terarec.formats.dataset import DATASET_FILE
 
     path = options.path
     if not any((path / name).exists() for name in (MANIFEST, RUN_FILE, CHECKPOINT_DIRECTORY)):
@@ -114,7 +121,7 @@ def _describe_model(options: InspectOptions) -> dict[str, Any]:
 
 def _export(options: InspectOptions, table: str) -> dict[str, Any]:
     from terarec.cli.inspect_model import export_table
-    from terarec.io import check_new_file
+    from terarec.io.files import check_new_file
 
     # One format, but an option, so that others can follow without another command.
     if options.to != "parquet":
@@ -137,16 +144,33 @@ def doctor(options: DoctorOptions, show: Show) -> None:
     from terarec.cli.diagnostics import examine
 
     del options
-    found = examine()
+    results = examine()
     # Sections are figures, lists tables; "ok" alone is neither and comes last.
-    for section, entries in found.items():
+    for section, entries in results.items():
         if isinstance(entries, Mapping):
             show.figures(section, {name: _words(value) for name, value in entries.items()})
         elif isinstance(entries, list):
             show.table(section, entries)
-    show.line("All is well." if found["ok"] else "Not all is well: see check.")
-    show.json(found)
+    show.line("All is well." if results["ok"] else "Not all is well: see check.")
+    show.json(results)
 
 
 def _words(value: Any) -> Any:
     return ", ".join(map(str, value)) or "none" if isinstance(value, list) else value
+
+
+@dataclass(frozen=True, kw_only=True)
+class AliasOptions:
+    """Options of ``terarec hugectr-alias``."""
+
+    remove: Annotated[bool, typer.Option("--remove", help="Remove the names again.")] = False
+
+
+def hugectr_alias(options: AliasOptions, show: Show) -> None:
+    """Run ``terarec hugectr-alias``."""
+    from terarec.hugectr.alias import install_alias, remove_alias
+
+    path = remove_alias() if options.remove else install_alias()
+    meaning = "is removed: Python finds no hugectr any more" if options.remove else "lets Python find hugectr"
+    show.line(f"{path} {meaning}.")
+    show.json({"installed": not options.remove, "path": str(path)})

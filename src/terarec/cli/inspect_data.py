@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Output of ``terarec inspect`` for a data set: its splits and columns, or the values of one column."""
 
 from __future__ import annotations
@@ -13,11 +14,15 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from terarec.errors import ConfigError
-from terarec.etl.workflow import IdValues, workflow_of
-from terarec.formats import ColumnBlock, Keys, open_shard, read_dataset
-from terarec.ragged import flat_values
+from terarec.etl.workflow import workflow_of
+from terarec.etl.workflow.datasets import IdValues
+from terarec.formats import read_dataset
+from terarec.formats.block import ColumnBlock, Keys
+from terarec.formats.shard import open_shard
+from terarec.ragged import Ragged, flat_values
 from terarec.reports.text import Advance
-from terarec.spec import MISSING_ID, CategoricalColumn, DatasetSpec
+from terarec.spec import CategoricalColumn, DatasetSpec
+from terarec.spec.dataset import MISSING_ID
 
 
 def describe_dataset(path: Path, *, allow_import: Sequence[str] = ()) -> dict[str, Any]:
@@ -88,6 +93,14 @@ def reserved_shares(ids: NDArray[Any], counts: NDArray[np.int64] | None, num_res
     return {"missing_share": missing, "rare_share": rare}
 
 
+def list_figures(keys: Keys | None) -> dict[str, float | None]:
+    """Return the share of empty lists and the mean length; None where there are no lists."""
+    if not isinstance(keys, Ragged) or len(keys.offsets) < 2:
+        return {"empty_share": None, "mean_length": None}
+    lengths = np.diff(keys.offsets)
+    return {"empty_share": float((lengths == 0).mean()), "mean_length": float(lengths.mean())}
+
+
 def _split(path: Path, spec: DatasetSpec, split: str) -> dict[str, Any]:
     shards = spec.shards(split)
     sizes = [open_shard(spec, path / shard.file, shard.rows).path.stat().st_size for shard in shards]
@@ -103,18 +116,21 @@ def _number_column(role: str, name: str, kind: str | None) -> dict[str, Any]:
         "hotness": None,
         "missing_share": None,
         "rare_share": None,
+        "empty_share": None,
+        "mean_length": None,
     }
 
 
-def _key_column(column: CategoricalColumn, made: IdValues, sample: Keys | None) -> dict[str, Any]:
+def _key_column(column: CategoricalColumn, id_values: IdValues, sample: Keys | None) -> dict[str, Any]:
     keys = np.zeros(0, dtype=np.int64) if sample is None else flat_values(sample)
     return {
         "column": column.name,
         "role": "categorical",
-        "step": made.kind,
+        "step": id_values.kind,
         "rows": column.rows,
         "hotness": column.hotness,
-        **reserved_shares(keys, None, made.num_reserved),
+        **reserved_shares(keys, None, id_values.num_reserved),
+        **list_figures(sample),
     }
 
 
@@ -154,8 +170,8 @@ def describe_column(
         return {**figures, **_numbers(block.weight for block in scanned if block.weight is not None)}
     for position, column in enumerate(spec.categorical):
         if column.name == name:
-            made = IdValues(workflow_of(path, allow_import=allow_import), name)
-            return {**figures, **_categories(made, column, scanned, position, top)}
+            id_values = IdValues(workflow_of(path, allow_import=allow_import), name)
+            return {**figures, **_categories(id_values, column, scanned, position, top)}
     metadata = [column.name for column in spec.metadata]
     if name in metadata:
         return {**figures, **_values((block.metadata[metadata.index(name)] for block in scanned), top)}
@@ -172,7 +188,7 @@ def _with_progress(scanned: Iterator[ColumnBlock], total: int, progress: Advance
 
 
 def _categories(
-    made: IdValues, column: CategoricalColumn, scanned: Iterator[ColumnBlock], position: int, top: int
+    id_values: IdValues, column: CategoricalColumn, scanned: Iterator[ColumnBlock], position: int, top: int
 ) -> dict[str, Any]:
     rows = 0
     seen: list[Counts] = []
@@ -189,10 +205,10 @@ def _categories(
         "rows": rows,
         "cardinality": column.rows,
         "ids_seen": ids.size,
-        **reserved_shares(ids, counts, made.num_reserved),
+        **reserved_shares(ids, counts, id_values.num_reserved),
         "most_frequent": [
             {"id": int(ids[place]), "value": value, "count": int(counts[place]), "share": int(counts[place]) / num_keys}
-            for place, value in zip(order, made.values(ids[order]), strict=True)
+            for place, value in zip(order, id_values.values(ids[order]), strict=True)
         ],
     }
 

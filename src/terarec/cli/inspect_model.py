@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Output of ``terarec inspect`` for a checkpoint or a RUN: tables and dense parameters, or the rows of one table."""
 
 from __future__ import annotations
@@ -11,20 +12,24 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from terarec.checkpoint import MANIFEST, find
-from terarec.checkpoint.directory import DENSE, KEYS, STATE_PREFIX, WEIGHTS, read_chain
+from terarec.checkpoint import find
+from terarec.checkpoint.directory import DENSE, KEYS, MANIFEST, STATE_PREFIX, WEIGHTS, read_chain
 from terarec.checkpoint.table_chain import TableChain
 from terarec.checkpoint.table_files import Arrays
-from terarec.config import CHECKPOINT_DIRECTORY, DATASET_DIRECTORY, RUN_FILE, load_run
+from terarec.config import load_run
+from terarec.config.files import CHECKPOINT_DIRECTORY, DATASET_DIRECTORY, RUN_FILE
 from terarec.errors import ConfigError, DataNotFoundError
-from terarec.etl.workflow import IdValues, workflow_of
+from terarec.etl.workflow import workflow_of
+from terarec.etl.workflow.datasets import IdValues
 from terarec.export.table_rows import write_table_file
-from terarec.formats import BFLOAT16, read_dataset, read_tensors, widen_bfloat16
+from terarec.formats import read_dataset
+from terarec.formats.container import BFLOAT16, read_tensors, widen_bfloat16
 from terarec.kernels.hash_index import new_hash_index
 from terarec.models.artifact import find_checkpoint
 from terarec.models.columns import WIDE_SUFFIX
 from terarec.serve.executor_file import EXECUTORS_FILE, graph_executors_file, kept_choices
-from terarec.spec import EXECUTOR_NAMES, BinarySpec
+from terarec.spec import BinarySpec
+from terarec.spec.serving import EXECUTOR_NAMES
 
 
 def choose_checkpoint(path: Path, which: str | None) -> Path:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Options that several commands have, and options that are fields of a spec.
 
 The meaning, accepted words and default of a field are in the spec alone: `spec_option`, `SpecFields` and `Settings`
@@ -18,6 +19,7 @@ import typer
 
 from terarec.errors import ConfigError
 from terarec.spec import Numbers, RunSpec, TrainingSpec
+from terarec.spec.checks import quoted
 from terarec.spec.codec import documentation_of, hints_of, kinds_of, members, present, specs_of, words_of
 
 _MOST_KINDS = 3
@@ -51,14 +53,16 @@ class SpecField:
         if leaf == "kind":
             return cls(hint=kinds_of(typing.Union[tuple(owners)]), meaning=_sentence(holder), default=None)  # noqa: UP007
         having = [owner for owner in owners if _field(owner, leaf)]
-        found = _field(having[0], leaf)
-        assert found is not None
+        leaf_field = _field(having[0], leaf)
+        assert leaf_field is not None
         meaning = _sentence(documentation_of(having[0]).get(leaf, ""))
         if len(having) < len(owners) and len(having) <= _MOST_KINDS:
             # Most models share most fields; a line names the models of the others alone.
             meaning = f"{meaning.rstrip('.')} ({', '.join(owner.kind for owner in having)})."  # type: ignore[attr-defined]
         # The first class stands for all: options of several models are left to the spec where they are not given.
-        default = found.default if found.default_factory is dataclasses.MISSING else found.default_factory()
+        default = (
+            leaf_field.default if leaf_field.default_factory is dataclasses.MISSING else leaf_field.default_factory()
+        )
         return cls(hint=hints_of(having[0])[leaf], meaning=meaning, default=default)
 
     @property
@@ -71,13 +75,15 @@ class SpecField:
     @property
     def is_repeatable(self) -> bool:
         """True for a field of several texts, or of values by name."""
-        return typing.get_origin(present(self.hint)) in (tuple, Mapping) and not self._is_sizes
+        return typing.get_origin(present(self.hint)) in (tuple, Mapping) and not self.is_sizes
 
     @property
     def annotation(self) -> Any:
         """Type of the option, with None where the field may be None."""
         if self.is_repeatable:
             return list[str] | None
+        if self.is_sizes:
+            return str | None
         return self.type | None if type(None) in members(self.hint) else self.type
 
     @property
@@ -85,7 +91,7 @@ class SpecField:
         """Default of the option; that of several values is left to the spec."""
         if self.default is dataclasses.MISSING:
             return inspect.Parameter.empty
-        return None if self.is_repeatable else self.default
+        return None if self.is_repeatable or self.is_sizes else self.default
 
     def parse(self, option: str, texts: Sequence[str]) -> tuple[str, ...] | dict[str, Any]:
         """Return the values of a repeatable option.
@@ -100,7 +106,8 @@ class SpecField:
         return numbers_by_name(option, comma_separated(texts), "NAME=N")
 
     @property
-    def _is_sizes(self) -> bool:
+    def is_sizes(self) -> bool:
+        """True for a field of several numbers, which an option joins by hyphens."""
         return typing.get_origin(present(self.hint)) is tuple and typing.get_args(present(self.hint))[0] is int
 
     @property
@@ -110,7 +117,7 @@ class SpecField:
             return "|".join(self.hint)
         if words := words_of(self.hint):
             return "|".join(map(str, words))
-        if self._is_sizes:
+        if self.is_sizes:
             return "N-N-..."
         if typing.get_origin(present(self.hint)) is tuple:
             return "A,B,..."
@@ -191,7 +198,7 @@ class SpecFields:
     def parameters(self, hint: Any) -> list[inspect.Parameter]:
         """Return an option for each field; see `OptionGroup`."""
         # Parameters have the names of fields, so that an error in a field finds the option that set it.
-        found = {name: SpecField.at(hint, name) for name in self._options}
+        fields = {name: SpecField.at(hint, name) for name in self._options}
         return [
             _parameter(
                 name,
@@ -207,19 +214,29 @@ class SpecFields:
                     ),
                 ],
             )
-            for (name, option), field in zip(self._options.items(), found.values(), strict=True)
+            for (name, option), field in zip(self._options.items(), fields.values(), strict=True)
         ]
 
     def value(self, hint: Any, values: Mapping[str, Any]) -> object:
         """Build the spec."""
-        given: dict[str, Any] = {}
+        data: dict[str, Any] = {}
         for name, value in values.items():
             field = SpecField.at(hint, name)
-            if not field.is_repeatable:
-                given[name] = value
+            option = f"--{self._options[name].replace('_', '-')}"
+            if field.is_sizes:
+                if value is not None:
+                    data[name] = _sizes(option, value)
+            elif not field.is_repeatable:
+                data[name] = value
             elif value is not None:
-                given[name] = field.parse(f"--{self._options[name].replace('_', '-')}", value)
-        return hint(**given)
+                data[name] = field.parse(option, value)
+        return hint(**data)
+
+
+def _sizes(option: str, text: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"[0-9]{1,18}(-[0-9]{1,18})*", text):
+        raise ConfigError(option, f"got {quoted(text)}, expected numbers such as 16 or 16-64")
+    return tuple(map(int, text.split("-")))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,26 +298,26 @@ def pairs(option: str, texts: Sequence[str], expected: str, *, last: bool = Fals
     Raises:
         ConfigError: A text of another form.
     """
-    found = []
+    split_texts = []
     for text in texts:
         name, sign, value = text.rpartition("=") if last else text.partition("=")
         if not name or not sign or not value:
             raise ConfigError(option, f"got {text!r}, expected {expected}")
-        found.append((name, value))
-    return found
+        split_texts.append((name, value))
+    return split_texts
 
 
-def check_unset(given: Mapping[str, bool], purpose: str) -> None:
+def check_unset(is_set: Mapping[str, bool], purpose: str) -> None:
     """Reject options that do not apply to the command's input.
 
     Args:
-        given: Option -> whether it is given.
+        is_set: Option -> whether it is given.
         purpose: End of the message, such as ``"for raw files"``.
 
     Raises:
         ConfigError: One of them is given.
     """
-    for option, is_given in given.items():
+    for option, is_given in is_set.items():
         if is_given:
             raise ConfigError(option, f"has no meaning {purpose}")
 
@@ -311,11 +328,11 @@ def numbers_by_name(option: str, texts: Sequence[str], expected: str) -> dict[st
     Raises:
         ConfigError: A text of another form, or a name twice.
     """
-    found = distinct_pairs(option, texts, expected, last=True)
-    for name, count in found.items():
+    numbers = distinct_pairs(option, texts, expected, last=True)
+    for name, count in numbers.items():
         if not count.isdecimal():
             raise ConfigError(option, f"got '{name}={count}', expected {expected}")
-    return {name: int(count) for name, count in found.items()}
+    return {name: int(count) for name, count in numbers.items()}
 
 
 def distinct_pairs(option: str, texts: Sequence[str], expected: str, *, last: bool = False) -> dict[str, str]:
@@ -324,12 +341,12 @@ def distinct_pairs(option: str, texts: Sequence[str], expected: str, *, last: bo
     Raises:
         ConfigError: A text of another form, or a name twice.
     """
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for name, value in pairs(option, texts, expected, last=last):
-        if name in found:
+        if name in values:
             raise ConfigError(option, f"got {name!r} twice, expected it once")
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
 AllowImport = Annotated[

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Command ``terarec plan``: the memory of a training, or the placements of its tables on ranks, before it starts."""
 
 from __future__ import annotations
@@ -83,11 +84,14 @@ _OF_RANKS = ("ranks_per_node", "rank_memory", "place", "sharding", "probe", "ban
 def plan(options: PlanOptions, show: Show) -> None:
     """Run ``terarec plan``; a run over its budget is an error after the tables were shown."""
     from terarec.cli.train import tier_changes
-    from terarec.config import RUN_FILE, load_run, override, parse_assignments
+    from terarec.config import load_run
+    from terarec.config.files import RUN_FILE
+    from terarec.config.overrides import override, parse_assignments
     from terarec.spec import Tiers
     from terarec.spec.tiers import parse_size
     from terarec.train.devices import resolve_device
     from terarec.train.plan import plan_run
+    from terarec.train.rehearsal import program_bytes
 
     file = options.config / RUN_FILE if options.config.is_dir() else options.config
     base = load_run(file)
@@ -101,35 +105,36 @@ def plan(options: PlanOptions, show: Show) -> None:
         if getattr(options, name):
             shown = "plan" if name == "sharding" else name.replace("_", "-")
             raise ConfigError(f"--{shown}", "got it without --ranks, expected both")
-    found = plan_run(
+    memory = plan_run(
         spec,
         rows=numbers_by_name("--rows", options.rows or (), "TABLE=N"),
         host_bytes=None if options.memory is None else parse_size(options.memory, "--memory"),
         device=resolve_device(spec.training.device),
         device_bytes=None if options.device_memory is None else parse_size(options.device_memory, "--device-memory"),
+        program_bytes=program_bytes(),
         allow_import=options.allow_import or (),
     )
-    figures = dataclasses.asdict(found)
+    figures = dataclasses.asdict(memory)
     show.table("Tables", figures["tables"])
-    show.table(f"Tables with --tiers {found.suggestion}", figures["placement"])
+    show.table(f"Tables with --tiers {memory.suggestion}", figures["placement"])
     show.result(f"Plan of {file}", figures)
     # Last: who exceeds a budget needs the tables to see by what.
-    found.check()
+    memory.check()
 
 
 def _plan_ranks(spec: RunSpec, size: int, options: PlanOptions, show: Show) -> None:
     """Show, and write, the placements of the tables on ranks; under torchrun rank 0 does."""
+    from terarec.apps.sharding import plan_sharding
     from terarec.dist import join, load_plan
-    from terarec.io import check_new_file
+    from terarec.io.files import check_new_file
     from terarec.spec import to_data
     from terarec.spec.tiers import parse_size
-    from terarec.train.sharding import plan_sharding
 
     if options.out is not None:
         check_new_file(options.out, replace=options.force)
-    given = None if options.sharding is None else load_plan(options.sharding)
+    plan_of_file = None if options.sharding is None else load_plan(options.sharding)
     # All ranks, since a probe of the links needs both ends; alone it is one rank.
-    ranks = join({"run": to_data(spec), "ranks": size})
+    ranks = join({"run": to_data(spec), "ranks": size}, timeout=spec.training.rank_timeout)
     try:
         costs = _costs(options, ranks)
         # A plan is computed and written once.
@@ -137,49 +142,49 @@ def _plan_ranks(spec: RunSpec, size: int, options: PlanOptions, show: Show) -> N
             return
     finally:
         ranks.close()
-    found = plan_sharding(
+    rating = plan_sharding(
         spec,
         size,
         costs,
-        plan=given,
+        plan=plan_of_file,
         ranks_per_node=options.ranks_per_node,
         rank_bytes=None if options.rank_memory is None else parse_size(options.rank_memory, "--rank-memory"),
         fixed=distinct_pairs("--place", options.place or (), "TABLE=KIND", last=True),
         rows=numbers_by_name("--rows", options.rows or (), "TABLE=N"),
         allow_import=options.allow_import or (),
     )
-    tables, each = (list(map(dataclasses.asdict, rows)) for rows in (found.tables, found.ranks))
+    tables, each = (list(map(dataclasses.asdict, rows)) for rows in (rating.tables, rating.ranks))
     show.table(
         "Tables", [{**row, "milliseconds": 1e3 * row.pop("seconds"), "reason": row.pop("reason")} for row in tables]
     )
     show.table("Ranks", each)
     if options.out is not None:
-        found.plan.save(options.out)
+        rating.plan.save(options.out)
     figures = {
         "out": None if options.out is None else str(options.out),
         "world_size": size,
-        "slowest_over_mean": found.slowest_over_mean,
+        "slowest_over_mean": rating.slowest_over_mean,
         "costs": dataclasses.asdict(costs),
         "costs_from": costs.source,
         "tables": tables,
         "ranks": each,
-        "plan": to_data(found.plan),
+        "plan": to_data(rating.plan),
     }
     show.result(f"Placements for {size} ranks", figures)
 
 
 def _costs(options: PlanOptions, ranks: Ranks) -> MachineCosts:
     """Return the costs that the options give or ask to measure."""
+    from terarec.apps.sharding import probe
     from terarec.dist.costs import MachineCosts
     from terarec.spec.tiers import parse_size
-    from terarec.train.sharding import probe
 
-    found = probe(ranks) if options.probe else MachineCosts()
-    given = {"bandwidth": options.bandwidth, "local_bandwidth": options.local_bandwidth}
-    sizes = {name: size for name, size in given.items() if size is not None}
+    costs = probe(ranks) if options.probe else MachineCosts()
+    overrides = {"bandwidth": options.bandwidth, "local_bandwidth": options.local_bandwidth}
+    sizes = {name: size for name, size in overrides.items() if size is not None}
     changed = {name: float(parse_size(size, f"--{name.replace('_', '-')}")) for name, size in sizes.items()}
     if not changed:
-        return found
+        return costs
     # Figures state their origin: a measured cost and a typed one are not worth the same.
     words = " and ".join(f"{name.replace('_', ' ')} given" for name in changed)
-    return dataclasses.replace(found, **changed, source=f"{found.source}, {words}")
+    return dataclasses.replace(costs, **changed, source=f"{costs.source}, {words}")

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``terarec prepare criteo``, ``csv`` and ``WORKFLOW``: data sets from raw logs."""
 
 from __future__ import annotations
@@ -5,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,18 +15,13 @@ import typer
 from terarec.cli.options import AllowImport, SpecFields, comma_separated, pairs
 from terarec.errors import ConfigError
 from terarec.reports.text import Show
-from terarec.spec import (
-    CsvOptions,
-    FieldError,
-    OneSplit,
-    PrepareOptions,
-    SplitByFiles,
-    SplitByFraction,
-)
+from terarec.spec import CsvOptions, OneSplit, PrepareOptions, SplitByFiles, SplitByFraction
+from terarec.spec.checks import FieldError
 
 if TYPE_CHECKING:
     from terarec.etl.dry_run import Preview
-    from terarec.etl.engine import PrepareReport, Progress
+    from terarec.etl.engine.phases import Progress
+    from terarec.etl.engine.report import PrepareReport
     from terarec.etl.workflow import Workflow
     from terarec.spec import Split
 
@@ -49,6 +46,9 @@ class PreparationOptions:
             "seed",
             "threads",
             "limit",
+            "empty_splits",
+            "earlier_rows",
+            "late_rows",
             "restart",
             format="storage",
             master="spark_master",
@@ -90,11 +90,11 @@ def prepare(
             advance(progress.done_bytes >> 20, progress.total_bytes >> 20, words=progress.phase, rate=rate)
 
         if options.dry_run:
-            found = preview(workflow, sources, preparation, report_progress)
+            shown = preview(workflow, sources, preparation, report_progress)
         else:
             report = prepare_data(workflow, sources, options.out, preparation, report_progress)
     if options.dry_run:
-        _show_preview(found, show)
+        _show_preview(shown, show)
     else:
         _show(report, options.out, show)
 
@@ -114,15 +114,28 @@ def _show(report: PrepareReport, out: Path, show: Show) -> None:
     figures: dict[str, Any] = {"out": str(out), **dataclasses.asdict(report)}
     show.figures(f"Prepared {out}", figures)
     show.table("Splits", [{"split": split, "rows": rows} for split, rows in report.splits.items()])
+    show.table("Files of the splits", _runs_of_files(report))
     show.table("Columns", figures["columns"])
     show.table("Read", figures["inputs"])
     show.table("Embedding table sizes (float32, estimated)", figures["tables"])
     show.table("Phases", figures["phases"])
     show.table("Bad input", [{"kind": kind, "count": count} for kind, count in report.bad_input.counts.items()])
+    if report.late_rows:
+        show.line(f"late rows: {report.late_rows:,}, which see only those of the earlier rows that were kept")
     # Beyond the memory bound counting takes longer: --memory would help.
     for line in (*report.bad_input.first, *(f"counted through the disk: {name}" for name in report.spilled)):
         show.line(line)
     show.json(figures)
+
+
+def _runs_of_files(report: PrepareReport) -> list[dict[str, Any]]:
+    """Return a row for each run of consecutive files whose rows went to the same splits."""
+    runs = []
+    for _, group in groupby(report.files, key=lambda file: tuple(file.splits)):
+        run = list(group)
+        rows = {name: sum(file.splits.get(name, 0) for file in run) for name in report.splits}
+        runs.append({"first file": run[0].file, "last file": run[-1].file, "files": len(run), **rows})
+    return runs
 
 
 def _show_preview(preview: Preview, show: Show) -> None:
@@ -179,16 +192,17 @@ class PrepareCriteoOptions(PreparationOptions):
 def prepare_criteo(options: PrepareCriteoOptions, show: Show) -> None:
     """Run ``terarec prepare criteo``."""
     from terarec.etl.ready import criteo
+    from terarec.etl.source.files import numbered_order
     from terarec.etl.workflow import Workflow
 
     chosen: dict[str, Any] = {} if options.min_count is None else {"min_count": options.min_count}
     workflow = Workflow.of(criteo(**chosen, split=_criteo_split(options)))
-    prepare(workflow, options.raw, options, show)
+    prepare(workflow, numbered_order(options.raw), options, show)
 
 
 def _criteo_split(options: PrepareCriteoOptions) -> Split | None:
     """Return the split by the last file if it is requested or is the default (several files), else by the last rows."""
-    from terarec.etl.source import find_files
+    from terarec.etl.source.files import find_files
 
     if options.valid_fraction is not None:
         if options.valid_last_day:
@@ -241,6 +255,7 @@ class PrepareCsvOptions(PreparationOptions):
 def prepare_csv(options: PrepareCsvOptions, show: Show) -> None:
     """Run ``terarec prepare csv``."""
     from terarec.etl.ready import csv_workflow
+    from terarec.etl.source.files import numbered_order
     from terarec.etl.workflow import Workflow
 
     columns = dataclasses.replace(
@@ -250,13 +265,13 @@ def prepare_csv(options: PrepareCsvOptions, show: Show) -> None:
         delimiter="\t" if options.columns.delimiter == "tab" else options.columns.delimiter,
         name=options.out.resolve().name if options.name is None else options.name,
     )
-    sources = [*options.files, *(options.valid or ()), *(options.test or ())]
+    sources = [*numbered_order(options.files), *(options.valid or ()), *(options.test or ())]
     prepare(Workflow.of(csv_workflow(columns)), sources, options, show)
 
 
 def _csv_split(options: PrepareCsvOptions) -> Split | None:
     """Return the split of the options: the last files for validation and test, or a share of the last rows."""
-    from terarec.etl.source import find_files
+    from terarec.etl.source.files import find_files
 
     fraction = last_rows(options.valid_fraction)
     if options.valid and fraction is not None:
@@ -305,6 +320,8 @@ class PrepareWorkflowOptions(PreparationOptions):
 
 def prepare_workflow(options: PrepareWorkflowOptions, show: Show) -> None:
     """Run ``terarec prepare WORKFLOW``."""
+    from terarec.etl.source.files import numbered_order
+
     workflow = _find(options.workflow, options.allow_import or ())
     if options.split is not None:
         workflow = workflow.with_split(OneSplit(split=options.split))
@@ -317,15 +334,15 @@ def prepare_workflow(options: PrepareWorkflowOptions, show: Show) -> None:
     for name, path in pairs("--table", options.table or (), "NAME=PATH"):
         # Not distinct: a side table may have several files.
         tables[name] = (*tables.get(name, ()), path)
-    prepare(workflow, options.raw, options, show, tables)
+    prepare(workflow, numbered_order(options.raw), options, show, tables)
 
 
 def _find(name: str, allow_import: Sequence[str]) -> Workflow:
     """Return the workflow of a file, of a directory, of a data set or a run, or of a preset."""
-    from terarec.config import DATASET_DIRECTORY, RUN_FILE
+    from terarec.config.files import DATASET_DIRECTORY, RUN_FILE
     from terarec.etl.ready import PRESETS
     from terarec.etl.workflow import Workflow, workflow_of
-    from terarec.formats import DATASET_FILE
+    from terarec.formats.dataset import DATASET_FILE
 
     path = Path(name)
     # A file of that name was made on purpose.

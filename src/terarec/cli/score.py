@@ -1,9 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
 """``terarec evaluate`` and ``predict``: metrics and scores of a trained RUN."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,7 +29,8 @@ from terarec.spec import Numbers, PrepareOptions, ServingSpec, TrainingSpec
 if TYPE_CHECKING:
     import torch
 
-    from terarec.etl.engine import Progress
+    from terarec.etl.engine.phases import Progress
+    from terarec.etl.workflow import ValueNames
     from terarec.models.two_tower import TwoTower
     from terarec.serve import InferenceSession
     from terarec.spec import DatasetSpec, TwoTowerSpec
@@ -37,6 +39,18 @@ if TYPE_CHECKING:
 def _run_option(name: str, meaning: str, metavar: str | None = None) -> Any:
     """Declare an option for a field of the run's `TrainingSpec`, whose value it replaces."""
     return spec_option(name, TrainingSpec, name, metavar=metavar, summary=f"{meaning}; the run's if unset.")
+
+
+IdsOption = Annotated[
+    bool, typer.Option("--ids", help="Write ids of the data set, not the raw values that they stand for.")
+]
+
+
+def _names(ids: bool, data: Path, allow_import: Sequence[str] | None) -> ValueNames | None:
+    """Return the names of the values of a data set, unless `ids` are to be written."""
+    from terarec.etl.workflow import ValueNames
+
+    return None if ids else ValueNames(data, allow_import=allow_import or ())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +73,7 @@ class EvaluateOptions:
             help="Lengths of the lists of items, for two_tower; 10,50,100 if unset, up to the number of items.",
         ),
     ] = None
+    ids: IdsOption = False
     checkpoint: CheckpointOption = None
     device: DeviceOption = None
     numbers: NumbersOption
@@ -70,8 +85,9 @@ def evaluate(options: EvaluateOptions, show: Show) -> None:
     from terarec.data import open_reader, read_spec
     from terarec.kernels import memory
     from terarec.models import TwoTower
-    from terarec.models.artifact import check_columns, load_model
+    from terarec.models.artifact import load_model
     from terarec.models.narrow import narrow
+    from terarec.models.trained_columns import check_columns
     from terarec.nn.objectives import build_objective
     from terarec.spec import TwoTowerSpec
     from terarec.train.devices import describe_device, resolve_device
@@ -87,7 +103,8 @@ def evaluate(options: EvaluateOptions, show: Show) -> None:
     reader = open_reader(options.data, options.split, batch_size=training.batch_size, threads=training.reader_threads)
     check_columns(described, options.data, trained_on, RunDirectory(options.run).dataset)
     labels = [label.name for label in trained_on.labels]
-    evaluator = Evaluator.of(training, build_objective(spec.objective), labels)
+    names = _names(options.ids, options.data, options.allow_import)
+    evaluator = Evaluator.of(training, build_objective(spec.objective), labels, names=names)
     # The class of the model and not the kind of its spec, as these metrics call its towers.
     if options.k is not None and not isinstance(model, TwoTower):
         raise ConfigError("--k", f"has no meaning for a model of the kind {spec.model.kind}, expected two_tower")
@@ -99,21 +116,25 @@ def evaluate(options: EvaluateOptions, show: Show) -> None:
             before = evaluator.evaluate(model, reader, progress=lambda done: progress(done, total))
         model = narrow(model, numbers)
         training = dataclasses.replace(training, precision=numbers.products(spec))
-        evaluator = Evaluator.of(training, build_objective(spec.objective), labels)
+        evaluator = Evaluator.of(training, build_objective(spec.objective), labels, names=names)
         reader = open_reader(
             options.data, options.split, batch_size=training.batch_size, threads=training.reader_threads
         )
     with show.progress("evaluating", "samples") as progress:
-        found = evaluator.evaluate(model, reader, progress=lambda done: progress(done, total))
+        evaluation = evaluator.evaluate(model, reader, progress=lambda done: progress(done, total))
     if numbers != Numbers():
-        changes = {f"{name}_change": found.value(name) - before.value(name) for name in evaluator.metrics}
+        changes = {f"{name}_change": evaluation.value(name) - before.value(name) for name in evaluator.metrics}
     figures: dict[str, Any] = {"run": str(options.run), "data": str(options.data), "split": options.split}
-    figures |= {"step": step, "device": describe_device(device), **found.to_json(), **changes}
+    figures |= {"step": step, "device": describe_device(device), **evaluation.to_json(), **changes}
+    # NaN, unlike None, is shown: a metric without a value should not look as if it had not been computed.
+    figures |= evaluation.results.overall.values
     if isinstance(model, TwoTower) and isinstance(spec.model, TwoTowerSpec):
         figures["retrieval"] = _retrieval(model, spec.model, training, described, options, show)
     figures |= {"best_auc": described.best_auc, "peak_memory_bytes": memory.peak_bytes()}
     show.figures(f"{options.run} on {options.data}", figures)
     show.figures("retrieval", figures.get("retrieval", {}))
+    if evaluation.untrained:
+        show.line(f"{', '.join(evaluation.untrained)}: label of weight 0, left out of metrics over all labels")
     show.table("labels", _rows("label", figures.get("labels", {})))
     for column, by_value in figures.get("slices", {}).items():
         show.table(f"slices of {column}", _slice_rows(by_value))
@@ -122,12 +143,12 @@ def evaluate(options: EvaluateOptions, show: Show) -> None:
 
 def _training(options: EvaluateOptions, training: TrainingSpec) -> TrainingSpec:
     """Return the run's settings with the metrics that the options name."""
-    given = {
+    settings = {
         "metrics": comma_separated([options.metrics]) if options.metrics is not None else None,
         "group": options.group,
         "slices": comma_separated([options.slices]) if options.slices is not None else None,
     }
-    return dataclasses.replace(training, **{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    return dataclasses.replace(training, **{name: value for name, value in settings.items() if value is not None})  # type: ignore[arg-type]
 
 
 def _retrieval(
@@ -150,7 +171,7 @@ def _retrieval(
     ]
     total = sum(described.num_rows(split) for split in splits)
     with show.progress("reading users and items", "samples") as progress:
-        found = evaluate_towers(
+        evaluation = evaluate_towers(
             model,
             readers[0],
             readers[1] if len(readers) > 1 else (),
@@ -159,8 +180,8 @@ def _retrieval(
             precision=training.precision,
             progress=lambda done: progress(done, total),
         )
-    counts = {name: getattr(found, name) for name in ("users", "items", "relevant", "relevant_seen")}
-    return {**counts, **found.values}
+    counts = {name: getattr(evaluation, name) for name in ("users", "items", "relevant", "relevant_seen")}
+    return {**counts, **evaluation.values}
 
 
 def _lengths(text: str) -> list[int]:
@@ -170,13 +191,13 @@ def _lengths(text: str) -> list[int]:
     return [int(word) for word in words]
 
 
-def _rows(name: str, found: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return a row of a table for each of `found`, whose rows and metrics are JSON data."""
-    return [{name: key, "rows": held["rows"], **held["metrics"]} for key, held in found.items()]
+def _rows(name: str, metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return a row of a table for each of `metrics`, whose rows and metrics are JSON data."""
+    return [{name: key, "rows": entry["rows"], **entry["metrics"]} for key, entry in metrics.items()]
 
 
 def _slice_rows(by_value: Mapping[str, Any]) -> list[dict[str, Any]]:
-    rows = [{"value": str(held["value"]), "rows": held["rows"], **held["metrics"]} for held in by_value["values"]]
+    rows = [{"value": str(entry["value"]), "rows": entry["rows"], **entry["metrics"]} for entry in by_value["values"]]
     # Values that are too rare for a row of their own.
     other = by_value["other"]
     if other is not None:
@@ -201,7 +222,8 @@ class PredictOptions:
         str,
         typer.Option(metavar="A,B,...", help="Columns of the raw files, or of the data set, to write with the scores."),
     ] = ""
-    reading: Annotated[PrepareOptions, SpecFields("bad_input", "threads")]
+    ids: IdsOption = False
+    reading: Annotated[PrepareOptions, SpecFields("bad_input", "threads", "earlier_rows", "late_rows")]
     device: DeviceOption = None
     serving: Annotated[ServingSpec, SpecFields("executor")]
     numbers: NumbersOption
@@ -212,8 +234,8 @@ class PredictOptions:
 def predict(options: PredictOptions, show: Show) -> None:
     """Run ``terarec predict``."""
     if (options.data is None) == (not options.raw):
-        given = "both" if options.raw else "neither"
-        raise ConfigError("RAW, --data", f"got {given}, expected raw files or a prepared data set")
+        choice = "both" if options.raw else "neither"
+        raise ConfigError("RAW, --data", f"got {choice}, expected raw files or a prepared data set")
     if options.data is not None:
         _predict_dataset(options, options.data, show)
     else:
@@ -222,17 +244,19 @@ def predict(options: PredictOptions, show: Show) -> None:
 
 def _predict_dataset(options: PredictOptions, data: Path, show: Show) -> None:
     from terarec.data import read_spec
-    from terarec.io import check_new_file
+    from terarec.io.files import check_new_file
     from terarec.serve.executor_file import EXECUTORS_FILE
     from terarec.train.devices import resolve_device
+    from terarec.train.predict import NamedColumns
     from terarec.train.predict import predict as score
-    from terarec.train.predict import predict_with
     from terarec.train.run_dir import check_run
 
     unset = PrepareOptions()
     of_raw_files = {
         "--bad-input": options.reading.bad_input != unset.bad_input,
         "--threads": options.reading.threads != unset.threads,
+        "--earlier-rows": options.reading.earlier_rows is not None,
+        "--late-rows": options.reading.late_rows != unset.late_rows,
     }
     check_unset(of_raw_files, "for a data set")
     check_new_file(options.out, replace=options.force)  # before a large model is loaded
@@ -241,32 +265,35 @@ def _predict_dataset(options: PredictOptions, data: Path, show: Show) -> None:
     total = read_spec(data).num_rows(split)
     device = resolve_device(options.device or "auto")
     has_choice = options.serving.executor == "auto" and (options.run / EXECUTORS_FILE).is_file()
-    # A session is opened for other executors and numbers alone: the model itself needs no workflow, and its batches are
-    # copied to a GPU ahead.
+    # A session is opened for other executors and numbers alone: it copies a batch to a GPU only when it is due, and
+    # loads the workflow of the run, whose functions would have to be allowed.
     is_plain = options.numbers == Numbers() and options.serving.executor in ("auto", "eager") and not has_choice
     session = None if is_plain else _session(options, device)
+    columns, names = comma_separated([options.keep]), _names(options.ids, data, options.allow_import)
     with show.progress("predicting", "samples") as progress:
-        given: dict[str, Any] = {
-            "keep": comma_separated([options.keep]),
-            "replace": options.force,
-            "progress": lambda done: progress(done, total),
-        }
-        if session is not None:
-            report = predict_with(session, options.run, data, split, options.out, **given)
-        else:
-            loading: dict[str, Any] = {"device": device, "allow_import": options.allow_import or ()}
-            report = score(options.run, data, split, options.out, checkpoint=options.checkpoint, **loading, **given)
+        report = score(
+            options.run,
+            data,
+            split,
+            options.out,
+            checkpoint=options.checkpoint if session is None else session,
+            keep=columns if names is None else NamedColumns(columns=columns, names=names),
+            replace=options.force,
+            device=device,
+            allow_import=options.allow_import or (),
+            progress=lambda done: progress(done, total),
+        )
     _show(options, {"split": split, **dataclasses.asdict(report)}, show)
 
 
 def _predict_raw(options: PredictOptions, raw: list[str], show: Show) -> None:
-    from terarec.formats import check_suffix
-    from terarec.io import check_new_file
+    from terarec.formats.table_file import check_suffix
+    from terarec.io.files import check_new_file
     from terarec.serve import score_files
     from terarec.train.devices import resolve_device
     from terarec.train.run_dir import check_run
 
-    check_unset({"--split": options.split is not None}, "for raw files")
+    check_unset({"--split": options.split is not None, "--ids": options.ids}, "for raw files")
     check_new_file(options.out, replace=options.force)  # before a large model is loaded
     check_suffix(options.out)
     check_run(options.run)

@@ -1,10 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
 """A trained RUN for others to score with: ``terarec export``, ``serve``, ``publish`` and ``recommend``."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import logging
+import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,16 +23,21 @@ from terarec.cli.options import (
     NumbersOption,
     SpecFields,
     check_unset,
+    repeatable,
     spec_option,
 )
 from terarec.errors import ConfigError, StorageError
+from terarec.kernels.environment import let_threads_sleep
 from terarec.reports.text import Show
-from terarec.spec import ItemIndexSpec, KafkaTopicSpec, Numbers, ServingSpec, TritonSpec
+from terarec.spec import AccessSpec, BatchingSpec, ItemIndexSpec, KafkaTopicSpec, Numbers, ServingSpec, TritonSpec
+from terarec.spec.checks import FieldError, quoted
+from terarec.spec.serving_repository import RepositorySpec
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from terarec.export import EmbeddingsReport, ExportReport, TableReport
+    from terarec.export.artifact import ExportReport
+    from terarec.export.table_rows import EmbeddingsReport, TableReport
     from terarec.serve import InputColumn
 
 
@@ -87,10 +96,10 @@ def export(options: ExportOptions, show: Show) -> None:
 
 
 def _exported(options: ExportOptions) -> ExportReport | TableReport | EmbeddingsReport:
+    from terarec.apps.triton import export_triton
     from terarec.export import export_embeddings, export_run, export_table
     from terarec.export.artifact import FORMATS
     from terarec.export.table_rows import TABLE_FORMATS
-    from terarec.serve.triton import export_triton
 
     allowed = options.allow_import or ()
     if options.format not in (*FORMATS, "triton"):
@@ -139,15 +148,85 @@ def _exported(options: ExportOptions) -> ExportReport | TableReport | Embeddings
 _KafkaConfigOption = Annotated[Path | None, spec_option("kafka_config", KafkaTopicSpec, "client_file", metavar="FILE")]
 
 
+_LOAD_MODEL = "Model that is loaded at the start with --model-control explicit; * for all."
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
     """Options of ``terarec serve``."""
 
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="RUN directory of a trained model.")]
+    run: Annotated[
+        Path | None,
+        typer.Argument(metavar="RUN", help="RUN directory of a trained model; omit it with --model-repository."),
+    ] = None
+    model_repository: Annotated[Path | None, spec_option("model_repository", RepositorySpec, "path", metavar="DIR")] = (
+        None
+    )
+    # The following have the names of fields, by which errors find their options.
+    control: Annotated[str | None, spec_option("model_control", RepositorySpec, "control")] = None
+    load: Annotated[
+        list[str] | None,
+        spec_option("load_model", RepositorySpec, "load", metavar="NAME", summary=repeatable(_LOAD_MODEL)),
+    ] = None
+    poll_seconds: Annotated[float | None, spec_option("poll_seconds", RepositorySpec, "poll_seconds")] = None
+    keep_versions: Annotated[int | None, spec_option("keep_versions", RepositorySpec, "keep_versions")] = None
+    follow_runs: Annotated[bool, spec_option("follow_runs", RepositorySpec, "follow_runs", is_plain=True)] = False
     server: Annotated[
         ServingSpec,
-        SpecFields("name", "host", "port", "max_request_bytes", "max_in_flight", "receive_timeout_seconds", "executor"),
+        SpecFields(
+            "name",
+            "host",
+            "port",
+            "grpc_port",
+            "grpc_library",
+            "grpc_max_streams",
+            "max_batch",
+            "max_request_bytes",
+            "max_in_flight",
+            "receive_timeout_seconds",
+            "keep_alive_seconds",
+            "drain_seconds",
+            "executor",
+            "workers",
+        ),
     ]
+    access: Annotated[
+        AccessSpec,
+        SpecFields(
+            "certificate",
+            "key",
+            "client_ca",
+            "token_file",
+            "admin_token_file",
+            "admin_host",
+            "admin_port",
+            "allowed_hosts",
+            "shared_memory",
+        ),
+    ]
+    absent_is_missing: Annotated[
+        bool, spec_option("absent_is_missing", ServingSpec, "absent_is_missing", is_plain=True)
+    ] = False
+    batching: Annotated[
+        BatchingSpec,
+        SpecFields(
+            "max_batch_size",
+            "preferred_batch_sizes",
+            "max_queue_delay_microseconds",
+            "priority_levels",
+            "default_priority_level",
+            "default_timeout_seconds",
+            "max_queue_size",
+        ),
+    ]
+    target_p99: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Time within which 99 of 100 requests are to be answered, such as 10ms: the time that requests wait "
+            "for others, and the size of batches, are then found by measurement.",
+        ),
+    ] = None
     tables: Annotated[Path | None, spec_option("tables", ServingSpec, "tables", metavar="FILE.json")] = None
     stream: Annotated[
         str | None,
@@ -166,38 +245,113 @@ class ServeOptions:
 
 def serve(options: ServeOptions, show: Show) -> None:
     """Run ``terarec serve``."""
-    from terarec.config import load_served_tables, load_update_stream
+    if options.server.executor in ("onnxruntime", "openvino"):
+        let_threads_sleep()  # theirs need the cores; before torch is imported
+    from terarec.config.files import load_served_tables, load_update_stream
     from terarec.serve import run
+    from terarec.serve.listening import address_of
     from terarec.train.devices import describe_device, resolve_device
 
+    source = _served(options)
     device = resolve_device(options.device or "auto")
-    spec = options.server
+    batching = options.batching
+    if options.target_p99 is not None:
+        try:
+            batching = dataclasses.replace(batching, target_p99_seconds=_seconds("--target-p99", options.target_p99))
+        except FieldError as error:
+            raise ConfigError("--target-p99", error.problem) from None
+    spec = dataclasses.replace(
+        options.server, access=options.access, absent_is_missing=options.absent_is_missing, batching=batching
+    )
     if options.tables is not None:
         spec = dataclasses.replace(spec, tables=load_served_tables(options.tables))
 
     def ready(server: run.RunningServer) -> None:
-        url = f"{server.url}/v2/models/{options.server.name}"
-        show.line(f"Serving {options.run} at {url}/infer; Ctrl-C stops.")
+        if options.run is not None:
+            show.line(f"Serving {options.run} at {server.url}/v2/models/{spec.name}/infer; Ctrl-C stops.")
+        else:
+            show.line(f"Serving {options.model_repository} at {server.url}/v2/models/NAME/infer; Ctrl-C stops.")
+        if server.grpc_port is not None:
+            show.line(f"Serving gRPC at {address_of(server.host, server.grpc_port)}.")
         show.json(
             {
                 "url": server.url,
                 "host": server.host,
                 "port": server.port,
-                "name": options.server.name,
+                "grpc_port": server.grpc_port,
+                "name": None if options.run is None else spec.name,
+                "repository": None if options.model_repository is None else str(options.model_repository),
                 "device": describe_device(device),
             }
         )
 
-    run.serve(
-        options.run,
-        spec,
-        ready,
-        checkpoint=options.checkpoint,
-        device=device,
-        allow_import=options.allow_import or (),
-        numbers=options.numbers,
-        stream=None if options.stream is None else load_update_stream(options.stream, options.kafka_config),
+    with _logged():
+        run.serve(
+            source,
+            spec,
+            ready,
+            checkpoint=options.checkpoint,
+            device=device,
+            allow_import=options.allow_import or (),
+            numbers=options.numbers,
+            stream=None if options.stream is None else load_update_stream(options.stream, options.kafka_config),
+        )
+
+
+@contextlib.contextmanager
+def _logged() -> Iterator[None]:
+    """Print what the server notes, such as the version that answers from now on, with its time on stderr."""
+    log, handler = logging.getLogger("terarec"), logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+
+
+def _served(options: ServeOptions) -> Path | RepositorySpec:
+    """Return the run or the repository that the options name."""
+    fields: dict[str, Any] = {
+        "control": options.control,
+        "load": tuple(options.load) if options.load else None,
+        "poll_seconds": options.poll_seconds,
+        "keep_versions": options.keep_versions,
+        "follow_runs": options.follow_runs or None,
+    }
+    given = {name: value for name, value in fields.items() if value is not None}
+    if options.model_repository is None:
+        if options.run is None:
+            raise ConfigError("RUN", "missing, expected a RUN, or --model-repository")
+        flags = {"control": "--model-control", "load": "--load-model"}
+        check_unset(
+            {flags.get(name, f"--{name.replace('_', '-')}"): True for name in given}, "without --model-repository"
+        )
+        return options.run
+    check_unset(
+        {
+            "--model-repository": options.run is not None,
+            "--name": options.server.name != ServingSpec().name,
+            "--stream": options.stream is not None,
+            "--checkpoint": options.checkpoint is not None,
+        },
+        "with a RUN" if options.run is not None else "with --model-repository",
     )
+    return RepositorySpec(path=str(options.model_repository), **given)
+
+
+_TIME = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s)", re.ASCII)
+_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+def _seconds(option: str, text: str) -> float:
+    found = _TIME.fullmatch(text)
+    if found is None:
+        raise ConfigError(option, f"got {quoted(text)}, expected a time such as 10ms, 500us or 0.5s")
+    return float(found[1]) * _UNITS[found[2]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,7 +375,7 @@ class PublishOptions:
 
 def publish(options: PublishOptions, show: Show) -> None:
     """Run ``terarec publish``."""
-    from terarec.config import load_update_stream
+    from terarec.config.files import load_update_stream
     from terarec.serve import UpdatePublisher, open_stream
     from terarec.train.run_dir import check_run
 
@@ -286,9 +440,10 @@ def recommend(options: RecommendOptions, show: Show) -> None:
     """Run ``terarec recommend``."""
     import pyarrow as pa
 
-    from terarec.formats import check_suffix, table_file
-    from terarec.io import check_new_file
-    from terarec.serve import Catalogue, InferenceSession, Recommender, Towers
+    from terarec.apps.recommend import Catalogue, Recommender, Towers
+    from terarec.formats.table_file import check_suffix, table_file
+    from terarec.io.files import check_new_file
+    from terarec.serve import InferenceSession
     from terarec.train.devices import resolve_device
     from terarec.train.run_dir import check_run
 
@@ -346,7 +501,7 @@ def recommend(options: RecommendOptions, show: Show) -> None:
 
 def _read(path: Path, inputs: Iterable[InputColumn]) -> pa.Table:
     """Return the columns of a file; those of CSV are texts where a model reads texts."""
-    from terarec.formats import read_table_file
+    from terarec.formats.table_file import read_table_file
 
     # A CSV has no types: "007" would be read as a number and lose its zeros.
     return read_table_file(path, texts=[column.name for column in inputs if column.kind == "string"])

@@ -1,11 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
 """Commands that make a RUN: ``terarec init-config``, ``train`` and ``reproduce``."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import logging
 import os
+import shlex
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,27 +18,26 @@ import typer
 
 from terarec.cli.failures import failure_of
 from terarec.cli.options import DEVICES, AllowImport, Force, Setting, Settings, TiersOption, spec_option
-from terarec.config import RUN_FILE, load_run, override, parse_assignments, with_graph
-from terarec.errors import ConfigError
+from terarec.config import load_run
+from terarec.config.files import RUN_FILE, with_graph
+from terarec.config.overrides import override, parse_assignments
+from terarec.errors import ConfigError, TerarecError
 from terarec.kernels.environment import is_launched
-from terarec.reports.text import Show
-from terarec.spec import (
-    DLRMSpec,
-    ModelSpec,
-    RunSpec,
-    Tiers,
-    TrainingSpec,
-    to_data,
-)
+from terarec.reports.text import Show, metric_text
+from terarec.spec import BinarySpec, DLRMSpec, GraphModelSpec, RunSpec, Tiers, TrainingSpec, to_data
+from terarec.spec.model import ModelSpec
 from terarec.spec.registry import Registry
 
 if TYPE_CHECKING:
+    from terarec.config.starting_run import ColumnRelations
+    from terarec.etl.workflow import ValueNames
     from terarec.train.run import Run
     from terarec.train.seeds import SeedResult
     from terarec.train.stopping import FitReport
     from terarec.train.trainer import Callback
 
 
+_LOG = logging.getLogger("terarec.cli")
 _MODELS = Registry("MODEL", ((spec.kind, spec) for spec in typing.get_args(ModelSpec)))
 
 
@@ -49,13 +52,15 @@ class InitConfigOptions:
         None
     )
     force: Force = False
+    allow_import: AllowImport = None
 
 
 def init_config(options: InitConfigOptions, show: Show) -> None:
     """Run ``terarec init-config``."""
-    from terarec.config import commented_json, starting_run
+    from terarec.config.files import commented_json
+    from terarec.config.starting_run import starting_run
     from terarec.data import read_spec
-    from terarec.io import check_new_file, write_bytes
+    from terarec.io.files import check_new_file, write_bytes
 
     model = _MODELS.find(options.model)
     if options.factory is not None and options.model != "python":
@@ -64,12 +69,24 @@ def init_config(options: InitConfigOptions, show: Show) -> None:
     dataset = read_spec(options.data)
     # A relative path counts from the folder of the file, so that both may be moved together.
     data = os.path.relpath(options.data, options.out.parent)
-    found = starting_run(model, dataset, data, factory=options.factory)
-    write_bytes(options.out, commented_json(found.run, found.remarks).encode())
-    for path in found.open_fields:
-        show.line(f"{path}: {found.remarks[path]}")
+    relations = _relations(options.data, options.allow_import) if options.model in ("din", "two_tower") else None
+    starting = starting_run(model, dataset, data, factory=options.factory, relations=relations)
+    write_bytes(options.out, commented_json(starting.run, starting.remarks).encode())
+    for path in starting.open_fields:
+        show.line(f"{path}: {starting.remarks[path]}")
     figures = {"out": str(options.out), "model": options.model, "data": str(options.data)}
-    show.result(f"Wrote {options.out}", {**figures, "open_fields": list(found.open_fields)})
+    show.result(f"Wrote {options.out}", {**figures, "open_fields": list(starting.open_fields)})
+
+
+def _relations(data: Path, allow_import: Sequence[str] | None) -> ColumnRelations:
+    from terarec.apps.relations import DeterminedColumns, shared_vocabularies
+    from terarec.config.starting_run import ColumnRelations
+    from terarec.formats.dataset import DATASET_FILE
+
+    if not (data / DATASET_FILE).is_file():  # HugeCTR's files have no workflow
+        return ColumnRelations()
+    columns = DeterminedColumns(data, allow_import=allow_import or ())
+    return ColumnRelations(vocabularies=shared_vocabularies(columns.workflow), determined_by=columns.by)
 
 
 SETTINGS: Mapping[str, Setting] = {
@@ -93,6 +110,7 @@ SETTINGS: Mapping[str, Setting] = {
     "sparse_optimizer": Setting(path="sparse_optimizer.kind"),
     "sparse_lr": Setting(path="sparse_optimizer.lr", summary="Learning rate of the tables."),
     "objective": Setting(path="objective.kind"),
+    "label_weights": Setting(path="objective.label_weights", metavar="X,X,..."),
     "schedule": Setting(path="training.schedule.kind"),
     "device": Setting(path="training.device", metavar=DEVICES),
     "precision": Setting(path="training.precision"),
@@ -107,6 +125,7 @@ SETTINGS: Mapping[str, Setting] = {
     "monitor": Setting(path="training.monitor", metavar="METRIC"),
     "seed": Setting(path="training.seed"),
     "threads": Setting(path="training.threads"),
+    "rank_timeout": Setting(path="training.rank_timeout", metavar="SECONDS"),
     "patience": Setting(path="training.patience"),
 }
 """Options of ``terarec train`` that are fields of `RunSpec`."""
@@ -131,6 +150,7 @@ class TrainOptions:
     ] = None
     init_from: Annotated[Path | None, spec_option("init_from", RunSpec, "init_from", metavar="RUN")] = None
     reset_optimizer: Annotated[bool, spec_option("reset_optimizer", RunSpec, "reset_optimizer", is_plain=True)] = False
+    extend_chain: Annotated[bool, spec_option("extend_chain", RunSpec, "extend_chain", is_plain=True)] = False
     no_tensorboard: Annotated[
         bool,
         typer.Option("--no-tensorboard", help="Write no events to RUN/tensorboard where TensorBoard is installed."),
@@ -175,10 +195,73 @@ def run_spec(options: TrainOptions) -> RunSpec:
         changes["init_from"] = str(options.init_from.absolute())
     if options.reset_optimizer:
         changes["reset_optimizer"] = "true"
+    if options.extend_chain:
+        changes["extend_chain"] = "true"
     if options.tiers is not None:
         changes |= tier_changes(base, Tiers.parse(options.tiers))
     changes |= parse_assignments(options.assignments or ())
-    return with_graph(override(base, _with_bottom_as_wide(base, changes)), Path.cwd())
+    if "objective.label_weights" in changes and base.objective is None:
+        changes.setdefault("objective.kind", BinarySpec.kind)
+    _check_model(base, changes, options.allow_import)
+    changed = with_graph(override(base, _with_bottom_as_wide(base, changes)), Path.cwd())
+    if options.init_from is not None and not (options.config or options.config_file):
+        return _without_patience(changed, changes)
+    return changed
+
+
+def _check_model(base: RunSpec, changes: Mapping[str, str], allow_import: Sequence[str] | None) -> None:
+    """Raise unless the fields that the chosen kind of model needs are set; the error has them for the data."""
+    from terarec.config.starting_run import starting_run
+    from terarec.data import read_spec
+
+    kind = changes.get("model.kind", base.model.kind)
+    if kind == base.model.kind or kind not in _MODELS:  # the latter is rejected with all kinds
+        return
+    model = _MODELS.find(kind)
+    if model is GraphModelSpec:
+        if not any(path.startswith(("model.file", "model.graph")) for path in changes):
+            raise ConfigError("model", f"got {kind} without a graph, expected --set model.file=GRAPH.json")
+        return
+    needed = [
+        item.name for item in dataclasses.fields(model) if item.default is item.default_factory is dataclasses.MISSING
+    ]
+    missing = [name for name in needed if f"model.{name}" not in changes]
+    if not missing:
+        return
+    data = Path(changes.get("data", base.data))
+    dataset = read_spec(data)
+    try:
+        relations = _relations(data, allow_import)
+    except TerarecError:  # of a workflow that names functions: they are not what is wrong here
+        relations = None
+    starting = starting_run(model, dataset, str(data), relations=relations)
+    values = {name: to_data(getattr(starting.run.model, name)) for name in missing}
+    words = [f"model.{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in values.items()]
+    settings = " ".join(f"--set {shlex.quote(word)}" for word in words)
+    columns = [f"{column.name} (lists)" if column.hotness > 1 else column.name for column in dataset.categorical]
+    raise ConfigError(
+        "model",
+        f"got {kind} without {' and '.join(missing)}, expected {settings}, or the file that "
+        f"'terarec init-config {kind} {data}' writes (columns of the data: {', '.join(columns)})",
+    )
+
+
+def _without_patience(run: RunSpec, changes: Mapping[str, str]) -> RunSpec:
+    """Return `run` without the patience of the run that it begins from, where its data have nothing to evaluate on."""
+    from terarec.data import read_spec
+
+    if run.training.patience is None or "training.patience" in changes:
+        return run
+    data = read_spec(Path(run.data))
+    split = run.training.eval_split
+    if (
+        split is None
+        or (split in data.splits and data.num_rows(split))
+        or (split not in data.splits and split != "valid")
+    ):
+        return run
+    _LOG.warning("no patience, as %s has no samples of split %r to evaluate on", run.data, split)
+    return dataclasses.replace(run, training=dataclasses.replace(run.training, patience=None))
 
 
 def _base(options: TrainOptions) -> RunSpec:
@@ -198,7 +281,8 @@ def _base(options: TrainOptions) -> RunSpec:
         # A RUN, or a checkpoint in RUN/checkpoints.
         for run in (options.init_from, *options.init_from.absolute().parents[1:2]):
             if (run / RUN_FILE).is_file():
-                return dataclasses.replace(load_run(run / RUN_FILE), init_from=None, reset_optimizer=False)
+                former = load_run(run / RUN_FILE)
+                return dataclasses.replace(former, init_from=None, reset_optimizer=False, extend_chain=False)
     if options.data is None:
         raise ConfigError(
             "nothing to train on",
@@ -216,8 +300,8 @@ def tier_changes(base: RunSpec, tiers: Tiers) -> dict[str, str]:
     changes = {path: "none"} if has_some else {}
     if tiers.file is not None:
         tiers = dataclasses.replace(tiers, file=str(Path(tiers.file).absolute()))
-    given = {name: getattr(tiers, name) for name in ("device", "host", "file")}
-    return changes | {f"{path}.{name}": value for name, value in given.items() if value is not None}
+    fields = {name: getattr(tiers, name) for name in ("device", "host", "file")}
+    return changes | {f"{path}.{name}": value for name, value in fields.items() if value is not None}
 
 
 def _first_seed(out: Path) -> Path:
@@ -249,7 +333,8 @@ def train(options: TrainOptions, show: Show) -> None:
 
     plan = None if options.plan is None else load_plan(options.plan)
     # Ranks that were started with different settings are an error before the first step.
-    ranks = join({"run": to_data(spec), "out": str(options.out), "resume": options.resume})
+    settings = {"run": to_data(spec), "out": str(options.out), "resume": options.resume}
+    ranks = join(settings, timeout=spec.training.rank_timeout)
     # One bar and one log for all ranks.
     callbacks = _callbacks(spec, options, show, options.out) if ranks.is_first else []
     run = build(
@@ -259,6 +344,7 @@ def train(options: TrainOptions, show: Show) -> None:
         allow_import=options.allow_import or (),
         ranks=ranks,
         plan=plan,
+        names=_names(spec, options),
     )
     try:
         _fit(run, options, show)
@@ -274,6 +360,9 @@ def _fit(run: Run, options: TrainOptions, show: Show) -> None:
     if options.resume and not run.directory.has_checkpoint:
         show.line(f"{options.out}: no checkpoint to resume from, starting from the first step")
     report = run.fit(resume=options.resume, log=show.line)
+    untrained = run.trainer.evaluator.untrained
+    if untrained:
+        show.line(f"{', '.join(untrained)}: label of weight 0, left out of metrics over all labels")
     show.result(f"Trained {options.out}", _figures(run, report, _draw(options.out, show)))
 
 
@@ -301,9 +390,17 @@ def _train_seeds(spec: RunSpec, options: TrainOptions, count: int, show: Show) -
         resume=options.resume,
         allow_import=options.allow_import or (),
         on_result=done,
+        names=_names(spec, options),
     )
     figures = {"out": str(options.out), "model": spec.model.kind, "split": split, **report.to_json()}
     show.result(f"Trained {count} seeds in {options.out}", figures)
+
+
+def _names(spec: RunSpec, options: TrainOptions) -> ValueNames:
+    """Return the names of the values in slices."""
+    from terarec.etl.workflow import ValueNames
+
+    return ValueNames(Path(spec.data), allow_import=options.allow_import or ())
 
 
 def _callbacks(spec: RunSpec, options: TrainOptions, show: Show, directory: Path) -> list[Callback]:
@@ -323,8 +420,8 @@ def _callbacks(spec: RunSpec, options: TrainOptions, show: Show, directory: Path
 
 def show_seed(result: SeedResult, show: Show) -> None:
     """Show the metrics of a finished seed in one line."""
-    found = ", ".join(f"{name} {value:.6f}" for name, value in result.metrics.items())
-    show.line(f"seed {result.seed}: {found} in {result.seconds:,.1f} s")
+    metrics = ", ".join(f"{name} {metric_text(value, 6)}" for name, value in result.metrics.items())
+    show.line(f"seed {result.seed}: {metrics} in {result.seconds:,.1f} s")
 
 
 def _draw(out: Path, show: Show) -> Path | None:
@@ -340,7 +437,7 @@ def _draw(out: Path, show: Show) -> Path | None:
 
 
 def _figures(run: Run, report: FitReport, page: Path | None) -> dict[str, Any]:
-    evaluation = report.evaluation
+    last = {} if report.evaluation is None else report.evaluation.results.named_values()
     return {
         "out": str(run.directory.path),
         "model": run.spec.model.kind,
@@ -349,7 +446,10 @@ def _figures(run: Run, report: FitReport, page: Path | None) -> dict[str, Any]:
         # There for every run, though those of a regression or without evaluation are unknown.
         "auc": None,
         "logloss": None,
-        **(evaluation.results.overall.values if evaluation is not None else {}),
+        # Those of the checkpoint that serving loads, which is not the last one after early stopping.
+        **report.metrics,
+        "served_step": report.served_step,
+        "last": last,
         "highest_auc": report.highest_auc,
         "best_auc": run.dataset.best_auc,
         "best_step": report.best_step,
@@ -383,8 +483,8 @@ class ReproduceOptions:
 
 def reproduce(options: ReproduceOptions, show: Show) -> None:
     """Run ``terarec reproduce``."""
-    from terarec.recipes.reproduce import TEST_SPLIT
-    from terarec.recipes.reproduce import reproduce as run_recipe
+    from terarec.apps.recipes.reproduce import TEST_SPLIT
+    from terarec.apps.recipes.reproduce import reproduce as run_recipe
     from terarec.train.loggers import ProgressBar
 
     out = options.out or Path(options.recipe)

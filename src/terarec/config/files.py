@@ -1,4 +1,5 @@
-"""Descriptions of runs, servers and graphs from JSON files and command-line words, and back."""
+# SPDX-License-Identifier: Apache-2.0
+"""Descriptions of runs, servers and graphs from JSON files, and back."""
 
 from __future__ import annotations
 
@@ -7,16 +8,15 @@ import json
 import os
 import re
 import textwrap
-import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any
 
-from terarec.errors import ConfigError, DataNotFoundError
-from terarec.io import write_json
+from terarec.errors import ConfigError, DataNotFoundError, FormatError
+from terarec.io.files import write_json
+from terarec.io.opening import read_bytes
 from terarec.spec import (
-    FieldError,
     GraphModelSpec,
     GraphSpec,
     KafkaTopicSpec,
@@ -26,23 +26,20 @@ from terarec.spec import (
     RowFileSpec,
     RunSpec,
     ServedTablesSpec,
-    UpdateStreamSpec,
     from_data,
     to_data,
 )
-from terarec.spec.checks import quoted, shortened
+from terarec.spec.checks import FieldError
 from terarec.spec.codec import (
     documentation_of,
     hints_of,
     kinds_of,
     members,
     parse_json,
-    present,
     summary_of,
-    unknown_choice,
-    unknown_field,
     words_of,
 )
+from terarec.spec.serving import UpdateStreamSpec
 
 _INDENT, _WIDTH = 2, 100
 
@@ -156,15 +153,15 @@ def load_served_tables(path: Path | str) -> ServedTablesSpec:
         ConfigError: Broken JSON (line and column), or an unknown, missing or mistyped field (JSON path).
     """
     path = Path(path)
-    found = from_data(ServedTablesSpec, _parse(path, "a description of tiers"), where=f"{path}: $")
+    spec = from_data(ServedTablesSpec, _parse(path, "a description of tiers"), where=f"{path}: $")
     folder = path.parent.absolute()
     tiers = [
         dataclasses.replace(tier, path=os.path.normpath(folder / tier.path))
         if isinstance(tier, RowFileSpec | RocksDBSpec)
         else tier
-        for tier in found.tiers
+        for tier in spec.tiers
     ]
-    return dataclasses.replace(found, tiers=tuple(tiers))
+    return dataclasses.replace(spec, tiers=tuple(tiers))
 
 
 def load_update_stream(source: Path | str, client_file: Path | None = None) -> UpdateStreamSpec:
@@ -248,12 +245,12 @@ def save_run(run: RunSpec, path: Path | str) -> None:
 
 def _parse(path: Path, what: str) -> Any:
     try:
-        text = without_comments(path.read_text(encoding="utf-8"))
+        text = without_comments(read_bytes(path).decode())
         data = parse_json(text, object_pairs_hook=_distinct_fields)
-    except FileNotFoundError:
+    except DataNotFoundError:
         raise DataNotFoundError(path, f"no such file, expected {what} in JSON") from None
-    except IsADirectoryError:
-        raise ConfigError(path, f"got a directory, expected {what} in JSON") from None
+    except FormatError as error:
+        raise ConfigError(path, f"{error.problem} of {what} in JSON") from None
     except UnicodeDecodeError as error:
         raise ConfigError(path, f"byte {error.start} is not UTF-8, expected {what} in JSON") from None
     except json.JSONDecodeError as error:
@@ -291,165 +288,9 @@ def _find_repeated(data: Any) -> str | None:
             return f"{where}.{value.name}"
         inner: list[tuple[str, Any]] = []
         if isinstance(value, dict):
-            inner = [(f"{where}.{name}", held) for name, held in value.items()]
+            inner = [(f"{where}.{name}", inner_value) for name, inner_value in value.items()]
         elif isinstance(value, list):
-            inner = [(f"{where}[{index}]", held) for index, held in enumerate(value)]
+            inner = [(f"{where}[{index}]", inner_value) for index, inner_value in enumerate(value)]
         # The last one is taken first: so the first repeated field of the text is reported.
         waiting += reversed(inner)
     return None
-
-
-Spec = TypeVar("Spec")
-
-_NONE_WORDS = ("none", "null")
-_BOOL_WORDS = {"true": True, "false": False}
-
-
-def parse_assignments(assignments: Sequence[str]) -> dict[str, str]:
-    """Split ``["path=text", ...]`` at the first equals sign.
-
-    Raises:
-        ConfigError: An item without a path or an equals sign, or a path twice.
-    """
-    changes: dict[str, str] = {}
-    for assignment in assignments:
-        path, equals, text = assignment.partition("=")
-        if not equals or not path.strip():
-            raise ConfigError(
-                "assignment", f"got {quoted(assignment)}, expected path=value such as training.batch_size=4096"
-            )
-        if path.strip() in changes:
-            raise ConfigError(shortened(path.strip()), "got it twice, expected it once")
-        changes[path.strip()] = text.strip()
-    return changes
-
-
-def override(spec: Spec, changes: Mapping[str, str]) -> Spec:
-    """Return a copy of `spec` with the fields that `changes` names replaced.
-
-    A text is read as the type of its field: integers, numbers, true/false, words, lists as ``512-256-64`` or
-    ``512,256,64``, values by name as ``a:0.5,b:0``, lists of objects and objects of any values in JSON, and ``none``
-    where a field may be left out. Setting the ``kind`` of a part that has several (``model.kind=wide_deep``) starts
-    from the defaults of that kind; the other changes apply after it in any order.
-
-    Raises:
-        ConfigError: An unknown path, a text that is not of the field's type, or a value that the spec rejects.
-    """
-    data = to_data(spec)
-    # A change of kind replaces the complete part, so it must come before the fields inside that part.
-    for path in sorted(changes, key=lambda path: (path.rpartition(".")[2] != "kind", path.count("."))):
-        _assign(type(spec), data, path, changes[path])
-    return from_data(type(spec), data, where="")
-
-
-def _assign(root: type, data: dict[str, Any], path: str, text: str) -> None:
-    """Set the field at the dotted `path` below a spec of class `root`, whose JSON form is `data`."""
-    *groups, leaf = path.split(".")
-    spec_type: Any = root
-    kinds: dict[str, Any] = {}
-    for depth, group in enumerate(groups):
-        hint = _field_hint(spec_type, group, ".".join(groups[:depth]))
-        kinds = kinds_of(hint)
-        part = present(hint)
-        if not kinds and not dataclasses.is_dataclass(part):
-            raise ConfigError(path, f"{'.'.join(groups[: depth + 1])} has no fields, expected a value of its own")
-        # A part that is None gets its defaults, so that one of its fields can be set.
-        if data.get(group) is None:
-            data[group] = _default(spec_type, group)
-        data = data[group]
-        spec_type = kinds.get(data.get("kind", "")) if kinds else part
-        # The change to the kind itself comes first, see `override`; here no kind was chosen at all.
-        if spec_type is None and path != f"{'.'.join(groups)}.kind":
-            inside = ".".join(groups[: depth + 1])
-            raise ConfigError(path, f"{inside} is none, expected {inside}.kind=... too, one of {', '.join(kinds)}")
-    if leaf == "kind" and kinds:
-        _choose_kind(kinds, data, path, text)
-        return
-    data[leaf] = _read(_field_hint(spec_type, leaf, ".".join(groups)), text, path)
-
-
-def _choose_kind(kinds: Mapping[str, Any], data: dict[str, Any], path: str, text: str) -> None:
-    if text not in kinds:
-        raise unknown_choice(path, text, kinds)
-    if text != data.get("kind"):
-        # Fields of the former kind would be unknown to this one.
-        data.clear()
-        data["kind"] = text
-
-
-def _default(spec_type: type, field: str) -> Any:
-    """Return the JSON form of the default of `field`; empty for an optional part."""
-    item = next(item for item in dataclasses.fields(spec_type) if item.name == field)
-    if item.default_factory is not dataclasses.MISSING:
-        return to_data(item.default_factory())
-    return {} if item.default in (None, dataclasses.MISSING) else to_data(item.default)
-
-
-def _field_hint(spec_type: type, field: str, parent: str) -> Any:
-    hints = hints_of(spec_type)
-    names = [item.name for item in dataclasses.fields(spec_type)]
-    if field not in names:
-        raise unknown_field(parent, field, names)
-    return hints[field]
-
-
-def _read(hint: Any, text: str, path: str) -> Any:
-    """Parse `text` as the value of a field annotated `hint`."""
-    types = members(hint)
-    if type(None) in types and text.lower() in _NONE_WORDS:
-        return None
-    if any(dataclasses.is_dataclass(member) for member in types):
-        raise ConfigError(path, f"got {quoted(text)}, expected one of its fields to be set, as in {path}.kind=...")
-    # None is dealt with, so that the first other type decides how the text is read.
-    hint = present(hint)
-    if hint is Any or _holds_specs(hint) or (typing.get_origin(hint) is Mapping and text.startswith("{")):
-        return _read_json(hint, text, path)
-    if typing.get_origin(hint) is Mapping:
-        item = typing.get_args(hint)[1]
-        # At the last colon, as a name may hold others.
-        pairs = [word.rpartition(":") for word in text.split(",")] if text else []
-        if not all(colon for _, colon, _ in pairs):
-            raise ConfigError(path, f"got {quoted(text)}, expected name:value, as in a:0.5,b:0")
-        return {name.strip(): _read(item, value.strip(), path) for name, _, value in pairs}
-    if typing.get_origin(hint) is tuple:
-        item = typing.get_args(hint)[0]
-        # A minus sign cannot be distinguished from a dash, so only integers (all positive in our specs) take dashes.
-        words = text.replace("-", ",").split(",") if item is int else text.split(",")
-        return [_read(item, word.strip(), path) for word in words] if text else []
-    if hint is str or typing.get_origin(hint) is Literal:
-        return text
-    try:
-        return _read_number(hint, text, path)
-    except ConfigError:
-        if str in types:  # a number or a word, which the spec checks
-            return text
-        raise
-
-
-def _holds_specs(hint: Any) -> bool:
-    """Return whether `hint` is a list of specs."""
-    return typing.get_origin(hint) is tuple and dataclasses.is_dataclass(typing.get_args(hint)[0])
-
-
-def _read_json(hint: Any, text: str, path: str) -> Any:
-    try:
-        return parse_json(text)
-    except ValueError:
-        if hint is Any:
-            return text
-        raise ConfigError(path, f"got {quoted(text)}, expected it in JSON") from None
-
-
-def _read_number(hint: Any, text: str, path: str) -> bool | int | float:
-    expected = {bool: "true or false", int: "an integer", float: "a number"}[hint]
-    if hint is bool:
-        if text.lower() in _BOOL_WORDS:
-            return _BOOL_WORDS[text.lower()]
-    else:
-        try:
-            number: int | float = hint(text)
-        except ValueError:
-            pass
-        else:
-            return number
-    raise ConfigError(path, f"got {quoted(text)}, expected {expected}")

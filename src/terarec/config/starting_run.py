@@ -1,14 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
 """A run that suits a data set, to start from and to change."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from terarec.errors import ConfigError
 from terarec.spec import (
-    CategoricalColumn,
     DatasetSpec,
     DINSpec,
     DynamicTableSpec,
@@ -19,7 +20,6 @@ from terarec.spec import (
     GraphLayer,
     GraphModelSpec,
     GraphSpec,
-    ModelSpec,
     PythonModelSpec,
     RunSpec,
     TableSpec,
@@ -27,6 +27,7 @@ from terarec.spec import (
     TrainingSpec,
     TwoTowerSpec,
 )
+from terarec.spec.model import ModelSpec
 
 STEPS_OF_AN_EPOCH = 100
 """Least number of steps of an epoch, as far as `SMALLEST_BATCH` allows."""
@@ -41,6 +42,23 @@ _ITEM_WORDS = {
     *("item", "items", "iid", "product", "movie", "ad", "news", "video", "song", "track", "article", "book"),
     *("asin", "campaign", "creative", "doc", "genre", "genres", "brand", "category"),
 }
+
+
+def _nothing(name: str) -> frozenset[str]:
+    return frozenset()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ColumnRelations:
+    """What data show about their columns.
+
+    Attributes:
+        vocabularies: Column -> number of its vocabulary, where it is known.
+        determined_by: Function that returns the columns that have one value for each value of a column.
+    """
+
+    vocabularies: Mapping[str, int] = field(default_factory=dict)
+    determined_by: Callable[[str], frozenset[str]] = _nothing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +76,14 @@ class StartingRun:
     open_fields: tuple[str, ...] = ()
 
 
-def starting_run(model: type[ModelSpec], dataset: DatasetSpec, data: str, *, factory: str | None = None) -> StartingRun:
+def starting_run(
+    model: type[ModelSpec],
+    dataset: DatasetSpec,
+    data: str,
+    *,
+    factory: str | None = None,
+    relations: ColumnRelations | None = None,
+) -> StartingRun:
     """Build a run of a type of model from its defaults and from the data.
 
     Args:
@@ -66,12 +91,13 @@ def starting_run(model: type[ModelSpec], dataset: DatasetSpec, data: str, *, fac
         dataset: Columns and splits of the data.
         data: Path of the data as the run is to name it.
         factory: ``package.module:name`` of a Python model.
+        relations: What the data show about their columns; None for nothing.
 
     Raises:
         ConfigError: `factory` is no such name, or the data have more labels than the model takes.
     """
     remarks: dict[str, str] = {}
-    described, open_fields = _model(model, dataset, factory, remarks)
+    described, open_fields = _model(model, dataset, factory, relations or ColumnRelations(), remarks)
     # A static table has as many rows as ids; raw integers have no such number.
     if hasattr(described, "tables") and any(column.rows is None for column in dataset.categorical):
         described = cast(ModelSpec, replace(cast(Any, described), tables=DynamicTablesSpec()))
@@ -82,22 +108,26 @@ def starting_run(model: type[ModelSpec], dataset: DatasetSpec, data: str, *, fac
 
 
 def _model(
-    model: type[ModelSpec], dataset: DatasetSpec, factory: str | None, remarks: dict[str, str]
+    model: type[ModelSpec],
+    dataset: DatasetSpec,
+    factory: str | None,
+    relations: ColumnRelations,
+    remarks: dict[str, str],
 ) -> tuple[ModelSpec, tuple[str, ...]]:
     if model is DINSpec:
-        pairs = _histories(dataset.categorical)
+        pairs = _histories(dataset, relations)
         if pairs:
-            remarks["model.sequences"] = "Chosen by names and numbers of rows: check them."
+            remarks["model.sequences"] = "The list columns that share a vocabulary with one column of one key a sample."
             return DINSpec(sequences=pairs), ()
         remarks["model.sequences"] = (
-            "Replace both names: no list column has as many rows as exactly one column of one key a sample. "
-            f"The columns are {', '.join(_names(dataset))}."
+            "Replace both names: no list column is known to share a vocabulary with exactly one column of one key a "
+            f"sample (Categorify with joint). The columns are {', '.join(_names(dataset))}."
         )
         return DINSpec(sequences=(TargetHistory(target="TARGET", history="HISTORY"),)), ("model.sequences",)
     if model is TwoTowerSpec:
         if len(dataset.labels) != 1:
             raise ConfigError("two_tower", f"got {len(dataset.labels)} labels in {dataset.name!r}, expected 1")
-        return _two_tower(dataset, remarks)
+        return _two_tower(dataset, relations, remarks)
     if model is GraphModelSpec:
         return GraphModelSpec(graph=_graph(dataset)), ()
     if model is PythonModelSpec:
@@ -107,31 +137,54 @@ def _model(
     return model(), ()  # type: ignore[call-arg]  # the other models have a default for every field
 
 
-def _two_tower(dataset: DatasetSpec, remarks: dict[str, str]) -> tuple[ModelSpec, tuple[str, ...]]:
-    columns = _names(dataset)
-    items = [name for name in columns if _words(name) & _ITEM_WORDS and not _words(name) & _USER_WORDS]
-    # The tower of items needs a column that identifies them.
-    keys = [column.name for column in dataset.categorical if column.hotness == 1 and column.name in items]
-    users = [name for name in columns if name not in items]
-    if keys and any(_words(name) & _USER_WORDS for name in users):
-        remarks["model.user"] = "Chosen by their names, with all columns that are not of the item: check them."
-        remarks["model.item"] = "Chosen by their names: check them."
-        return TwoTowerSpec(user=tuple(users), item=tuple(items)), ()
-    remarks["model.user"] = f"Replace it by the columns of the user. The columns are {', '.join(_names(dataset))}."
-    remarks["model.item"] = "Replace it by the columns of the item."
-    return TwoTowerSpec(user=("USER",), item=("ITEM",)), ("model.user", "model.item")
+def _two_tower(
+    dataset: DatasetSpec, relations: ColumnRelations, remarks: dict[str, str]
+) -> tuple[ModelSpec, tuple[str, ...]]:
+    """Choose the columns that the key of users or the one of items determines, and no others."""
+    names = _names(dataset)
+    user, item = _key(dataset, relations, _USER_WORDS, set()), _key(dataset, relations, _ITEM_WORDS, _USER_WORDS)
+    if user is None or item is None:
+        remarks["model.user"] = f"Replace it by the columns of the user. The columns are {', '.join(names)}."
+        remarks["model.item"] = "Replace it by the columns of the item."
+        return TwoTowerSpec(user=("USER",), item=("ITEM",)), ("model.user", "model.item")
+    of_user, of_item = relations.determined_by(user), relations.determined_by(item)
+    towers = {
+        "user": tuple(name for name in names if name == user or (name in of_user - of_item and name != item)),
+        "item": tuple(name for name in names if name == item or (name in of_item - of_user and name != user)),
+    }
+    for tower, key in (("user", user), ("item", item)):
+        remarks[f"model.{tower}"] = f"{key!r} by its name, and the columns that have one value for each of its values."
+    model = TwoTowerSpec(user=towers["user"], item=towers["item"], item_key=item)
+    rest = [name for name in names if name not in (*model.user, *model.item)]
+    if not rest:
+        return model, ()
+    remarks["model.user"] += (
+        f" Replace it if it lacks columns of the user: the data do not show a tower for {', '.join(rest)}."
+    )
+    return model, ("model.user",)
 
 
-def _histories(columns: tuple[CategoricalColumn, ...]) -> tuple[TargetHistory, ...]:
-    """Pair each list column with the one column of as many rows, or the one of these whose name it contains."""
+def _key(dataset: DatasetSpec, relations: ColumnRelations, words: set[str], others: set[str]) -> str | None:
+    """Return the column whose name says that it identifies users, or items; None if there is no such one."""
+    single = [column.name for column in dataset.categorical if column.hotness == 1]
+    columns = [name for name in single if _words(name) & words and not _words(name) & others]
+    # Of columns such as item_id and genre the key is the one that determines the others.
+    keys = [name for name in columns if set(columns) - {name} <= relations.determined_by(name)]
+    return keys[0] if len(keys) == 1 else None
+
+
+def _histories(dataset: DatasetSpec, relations: ColumnRelations) -> tuple[TargetHistory, ...]:
+    """Pair each list column with the one column of one key a sample that shares its vocabulary."""
     pairs = []
-    for history in columns:
-        targets = [column.name for column in columns if column.hotness == 1 and column.rows == history.rows]
-        named = [name for name in targets if _words(name) <= _words(history.name)]
-        # Equal numbers of rows mean a common vocabulary; names decide where several columns have that many.
-        chosen = named if len(named) == 1 else targets
-        if history.hotness > 1 and history.rows is not None and len(chosen) == 1:
-            pairs.append(TargetHistory(target=chosen[0], history=history.name))
+    for history in dataset.categorical:
+        number = relations.vocabularies.get(history.name)
+        targets = [
+            column.name
+            for column in dataset.categorical
+            if column.hotness == 1 and number is not None and relations.vocabularies.get(column.name) == number
+        ]
+        if history.hotness > 1 and len(targets) == 1:
+            pairs.append(TargetHistory(target=targets[0], history=history.name))
     return tuple(pairs)
 
 

@@ -1,4 +1,5 @@
-"""Reading data sets and HugeCTR's files as batches; `terarec.data.synthetic` generates some.
+# SPDX-License-Identifier: Apache-2.0
+"""Reading data sets and HugeCTR's files as batches.
 
 The names are imported on first use: readers load torch, which generators and descriptions do not need.
 """
@@ -12,24 +13,15 @@ from terarec.lazy_imports import lazy_names
 if TYPE_CHECKING:
     from terarec.data.description import read_spec
     from terarec.data.open import open_reader
-    from terarec.data.reader import BatchReader, DatasetSource, InMemorySource, Reader, SampleSource
+    from terarec.data.reader import BatchReader, InMemorySource, Reader
     from terarec.data.sampling import RankShare
 
-__all__ = [
-    "BatchReader",
-    "DatasetSource",
-    "InMemorySource",
-    "RankShare",
-    "Reader",
-    "SampleSource",
-    "open_reader",
-    "read_spec",
-]
+__all__ = ["BatchReader", "InMemorySource", "RankShare", "Reader", "open_reader", "read_spec"]
 
 _HOMES = {
     "description": ("read_spec",),
     "open": ("open_reader",),
-    "reader": ("BatchReader", "DatasetSource", "InMemorySource", "Reader", "SampleSource"),
+    "reader": ("BatchReader", "InMemorySource", "Reader"),
     "sampling": ("RankShare",),
 }
 

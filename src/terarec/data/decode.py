@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows to `Batch`. NumPy only until the end: a torch operation here would start an OpenMP team in a reader thread."""
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from terarec.batch import Batch, Jagged
-from terarec.formats import ColumnBlock, empty_from_pool
+from terarec.formats.block import ColumnBlock, empty_from_pool
 from terarec.kernels.cpu.encoding import concatenate_keys
 from terarec.ragged import Ragged, flat_values
 

@@ -1,11 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
 """Descriptions of either type of data: a prepared data set, or HugeCTR's files that a ``records.json`` describes."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from terarec.formats import DATASET_FILE, read_dataset
-from terarec.formats.hugectr import RECORDS_FILE, base_name, describe_dataset, read_records
+from terarec.formats import read_dataset
+from terarec.formats.dataset import DATASET_FILE, base_name
+from terarec.formats.hugectr.records import RECORDS_FILE, describe_dataset, read_records
 from terarec.spec import DatasetSpec, ShardSpec
 
 
@@ -40,5 +42,5 @@ def records_file(path: Path) -> Path | None:
     if path.is_file():
         return path
     # A data set may lie next to the records that it was made of; then it is what is meant.
-    found = path / RECORDS_FILE
-    return found if found.is_file() and not (path / DATASET_FILE).is_file() else None
+    file = path / RECORDS_FILE
+    return file if file.is_file() and not (path / DATASET_FILE).is_file() else None

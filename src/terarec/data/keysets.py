@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keysets of the parts of a split while it is read part by part."""
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terarec.errors import KeysetError
-from terarec.formats import ColumnBlock, PartSpec, read_part_keys
-from terarec.formats.block import bags_of
+from terarec.formats.block import ColumnBlock, bags_of
+from terarec.formats.parts import PartSpec, read_part_keys
 
 _HELD = 2  # the part that is read, and the one before or after it
 
@@ -65,12 +66,12 @@ class PartKeysets:
             DataNotFoundError: The file is missing.
             FormatError: The file is damaged.
         """
-        held = self.keys(part)
+        keyset = self.keys(part)
         for name, column in zip(names, block.keys, strict=True):
             values, offsets = bags_of(column)
             # Distinct first: a group has far fewer of them than keys, and the search needs them sorted.
             distinct = np.unique(values)
-            absent = distinct[~_is_in(distinct, held.get(name, np.empty(0, np.int64)))]
+            absent = distinct[~_is_in(distinct, keyset.get(name, np.empty(0, np.int64)))]
             if absent.size:
                 # The sample is looked for after an error only: most of the time one sorted search has answered.
                 first = int(np.isin(values, absent).argmax())
@@ -94,5 +95,5 @@ def _is_in(values: NDArray[np.int64], keys: NDArray[np.int64]) -> NDArray[np.boo
         return np.zeros(values.shape, np.bool_)
     places = np.searchsorted(keys, values)
     # The minimum is for values above all keys, whose place is past the end.
-    found: NDArray[np.bool_] = keys[np.minimum(places, keys.size - 1)] == values
-    return found
+    is_member: NDArray[np.bool_] = keys[np.minimum(places, keys.size - 1)] == values
+    return is_member

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Readers of either type of data: a prepared data set, or HugeCTR's files that a ``records.json`` describes."""
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from terarec.data.records.reader import RecordReader
 from terarec.data.records.sources import ColumnSource
 from terarec.data.sampling import RankShare
 from terarec.errors import ConfigError
-from terarec.formats.hugectr import read_records
+from terarec.formats.hugectr.records import read_records
 
 
 def open_reader(

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reader of a data set: its samples in row groups, and batches with a position that can be saved after any of them."""
 
 from __future__ import annotations
@@ -12,27 +13,21 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from torch.utils.data import IterableDataset, get_worker_info
+from typing_extensions import override
 
 from terarec.batch import Batch
-from terarec.data.batch_stream import BatchStream, Feed, StreamOptions
+from terarec.data.batch_stream import BatchStream
 from terarec.data.decode import to_batch
+from terarec.data.feed import Feed, StreamOptions
 from terarec.data.keysets import PartKeysets
 from terarec.data.sampling import RankShare
 from terarec.errors import ConfigError, FormatError
-from terarec.formats import (
-    METADATA_TYPES,
-    PARTS_FILE,
-    ColumnBlock,
-    Keys,
-    PartSpec,
-    check_rows,
-    default_group_rows,
-    open_shard,
-    read_dataset,
-    read_parts,
-    slice_rows,
-)
+from terarec.formats import read_dataset
+from terarec.formats.block import METADATA_TYPES, ColumnBlock, Keys, check_rows, default_group_rows, slice_rows
+from terarec.formats.frames import Frame, as_table, is_frame
+from terarec.formats.parquet import cast_table, decode_table
+from terarec.formats.parts import PARTS_FILE, PartSpec, read_parts
+from terarec.formats.shard import open_shard
 from terarec.ragged import Ragged
 from terarec.spec import DatasetSpec
 
@@ -127,7 +122,7 @@ class SampleSource(Protocol):
         ...
 
 
-class DatasetSource:
+class DatasetSource(SampleSource):
     """Split of a data set on disk.
 
     Args:
@@ -164,6 +159,7 @@ class DatasetSource:
         has_keysets = by_parts and all(part.keyset is not None for part in self.parts)
         self.keysets = PartKeysets(directory, split, self.parts) if has_keysets else None
 
+    @override
     def read(self, group: int) -> ColumnBlock:
         """Return the rows of row group `group`, counted over all shards.
 
@@ -178,7 +174,10 @@ class DatasetSource:
         return block
 
 
-class InMemorySource:
+_TABLE = "the table"
+
+
+class InMemorySource(SampleSource):
     """Samples in the memory of a program.
 
     Args:
@@ -221,19 +220,36 @@ class InMemorySource:
         )
         self.group_rows = tuple(min(self._step, num_rows - start) for start in range(0, num_rows, self._step))
 
+    @classmethod
+    def of_table(cls, spec: DatasetSpec, table: Frame) -> InMemorySource:
+        """Return the samples of a table in memory: of pandas, Polars, Arrow, or another library with Arrow's interface.
+
+        Args:
+            spec: Its columns, by name, as the shards of a data set have them; other columns are not read.
+            table: Numbers for labels, dense columns and the weight; integers, or lists of them, for keys.
+
+        Raises:
+            ConfigError: Data that is no table of Arrow.
+            FormatError: A missing column or value, or one of another type.
+        """
+        rows = cast_table(as_table(table, "dataset"), spec, _TABLE)
+        block = decode_table(rows, spec, _TABLE)
+        metadata = {column.name: array for column, array in zip(spec.metadata, block.metadata, strict=True)}
+        return cls(spec, block.label, block.dense, block.keys, weight=block.weight, metadata=metadata)
+
+    @override
     def read(self, group: int) -> ColumnBlock:
-        """Return the rows of row group `group`, as views."""
         start = group * self._step
         return slice_rows(self._block, start, start + self.group_rows[group])
 
 
-def _metadata(spec: DatasetSpec, given: Mapping[str, Any], where: str) -> tuple[pa.Array, ...]:
+def _metadata(spec: DatasetSpec, metadata: Mapping[str, Any], where: str) -> tuple[pa.Array, ...]:
     names = [column.name for column in spec.metadata]
-    if set(given) != set(names):
-        raise FormatError(where, f"got the metadata {sorted(given)}, expected {sorted(names)}")
+    if set(metadata) != set(names):
+        raise FormatError(where, f"got the metadata {sorted(metadata)}, expected {sorted(names)}")
     arrays = []
     for column in spec.metadata:
-        values = given[column.name]
+        values = metadata[column.name]
         try:
             # A cast and no check of types alone: int32 for a column of int64 is not a mistake.
             array = values if isinstance(values, pa.Array) else pa.array(values)
@@ -244,11 +260,8 @@ def _metadata(spec: DatasetSpec, given: Mapping[str, Any], where: str) -> tuple[
     return tuple(arrays)
 
 
-class Reader(IterableDataset[Batch]):
+class Reader(BatchStream):
     """Batches of a split, one epoch per ``iter()``, or an endless stream: a `BatchReader`.
-
-    As a `torch.utils.data.IterableDataset` it yields complete batches, for ``DataLoader(reader, batch_size=None)``. It
-    reads ahead with threads of its own, so a `DataLoader` around it has no workers.
 
     The order depends on `seed`, the epoch and `shuffle` alone, never on `threads` or `prefetch`. An epoch that was left
     early (``break``, an error) starts over at the next ``iter()``; to continue instead, load the saved state. One
@@ -302,11 +315,15 @@ class Reader(IterableDataset[Batch]):
             threads=threads,
             prefetch=prefetch,
         )
+        if is_frame(dataset):
+            raise ConfigError(
+                "dataset",
+                f"got a {type(dataset).__name__}, whose columns have no roles, expected a directory or "
+                "terarec.data.InMemorySource.of_table(spec, table)",
+            )
         source: SampleSource = DatasetSource(Path(dataset), split) if isinstance(dataset, str | Path) else dataset
         self.spec: DatasetSpec = source.spec
         self.parts, self.keysets = source.parts, source.keysets
-        self.batch_size = batch_size
-        self.repeat = repeat
         names = [column.name for column in self.spec.categorical]
         metadata = [column.name for column in self.spec.metadata]
         feed = Feed(
@@ -317,74 +334,17 @@ class Reader(IterableDataset[Batch]):
             parts=[part.groups for part in self.parts] or None,
             empty=_no_rows(self.spec),
         )
-        self._stream = BatchStream(feed, options)
+        super().__init__(feed, options)
 
-    @property
-    def num_rows(self) -> int:
-        """Number of samples in an epoch."""
-        return self._stream.num_rows
-
-    @property
-    def share(self) -> RankShare | None:
-        """The rank whose samples are read alone; None for whole batches."""
-        return self._stream.share
-
-    def take_share(self, share: RankShare | None) -> None:
-        """Read the samples of one rank alone, of several that share every batch; see `BatchReader.take_share`."""
-        self._stream.take_share(share)
-
-    @property
-    def batch_rows(self) -> int:
-        """Samples of the last batch that was yielded, those of all ranks."""
-        return self._stream.batch_rows
+    def __repr__(self) -> str:
+        samples = f"{self.num_rows:,} samples in {len(self):,} batches of {self.batch_size:,}"
+        return f"Reader({self.spec.name!r}, {samples})"
 
     def part_after(self, state: Mapping[str, object]) -> int:
         """Return the number of the part that holds the sample after the position `state`; 0 at the end of an epoch."""
         # An end itself belongs to the next part: the sample after that position is its first one.
         ends = accumulate(part.rows for part in self.parts)
         return next((number for number, end in enumerate(ends) if end > state["rows_read"]), 0)  # type: ignore[operator]
-
-    def __len__(self) -> int:
-        """Return the number of batches in an epoch."""
-        return self._stream.num_batches
-
-    def __iter__(self) -> Iterator[Batch]:
-        """Iterate over the current epoch: all batches, or after `load_state_dict` those that remain.
-
-        Raises:
-            ConfigError: A worker process of a `DataLoader` iterates: each worker would yield every batch.
-        """
-        # A worker would be a copy of this reader, and each copy would read all batches.
-        worker = get_worker_info()
-        if worker is not None:
-            raise ConfigError(
-                "reader",
-                f"got a DataLoader with num_workers={worker.num_workers}, expected num_workers=0: "
-                "Reader(threads=..., prefetch=...) reads ahead itself",
-            )
-        return self._stream.start()
-
-    def close(self) -> None:
-        """End the running iteration and its threads. Leaving a ``for`` loop does so by itself."""
-        self._stream.close()
-
-    def state_dict(self) -> dict[str, int | bool]:
-        """Return the position of the reader as small JSON data.
-
-        ``epoch`` counts finished epochs, ``rows_read`` the samples of the current one that the consumer has received.
-        The other fields describe the order and the batches to which they refer.
-        """
-        return self._stream.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Continue at the next ``iter()`` with the batch after the one at which `state` was saved.
-
-        If that was the last one of its epoch, the next ``iter()`` yields nothing and ends the epoch.
-
-        Raises:
-            ConfigError: The state is of other data, another batch size or another type of order, or is not a state.
-        """
-        self._stream.load_state_dict(state)
 
 
 def _no_rows(spec: DatasetSpec) -> ColumnBlock:

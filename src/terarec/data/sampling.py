@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which samples a reader gives in which order, and which of them one of several ranks reads.
 
 A batch has the samples that it has for one process. Each rank takes some of them, no two the same ones, and decodes
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terarec.batch import share_of
-from terarec.formats import ColumnBlock, merge, slice_rows
+from terarec.formats.block import ColumnBlock, merge, slice_rows
 from terarec.spec import checks
 
 SHUFFLE_GROUPS = 4
@@ -65,12 +66,12 @@ class Sampler:
         if not self._shuffle:
             return [(group,) for group in range(len(self._group_rows))]
         size = SHUFFLE_GROUPS if self._mixes_rows else 1
-        found = []
+        windows = []
         for part, end in enumerate(accumulate(self._parts)):
             # Within a part, as the keys of another one may not be in memory.
             order = self._group_order(epoch, part, end - self._parts[part], end)
-            found += [tuple(order[start : start + size]) for start in range(0, len(order), size)]
-        return found
+            windows += [tuple(order[start : start + size]) for start in range(0, len(order), size)]
+        return windows
 
     def window_rows(self, window: Sequence[int]) -> int:
         """Return the number of samples in the row groups of `window`."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training on several processes: process group, placements of tables, and the exchange between ranks."""
 
 from terarec.dist.joining import join
@@ -8,14 +9,13 @@ from terarec.dist.plan import (
     Placement,
     RowWise,
     ShardingPlan,
-    TablePlan,
     TableRowWise,
     TableWise,
     load_plan,
     same_for_all,
 )
 from terarec.dist.ranks import Ranks, sum_gradients
-from terarec.dist.shard import ShardedCollection, shard
+from terarec.dist.shard import shard
 
 __all__ = [
     "ColumnWise",
@@ -24,9 +24,7 @@ __all__ = [
     "Placement",
     "Ranks",
     "RowWise",
-    "ShardedCollection",
     "ShardingPlan",
-    "TablePlan",
     "TableRowWise",
     "TableWise",
     "join",

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Costs of a placement of a table for each rank: rows, bytes on links, and seconds.
 
 It is counted on the keys of sampled batches, so it contains their skew: keys that repeat in a rank's share travel once,
@@ -212,12 +213,12 @@ def cost_of(
 
 def _sums_over_columns(load: TableLoad, placed: PlacedTable, size: int) -> FloatArray:
     """Return float64[R, R], the rows of whose columns a rank sends sums to another, in the mean of the batches."""
-    found = np.zeros((size, size))
+    sums = np.zeros((size, size))
     # Those of all ranks' samples: each rank of the table updates its columns of every row of the batch.
     if placed.by_column and load.row_sums:
         rows = [torch.unique(torch.cat(list(batch))).numel() for batch in load.batches]
-        found[np.ix_(placed.ranks, placed.ranks)] = load.row_sums * sum(rows) / max(1, len(rows))
-    return found
+        sums[np.ix_(placed.ranks, placed.ranks)] = load.row_sums * sum(rows) / max(1, len(rows))
+    return sums
 
 
 class _PooledOnRows(NamedTuple):
@@ -250,12 +251,12 @@ def _pooled_on_rows(load: TableLoad, placed: PlacedTable, size: int) -> _PooledO
 
 
 def _bytes_on_ranks(load: TableLoad, placed: PlacedTable, placement: Placement, size: int) -> FloatArray:
-    held = np.zeros(size)
+    totals = np.zeros(size)
     if placed.has_copies:
-        held[:] = load.num_bytes
-        return held
+        totals[:] = load.num_bytes
+        return totals
     # Hashed keys and keys modulo the ranks spread evenly over them.
-    held[list(placed.ranks)] = load.num_bytes / len(placed.ranks)
+    totals[list(placed.ranks)] = load.num_bytes / len(placed.ranks)
     if isinstance(placement, Hybrid):
-        held += len(placement.hot_keys) * load.num_bytes / max(1, load.rows)
-    return held
+        totals += len(placement.hot_keys) * load.num_bytes / max(1, load.rows)
+    return totals

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The exchange of a step's keys with the ranks of their rows, and the collectives of a collection.
 
 All tables of a collection share a collective: counts and keys in the forward pass, then vectors; gradients in the
@@ -19,7 +20,8 @@ from terarec.dist.placement import PlacedTable
 from terarec.dist.plan import Wire
 from terarec.dist.ranks import PendingResult, Ranks
 from terarec.dist.routing import BagPart, Routed, packed_size, unpacked
-from terarec.embedding import EmbeddingCollection, FoundRows
+from terarec.embedding import EmbeddingCollection
+from terarec.embedding.lookups import FoundRows
 from terarec.errors import CollectiveError
 
 _FAILED = -1  # in place of a count: this rank has raised an error before the exchange
@@ -122,7 +124,7 @@ class Exchange:
 
     def send_integers(self, what: str, numbers: Sequence[Tensor], received: Sequence[int]) -> list[Tensor]:
         """Send int64[n] to each rank and return those from each rank."""
-        sizes = [held.numel() for held in numbers]
+        sizes = [values.numel() for values in numbers]
         return list(torch.split(self.begin(what, torch.cat(list(numbers)), sizes, received).wait(), list(received)))
 
     def arena_tables(self) -> list[list[int]]:
@@ -182,9 +184,9 @@ class KeyRequest:
             rows = copies = torch.full((size, num_tables), _FAILED)
         else:
             for index, number in enumerate(exchange.pooled):
-                held = wanted[number].bags
-                assert held is not None, "a table that the ranks of the rows pool has bags"
-                bags[:, index] = torch.tensor([part.numbers for part in held.parts])
+                bags_of_table = wanted[number].bags
+                assert bags_of_table is not None, "a table that the ranks of the rows pool has bags"
+                bags[:, index] = torch.tensor([part.numbers for part in bags_of_table.parts])
             # rows and copies int64[R, T]: a row for each rank.
             rows = torch.tensor([table.num_rows for table in wanted]).T.contiguous()
             # Gradients of rows with copies go to all ranks, each of which updates its own copy.
@@ -221,15 +223,17 @@ class KeyRequest:
             mine = [
                 part
                 for number, table in enumerate(self.wanted)
-                for held in (table.keys, table.counts)
-                if held is not None
-                for part in segments(table, held, rank, int(self.sent.copies[rank, number]))
+                for values in (table.keys, table.counts)
+                if values is not None
+                for part in segments(table, values, rank, int(self.sent.copies[rank, number]))
             ]
             mine += [
-                held.parts[rank].packed() for held in (self.wanted[n].bags for n in exchange.pooled) if held is not None
+                bags_of_table.parts[rank].packed()
+                for bags_of_table in (self.wanted[n].bags for n in exchange.pooled)
+                if bags_of_table is not None
             ]
             whole.append(torch.cat(mine) if mine else torch.empty(0, dtype=torch.int64))
-        sizes = [held.numel() for held in whole]
+        sizes = [tensor.numel() for tensor in whole]
         self._keys = exchange.begin("exchange of keys", torch.cat(whole), sizes, self._sizes(self._received))
 
     def find(self) -> ReceivedKeys:
@@ -294,17 +298,17 @@ class Counts:
         """Return the number of vectors for ``keys int64[R, T]``: one per key, or one per bag of pooled tables."""
         if not pooled:
             return keys
-        found = keys.clone()
-        found[:, list(pooled)] = self.bags[:, :, 0]
-        return found
+        vectors_of_copies = keys.clone()
+        vectors_of_copies[:, list(pooled)] = self.bags[:, :, 0]
+        return vectors_of_copies
 
 
-def segments(table: Routed, held: Tensor, rank: int, num_copies: int) -> list[Tensor]:
+def segments(table: Routed, values: Tensor, rank: int, num_copies: int) -> list[Tensor]:
     """Return the parts of ``held [U, ...]``, a value for each key, that go to a rank."""
-    copies = [held[held.shape[0] - table.num_copies :]] if num_copies else []
+    copies = [values[values.shape[0] - table.num_copies :]] if num_copies else []
     if not table.num_rows[rank]:
         return copies
-    if table.num_rows[rank] == held.shape[0] and not table.num_copies:
-        return [held]
+    if table.num_rows[rank] == values.shape[0] and not table.num_copies:
+        return [values]
     first = sum(table.num_rows[:rank])
-    return [held[first : first + table.num_rows[rank]], *copies]
+    return [values[first : first + table.num_rows[rank]], *copies]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The start of ranks: the rendezvous, and a check of the connection of every pair before the first collective.
 
 Every pair of ranks opens a connection, and pairs that cannot are named. The backend itself would only time out, without
@@ -173,7 +174,7 @@ def check_links(store: Store, rank: int, size: int, *, timeout: float) -> Links:
         # A connection is a matter of both sides, so that of a pair the rank of the higher number calls.
         store.set(f"failed/{rank}", json.dumps(links.unreachable(range(rank), timeout=timeout)))
         store.set_timeout(timedelta(seconds=3 * timeout))  # for ranks that wait for connections that never open
-        found = [json.loads(store.get(f"failed/{other}")) for other in range(size)]
+        failures = [json.loads(store.get(f"failed/{other}")) for other in range(size)]
         store.set(f"seen/{rank}", "")
         if rank == 0:  # whose process may hold the store: it stays until all have read it
             with suppress(RuntimeError):
@@ -184,7 +185,7 @@ def check_links(store: Store, rank: int, size: int, *, timeout: float) -> Links:
     hosts = links.hosts
     lines = [
         ((here, int(there)), f"rank {here} ({hosts[here]}) cannot reach rank {there} ({hosts[int(there)]}): {reason}")
-        for here, of_rank in enumerate(found)
+        for here, of_rank in enumerate(failures)
         for there, reason in of_rank.items()
     ]
     if lines:

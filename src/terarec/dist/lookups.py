@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The lookups of a step on this rank: a batch's keys, pooled vectors, and gradients."""
 
 from __future__ import annotations
@@ -166,10 +167,8 @@ class Lookups:
             with torch._C.DisableTorchFunctionSubclass():
                 factors = [lookup.key_weights for lookup in lookups]
                 pooled = _Pool.apply(rows, step, *factors)  # type: ignore[no-untyped-call]
-        every = [(held.group.lookup, held.part) for held in lookups] + [
-            (held.lookup, held.part) for held in pooled_on_rows
-        ]
-        results = [(lookup, part, held) for (lookup, part), held in zip(every, pooled, strict=True)]
+        every = [(one.group.lookup, one.part) for one in lookups] + [(one.lookup, one.part) for one in pooled_on_rows]
+        results = [(lookup, part, vectors) for (lookup, part), vectors in zip(every, pooled, strict=True)]
         return assemble(self._features, results, jagged)
 
     def _width(self, table: int) -> int:
@@ -188,7 +187,7 @@ class Lookups:
         places = [torch.empty_like(part.keys) for part in parts]
         wanted: list[Routed] = []
         of_bags = {
-            number: numbered_bags(parts[number]) for number, held in enumerate(self._groups) if held.is_pooled_on_rows
+            number: numbered_bags(parts[number]) for number, one in enumerate(self._groups) if one.is_pooled_on_rows
         }
         of_matrix = {number: matrix for matrix, numbers in enumerate(self._matrices) for number in numbers}
         filled = [0] * len(self._matrices)
@@ -207,11 +206,11 @@ class Lookups:
                 continue
             wanted.append(routed)
             # Tables of an arena share a matrix, in which the vectors of one come after those of another.
-            found, first = routed.place[inverse] + filled[of_matrix[number]], 0
+            places_of_keys, first = routed.place[inverse] + filled[of_matrix[number]], 0
             filled[of_matrix[number]] += distinct.numel()
             for index_of_group, span in spans[number]:
                 count = span.stop - span.start
-                places[index_of_group][span] = found[first : first + count]
+                places[index_of_group][span] = places_of_keys[first : first + count]
                 first += count
         return wanted, places
 
@@ -227,7 +226,7 @@ class Lookups:
         """Return the keys of a table with their bags, all of one group."""
         bags = [of_bags[group][span] for group, span in spans]
         every = [(parts[group].weights, span) for group, span in spans]
-        weights = [held[span] for held, span in every if held is not None]
+        weights = [values[span] for values, span in every if values is not None]
         return routed._replace(
             bags=sent_bags(
                 routed.num_rows,
@@ -246,7 +245,7 @@ class Lookups:
             gradients: Gradients of the result of each lookup; None for results that nothing was computed from.
         """
         # Zeros for results that no loss used: the other ranks expect gradients of all keys that this one requested.
-        held = [
+        kept = [
             BagGradient(
                 lookup.keys,
                 lookup.part.offsets,
@@ -257,13 +256,13 @@ class Lookups:
             for lookup, grad in zip(step.lookups, gradients, strict=False)
         ]
         if self._is_exact:
-            step.fetched.return_occurrences(self._occurrences(step, held))
+            step.fetched.return_occurrences(self._occurrences(step, kept))
             return
         # Each distinct key's gradients are summed here, so that one vector travels for it.
         sums: list[Tensor] = [torch.empty(0)] * len(self.exchange.tables)
         for number, tables in enumerate(self._matrices):
             mine = [
-                gradient for lookup, gradient in zip(step.lookups, held, strict=True) if lookup.group.vectors == number
+                gradient for lookup, gradient in zip(step.lookups, kept, strict=True) if lookup.group.vectors == number
             ]
             matrix = step.matrices[number]
             summed = summed_gradients(mine, matrix) if matrix.shape[0] else matrix
@@ -279,7 +278,7 @@ class Lookups:
 
     def _occurrences(self, step: _Step, gradients: Sequence[BagGradient]) -> list[Occurrences]:
         """Return the occurrences by feature, in the order in which autograd's backward of one process keeps them."""
-        found = []
+        occurrences = []
         # The lookup that was made last is the first whose gradient comes.
         for lookup, gradient in reversed(list(zip(step.lookups, gradients, strict=True))):
             grads = key_gradients(gradient, step.matrices[lookup.group.vectors])
@@ -294,8 +293,8 @@ class Lookups:
                     ]
                 )
                 # Ranks name a key by its place among those of its table, not by its row in this matrix.
-                found.append(Occurrences(table, lookup.keys[span] - base, grads[span]))
-        return found
+                occurrences.append(Occurrences(table, lookup.keys[span] - base, grads[span]))
+        return occurrences
 
 
 class _Step:
@@ -380,7 +379,7 @@ def _grouped(collection: EmbeddingCollection, pooled: Sequence[int]) -> tuple[li
     matrices = [
         [numbers[name] for name in arena.table_names if numbers[name] not in pooled] for arena in collection.arenas
     ]
-    found = []
+    groups_of_rows = []
     features = collection.features
     pooled_on_rows = [feature for feature in features if numbers[feature.table] in pooled]
     others = [feature for feature in features if numbers[feature.table] not in pooled]
@@ -395,14 +394,14 @@ def _grouped(collection: EmbeddingCollection, pooled: Sequence[int]) -> tuple[li
         whole = [specs[name] for name in layout.table_names]
         rows = tuple(spec.rows if isinstance(spec, TableSpec) else 1 for spec in whole)
         lookup = replace(group, layout=replace(layout, table_base=(0,) * len(rows), table_rows=rows))
-        found.append(_Group(lookup, tuple(numbers[name] for name in names), group.arena, is_pooled_on_rows))
+        groups_of_rows.append(_Group(lookup, tuple(numbers[name] for name in names), group.arena, is_pooled_on_rows))
 
     # In one process static tables of one memory are looked up before all others.
     def comes_later(group: _Group) -> bool:
         spec = collection.specs[group.tables[0]]
         return isinstance(spec, DynamicTableSpec) or spec.tiers is not None
 
-    return sorted(found, key=comes_later), matrices
+    return sorted(groups_of_rows, key=comes_later), matrices
 
 
 def _stacked(parts: Sequence[Tensor], width: int) -> Tensor:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`PlacedTable`: the rank of each key's row, and the number of the row in the part of the table on that rank."""
 
 from __future__ import annotations
@@ -112,11 +113,11 @@ class PlacedTable:
         if self.keeps_numbers and not self.by_column:
             return replace(spec, rows=spec.rows if holds else 1, init_scale=scale, tiers=self._own_tiers(rank))
         rows = -(-spec.rows // len(self.ranks)) if not self.by_column else spec.rows
-        held = max(1, self._hot.numel() + (rows if holds else 0))
+        num_rows = max(1, self._hot.numel() + (rows if holds else 0))
         if spec.tiers is not None:  # which draw a row when it is first used
-            return replace(spec, rows=held, width=self.width, init_scale=scale, tiers=self._own_tiers(rank))
+            return replace(spec, rows=num_rows, width=self.width, init_scale=scale, tiers=self._own_tiers(rank))
         # Rows of the part have other numbers than keys, so `ShardedTable.fill` draws their initial weights by key.
-        return replace(spec, rows=held, width=self.width, init_scale=scale, initializer="zeros")
+        return replace(spec, rows=num_rows, width=self.width, init_scale=scale, initializer="zeros")
 
     def columns(self, rank: int) -> slice:
         """Return the columns of the part on `rank`."""

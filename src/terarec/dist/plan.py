@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`ShardingPlan`: the placement of each table on ranks, as a JSON file that can be edited."""
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import torch
 
 from terarec.embedding.tables import AnyTableSpec
 from terarec.errors import ConfigError, FormatError, StorageError
-from terarec.io import read_versioned_json, write_versioned_json
+from terarec.io.files import read_versioned_json, write_versioned_json
 from terarec.spec import TableSpec, checks, from_data, to_data
 from terarec.spec.checks import did_you_mean
 
@@ -222,7 +223,7 @@ class ShardingPlan:
                 total[rank] += share
             # An upper bound: the hot rows are counted in the shares, too.
             if isinstance(placement, Hybrid):
-                total = [held + len(placement.hot_keys) * row for held in total]
+                total = [sum_so_far + len(placement.hot_keys) * row for sum_so_far in total]
         return total
 
     def check(self, tables: Sequence[AnyTableSpec], world_size: int) -> None:
@@ -255,12 +256,12 @@ class ShardingPlan:
             _check_fits(specs[name], placement, len(self.ranks_of(placement)))
         if self.rank_bytes is not None:
             # Of weights alone, which the plan knows; the planner's own check has optimizer state and indexes, too.
-            found = self.weight_bytes(tables)
-            rank = max(range(world_size), key=found.__getitem__)
-            if found[rank] > self.rank_bytes:
+            totals = self.weight_bytes(tables)
+            rank = max(range(world_size), key=totals.__getitem__)
+            if totals[rank] > self.rank_bytes:
                 raise StorageError(
                     "plan.rank_bytes",
-                    f"the weights on rank {rank} take {found[rank]:,} bytes, at most "
+                    f"the weights on rank {rank} take {totals[rank]:,} bytes, at most "
                     f"{self.rank_bytes:,} are allowed; expected tables spread over more ranks",
                 )
 
@@ -314,14 +315,14 @@ def default_plan(tables: Sequence[AnyTableSpec], world_size: int) -> ShardingPla
     Static tables in tiers are whole on a rank, each on the one that has the fewest bytes so far.
     """
     entries = []
-    held = [0] * world_size
+    loads = [0] * world_size
     for spec in tables:
         placement: Placement = RowWise()
         if isinstance(spec, TableSpec):
             size = spec.rows * spec.width * getattr(torch, spec.dtype).itemsize
             if spec.tiers is not None:
-                rank = held.index(min(held))
-                held[rank] += size
+                rank = loads.index(min(loads))
+                loads[rank] += size
                 placement = TableWise(rank=rank)
             elif size <= COPIED_BYTES:
                 placement = DataParallel()
@@ -340,12 +341,12 @@ def described(plan: ShardingPlan, tables: Sequence[AnyTableSpec]) -> list[str]:
         word = placement.kind.replace("_", "-")
         pooled = ", bags pooled there" if name in plan.pooled_on_rows else ""
         lines.append(f"table {name!r} ({size} x {spec.width}): {word} on {where}{pooled}")
-    shares = ", ".join(f"{held:,}" for held in plan.weight_bytes(tables))
+    shares = ", ".join(f"{num_bytes:,}" for num_bytes in plan.weight_bytes(tables))
     return [*lines, f"bytes of static weights by rank: {shares}"]
 
 
 def _check_ranks(owner: object, ranks: tuple[int, ...]) -> None:
-    checks.follow(owner, "ranks", checks.list_of(checks.integer(0)))
+    checks.follow(owner, "ranks", checks.list_of(checks.integer(0, checks.MOST)))
     if len(set(ranks)) < len(ranks):
         checks.reject(owner, "ranks", f"got {list(ranks)}, expected distinct ranks")
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`Ranks`: the processes that train one model together, their collectives, and the search for ranks that fail."""
 
 from __future__ import annotations
@@ -240,7 +241,7 @@ class Ranks:
         if rows is None:
             shares = [self.share(count, rank) for rank in range(self.size)]
             rows = [part.stop - part.start for part in shares]
-        received = [held * width for held in rows]
+        received = [rows_of_rank * width for rows_of_rank in rows]
         flat = values.contiguous().flatten().repeat(self.size)
         return self.all_to_all(what, flat, [values.numel()] * self.size, received).view(count, *values.shape[1:])
 
@@ -257,11 +258,11 @@ class Ranks:
             except Exception as error:
                 failure = error
         # Rank 0 reports whether it failed before it raises, or the others would wait for it until the timeout.
-        found = self.gather(what, None if failure is None else one_line(str(failure)))
+        failures = self.gather(what, None if failure is None else one_line(str(failure)))
         if failure is not None:
             raise failure
-        if found[0] is not None:
-            raise CollectiveError(f"failed on rank 0: {found[0]}", collective=what, step=self.step, rank=0)
+        if failures[0] is not None:
+            raise CollectiveError(f"failed on rank 0: {failures[0]}", collective=what, step=self.step, rank=0)
 
     def barrier(self, what: str) -> None:
         """Wait until all ranks are here."""
@@ -284,17 +285,17 @@ class Ranks:
         if len(set(self.gather(f"check of {what}", digest))) == 1:
             return
         texts = self.gather(f"check of {what}", data)
-        found = [
+        faults = [
             ((rank, path), f"rank {rank} has {path} = {quoted(mine)}, rank 0 has {quoted(first)}")
             for rank, other in enumerate(texts)
             for path, first, mine in differences(texts[0], other)
         ]
-        more = f"; and {len(found) - _SHOWN} further differences" if len(found) > _SHOWN else ""
+        more = f"; and {len(faults) - _SHOWN} further differences" if len(faults) > _SHOWN else ""
         raise CollectiveError(
-            f"{'; '.join(text for _, text in found[:_SHOWN])}{more}; expected the same on all ranks",
+            f"{'; '.join(text for _, text in faults[:_SHOWN])}{more}; expected the same on all ranks",
             collective=f"check of {what}",
             step=self.step,
-            differences=tuple(place for place, _ in found),
+            differences=tuple(place for place, _ in faults),
         )
 
     def subset(self, members: Sequence[int]) -> Ranks | None:
@@ -334,12 +335,12 @@ class Ranks:
         except RuntimeError as error:
             reason = one_line(str(error).encode("ascii", "ignore").decode().strip())
             absent = self._absent()
-            found = "; ".join(
+            states = "; ".join(
                 f"rank {other} ({self.hosts[other]}) does not answer: {why}" for other, why in absent.items()
             )
             raise CollectiveError(
                 f"failed on rank {self.rank} of {self.size} ({self.hosts[self.rank]}): "
-                f"{found or 'all ranks answer, but not all have joined it in time'} ({reason}); expected all ranks to "
+                f"{states or 'all ranks answer, but not all have joined it in time'} ({reason}); expected all ranks to "
                 f"join it within {self._timeout:g} s",
                 collective=what,
                 step=self.step,
@@ -352,8 +353,8 @@ class Ranks:
         if self._links is None:
             return {}
         numbers = {member: rank for rank, member in enumerate(self._members)}
-        found = self._links.unreachable(self._members, timeout=min(_ANSWER_TIMEOUT, self._timeout))
-        return {numbers[member]: reason for member, reason in found.items()}
+        absent = self._links.unreachable(self._members, timeout=min(_ANSWER_TIMEOUT, self._timeout))
+        return {numbers[member]: reason for member, reason in absent.items()}
 
 
 def sum_gradients(ranks: Ranks, parameters: Sequence[nn.Parameter], *, also: Tensor | None = None) -> Tensor | None:
@@ -372,20 +373,20 @@ def sum_gradients(ranks: Ranks, parameters: Sequence[nn.Parameter], *, also: Ten
     """
     if ranks.size == 1:
         return also
-    held = [parameter for parameter in parameters if parameter.numel() and parameter.requires_grad]
+    trained = [parameter for parameter in parameters if parameter.numel() and parameter.requires_grad]
     # Optimizers leave alone what has no gradient, but not what has zeros: where no rank has one, none may get one.
-    has_gradient = torch.tensor([float(parameter.grad is not None) for parameter in held])
+    has_gradient = torch.tensor([float(parameter.grad is not None) for parameter in trained])
     numbers = torch.empty(0) if also is None else also.detach().float().reshape(-1).cpu()
     # All in one collective: the time of a small collective is its latency, and several in each step would add up.
     parts = [has_gradient, numbers]
-    for parameter in held:
+    for parameter in trained:
         grad = parameter.grad
         # Summed in float32 also for layers in 16 bits, whose sums would be rounded once for each rank.
         parts.append(torch.zeros(parameter.numel()) if grad is None else grad.detach().float().reshape(-1))
     total = ranks.all_reduce_("sum of the layers' gradients", torch.cat(parts))
-    sizes = [has_gradient.numel(), numbers.numel(), *(parameter.numel() for parameter in held)]
+    sizes = [has_gradient.numel(), numbers.numel(), *(parameter.numel() for parameter in trained)]
     counts, also_summed, *summed = torch.split(total, sizes)
-    for parameter, count, values in zip(held, counts.tolist(), summed, strict=True):
+    for parameter, count, values in zip(trained, counts.tolist(), summed, strict=True):
         if not count:
             continue
         if parameter.grad is None:

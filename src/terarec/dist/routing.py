@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The parts of a rank's batch for each rank: distinct keys, and bags that the ranks of their rows pool.
 
 Bags may be pooled on the ranks of their rows, so that a vector travels for each bag and not for each distinct key. The
@@ -72,14 +73,14 @@ def route(table: PlacedTable, wanted: DistinctKeys, num_ranks: int) -> Routed:
         on_ranks = [total if rank == table.ranks[0] else 0 for rank in range(num_ranks)]
         return Routed(keys, counts, on_ranks, 0, torch.arange(total))
     owners = table.owners(keys)
-    found = dict.fromkeys(range(num_ranks), keys[:0])
+    keys_by_rank = dict.fromkeys(range(num_ranks), keys[:0])
     for owner in (*table.ranks, COPIES) if table.has_hot_rows else table.ranks:
         # A pass for each rank, of which there are few, keeps the order of the keys, as a stable sort would.
-        found[owner] = (owners == owner).nonzero()[:, 0]
-    order = torch.cat(list(found.values()))  # those with copies last
+        keys_by_rank[owner] = (owners == owner).nonzero()[:, 0]
+    order = torch.cat(list(keys_by_rank.values()))  # those with copies last
     place = torch.empty_like(order)
     place[order] = torch.arange(total)
-    sizes = [found[rank].numel() for rank in range(num_ranks)]
+    sizes = [keys_by_rank[rank].numel() for rank in range(num_ranks)]
     return Routed(keys[order], None if counts is None else counts[order], sizes, total - sum(sizes), place)
 
 
@@ -151,9 +152,9 @@ def packed_size(numbers: Sequence[int]) -> int:
 def unpacked(values: Tensor, numbers: Sequence[int]) -> BagPart:
     """Return the part that ``values int64[packed_size(numbers)]`` hold."""
     bags, keys, has_weights = numbers
-    held = values.view(torch.int32)
-    weights = held[bags + keys : bags + 2 * keys].view(torch.float32) if has_weights else None
-    return BagPart(held[:bags], held[bags : bags + keys], weights)
+    words = values.view(torch.int32)
+    weights = words[bags + keys : bags + 2 * keys].view(torch.float32) if has_weights else None
+    return BagPart(words[:bags], words[bags : bags + keys], weights)
 
 
 class SentBags(NamedTuple):
@@ -230,11 +231,11 @@ class PooledOnRows(NamedTuple):
         width, size, features = self._sizes
         total = torch.zeros(self.factors.shape[0], width)
         for table in self.tables:
-            held = wanted[table].bags
-            assert held is not None, "a table that the ranks of the rows pool has bags"
+            bags_of_table = wanted[table].bags
+            assert bags_of_table is not None, "a table that the ranks of the rows pool has bags"
             parts = vectors[table]
             # By column all parts came together, and all ranks of the table have the same bags.
-            bags = held.bags if len(parts) == len(held.bags) else (max(held.bags, key=len),)
+            bags = bags_of_table.bags if len(parts) == len(bags_of_table.bags) else (max(bags_of_table.bags, key=len),)
             # Rank by rank: a bag occurs once in each part, so that its sum has one order and the same bits each time.
             for numbers, part in zip(bags, parts, strict=True):
                 total.index_add_(0, numbers, part)
@@ -249,7 +250,9 @@ class PooledOnRows(NamedTuple):
         else:
             by_feature = grad.float().view(size, features, width).transpose(0, 1)
             by_bag = by_feature.reshape(features * size, width) * self.factors
-        return {table: [by_bag[bags] for bags in held.bags] for table in self.tables if (held := wanted[table].bags)}
+        return {
+            table: [by_bag[bags] for bags in pooled.bags] for table in self.tables if (pooled := wanted[table].bags)
+        }
 
 
 def numbered_bags(part: Jagged) -> Tensor:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`shard`: places the tables of a single-device model on several ranks and replaces collections by `ShardedCollection`.
 
 No line of a model changes. A forward pass finds the distinct keys of this rank's samples, fetches their vectors from
@@ -26,8 +27,8 @@ from terarec.dist.tables import ShardedTable
 from terarec.embedding import EmbeddingCollection, EmbeddingOutput
 from terarec.embedding.output import cast
 from terarec.errors import ConfigError
+from terarec.memory import TierUse
 from terarec.spec import FeatureSpec, TableSpec
-from terarec.storage import TierUse
 
 
 def shard(model: nn.Module, plan: ShardingPlan, ranks: Ranks) -> nn.Module:
@@ -50,12 +51,16 @@ def shard(model: nn.Module, plan: ShardingPlan, ranks: Ranks) -> nn.Module:
         CollectiveError: Ranks with other plans or tables.
         StorageError: Too little memory, or more bytes on a rank than the plan allows.
     """
-    found = {path: module for path, module in model.named_modules() if isinstance(module, EmbeddingCollection)}
-    plan.check([spec for collection in found.values() for spec in collection.specs], ranks.size)
+    collections = {path: module for path, module in model.named_modules() if isinstance(module, EmbeddingCollection)}
+    plan.check([spec for collection in collections.values() for spec in collection.specs], ranks.size)
     # Before memory is allocated and keys are exchanged: with another plan a rank would wait for the others, or get keys
     # of rows that it lacks.
-    ranks.check_same("plan", {"plan": repr(plan), "tables": {path: repr(held.specs) for path, held in found.items()}})
-    sharded = {path: ShardedCollection(held, plan, ranks, name=path or "tables") for path, held in found.items()}
+    ranks.check_same(
+        "plan", {"plan": repr(plan), "tables": {path: repr(module.specs) for path, module in collections.items()}}
+    )
+    sharded = {
+        path: ShardedCollection(module, plan, ranks, name=path or "tables") for path, module in collections.items()
+    }
     if "" in sharded:
         return sharded[""]
     for path, collection in sharded.items():
@@ -69,6 +74,7 @@ class ShardedCollection(nn.Module):
 
     Attributes:
         features: Features, in the order of the output's columns.
+        tables: The tables of all ranks by name, as checkpoints hold them: each rank's part has the keys of the whole.
         local: Collection of the parts of the tables on this rank.
         placed: The tables.
         output_width: Columns of the pooled output.
@@ -116,13 +122,13 @@ class ShardedCollection(nn.Module):
         pooled = self._pooled_tables(plan, ranks.size)
         exchange = Exchange(self.placed, self.local, ranks, wire=plan.wire, name=name, pooled=pooled)
         self._lookups = Lookups(collection, exchange, is_exact=plan.deterministic)
-        stores = {
+        self.tables = {
             table.spec.name: ShardedTable(table, self.local.tables[table.spec.name], ranks, seed=collection.seed)
             for table in self.placed
         }
-        for table_name, store in stores.items():
+        for table_name, store in self.tables.items():
             store.fill(collection.tables[table_name])
-        self.local.stores = stores
+        self.local.stores = self.tables
         self.train(collection.training)
         self.local.rows.requires_grad_(collection.is_trained)
 
@@ -213,9 +219,9 @@ class ShardedCollection(nn.Module):
         each = [len(tables)] * ranks.size
         came = ranks.all_to_all("counts of rows to read ahead", counts.flatten(), each, each).view(counts.shape)
         sent = torch.cat([part for of_rank in parts for part in of_rank])
-        found = ranks.all_to_all("rows to read ahead", sent, counts.sum(1).tolist(), came.sum(1).tolist())
+        rows = ranks.all_to_all("rows to read ahead", sent, counts.sum(1).tolist(), came.sum(1).tolist())
         # Rank by rank, and of each rank table by table.
-        blocks = torch.split(found, came.flatten().tolist())
+        blocks = torch.split(rows, came.flatten().tolist())
         return {
             table.spec.name: table.local_keys(torch.unique(torch.cat(blocks[number :: len(tables)])))
             for number, table in enumerate(tables)
@@ -241,9 +247,11 @@ class ShardedCollection(nn.Module):
 
     def _own_keys(self, keys: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return table in tiers -> keys int64[n] of its part here, of ``feature -> int64[n]``."""
-        found, rank = self._distinct_keys(keys), self._lookups.exchange.ranks.rank
+        distinct, rank = self._distinct_keys(keys), self._lookups.exchange.ranks.rank
         tables = {table.spec.name: table for table in self.placed}
-        return {name: tables[name].local_keys(every[tables[name].is_on(every, rank)]) for name, every in found.items()}
+        return {
+            name: tables[name].local_keys(every[tables[name].is_on(every, rank)]) for name, every in distinct.items()
+        }
 
     def _keys_of(self, jagged: Jagged) -> dict[str, Tensor]:
         names = {feature.name for feature in self.features}
@@ -251,7 +259,7 @@ class ShardedCollection(nn.Module):
 
     def _distinct_keys(self, keys: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return table in tiers -> distinct keys int64[n] that its rows may have, of ``feature -> int64[n]``."""
-        found = {}
+        distinct = {}
         for table in self.placed:
             readers = [f.name for f in self.features if f.table == table.spec.name and f.name in keys]
             if table.spec.tiers is None or not readers:
@@ -261,12 +269,12 @@ class ShardedCollection(nn.Module):
             # read.
             if isinstance(table.spec, TableSpec):
                 every = every[(every >= 0) & (every < table.spec.rows)]
-            found[table.spec.name] = every
-        return found
+            distinct[table.spec.name] = every
+        return distinct
 
     def _pooled_tables(self, plan: ShardingPlan, size: int) -> list[int]:
         """Return the numbers of the tables that the ranks of the rows pool; none for one rank."""
-        found = []
+        tables = []
         for number, table in enumerate(self.placed):
             if table.spec.name not in plan.pooled_on_rows:
                 continue
@@ -279,8 +287,8 @@ class ShardedCollection(nn.Module):
                     "'samples'",
                 )
             if readers:
-                found.append(number)
-        return found if size > 1 else []
+                tables.append(number)
+        return tables if size > 1 else []
 
     def _counted(self, tables: Sequence[str], rank: int) -> Tensor | None:
         """Return 0 for tables of copies, whose gradients rank 0 counts, and 1 for others."""
@@ -348,19 +356,23 @@ class ColumnParts:
     def parts(self, values: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
         """Return ``[n, ...]`` of each table from all of its ranks, in the order of their columns."""
         size, me = self._ranks.size, self._ranks.rank
-        mine = {name: held for name, held in values.items() if me in self._members[name] and held.numel()}
+        mine = {
+            name: values_of_name
+            for name, values_of_name in values.items()
+            if me in self._members[name] and values_of_name.numel()
+        }
         for_rank = [[name for name in mine if rank != me and rank in self._members[name]] for rank in range(size)]
         sizes = [[mine[name].numel() for name in names] for names in for_rank]
         sent = [mine[name].flatten() for names in for_rank for name in names]
         counts = [sum(of_rank) for of_rank in sizes]
         # All ranks of a table have the same distinct rows of it, so each rank receives as much as it sends.
         came = self._ranks.all_to_all("sums over columns", torch.cat([torch.empty(0), *sent]), counts, counts)
-        found = {
+        received = {
             (rank, name): part.view(mine[name].shape)
             for rank, of_rank in enumerate(torch.split(came, counts))
             for name, part in zip(for_rank[rank], torch.split(of_rank, sizes[rank]), strict=True)
         }
-        return {name: [found.get((rank, name), held) for rank in self._members[name]] for name, held in values.items()}
+        return {name: [received.get((rank, name), own) for rank in self._members[name]] for name, own in values.items()}
 
 
 def _sum_over(ranks: Ranks, value: float) -> float:

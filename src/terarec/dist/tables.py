@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`ShardedTable`: a table on several ranks as a store of the rows on this one, under the keys of the whole table.
 
 All ranks write their rows into one checkpoint, and each reads its own rows: a checkpoint does not depend on ranks.
@@ -17,9 +18,9 @@ from terarec.dist.placement import COPIES, PlacedTable
 from terarec.dist.ranks import Ranks
 from terarec.errors import StorageError
 from terarec.kernels.rows import initialise_keys
+from terarec.memory.initial_values import initial_scale
 from terarec.spec import DynamicTableSpec, EvictionSpec, TableSpec
 from terarec.storage import AnyTable, Rows, StaticTable
-from terarec.storage.initial_values import initial_scale
 from terarec.storage.tiered import TieredTable
 
 _KEYED_MEMORY = ("admission_keys", "evicted")
@@ -139,9 +140,9 @@ class ShardedTable:
             yield from self._export_columns(keys, chunk_rows)
             return
         is_empty = True
-        for held in self._own(self.part.export_changed(chunk_rows)) if self._is_sparse else ():
+        for chunk in self._own(self.part.export_changed(chunk_rows)) if self._is_sparse else ():
             is_empty = False
-            yield held
+            yield chunk
         for rows, keys in () if self._is_sparse else self._own_rows(chunk_rows):
             if keys.numel():
                 is_empty = False
@@ -197,8 +198,8 @@ class ShardedTable:
                 return
             columns = self.placed.columns(self._ranks.rank)
             # State with one number a row, such as that of row-wise AdaGrad, is the same on all ranks of the columns.
-            state = {name: held[:, columns] if held.dim() == 2 else held for name, held in rows.state.items()}
-            state = {name: held.contiguous() for name, held in state.items()}
+            state = {name: tensor[:, columns] if tensor.dim() == 2 else tensor for name, tensor in rows.state.items()}
+            state = {name: tensor.contiguous() for name, tensor in state.items()}
             self.part.import_(replace(rows, weights=rows.weights[:, columns].contiguous(), state=state))
             return
         mine = self._is_here(rows.keys)
@@ -208,8 +209,8 @@ class ShardedTable:
             Rows(
                 keys=self.placed.local_keys(rows.keys[mine]),
                 weights=rows.weights[mine],
-                state={name: held[mine] for name, held in rows.state.items()},
-                uses={name: held[mine] for name, held in rows.uses.items()},
+                state={name: tensor[mine] for name, tensor in rows.state.items()},
+                uses={name: counts[mine] for name, counts in rows.uses.items()},
             )
         )
 
@@ -240,17 +241,26 @@ class ShardedTable:
     def import_keys(self, keys: Tensor, uses: Mapping[str, Tensor]) -> None:
         """Insert those of the keys whose rows belong to this rank."""
         mine = self._is_here(keys)
-        self.part.import_keys(keys[mine], {name: held[mine] for name, held in uses.items()})
+        self.part.import_keys(keys[mine], {name: counts[mine] for name, counts in uses.items()})
 
     def follow_changes(self, since: str) -> None:
         """Begin to note which rows on this rank change; see `Store.follow_changes`."""
         self.part.follow_changes(since)
 
+    @property
+    def num_since(self) -> int:
+        """Rows of this rank's share that changed after `changes_since`."""
+        if not self._exports:
+            return 0
+        if not self.placed.has_hot_rows:
+            return self.part.num_since
+        return sum(rows.keys.numel() for rows in self._own(self.part.export_since(_ROWS_AT_ONCE)))
+
     def export_since(self, chunk_rows: int) -> Iterator[Rows]:
         """Return those of this rank's share that changed after `changes_since`; see `export_changed`."""
         if self.placed.by_column:
-            found = [rows.keys for rows in self.part.export_since(chunk_rows)]
-            keys = torch.cat(found).sort().values if found else torch.empty(0, dtype=torch.int64)
+            keys_of_chunks = [rows.keys for rows in self.part.export_since(chunk_rows)]
+            keys = torch.cat(keys_of_chunks).sort().values if keys_of_chunks else torch.empty(0, dtype=torch.int64)
             yield from self._export_columns(keys, chunk_rows)
         elif self._exports:
             yield from self._own(self.part.export_since(chunk_rows))
@@ -284,13 +294,13 @@ class ShardedTable:
         """Import this rank's part of a piece."""
         keys = next((piece[name] for name in _KEYED_MEMORY if name in piece), None)
         # State without an entry for each key, such as the clock and the cells of a filter, is the same on all ranks.
-        if keys is None or any(held.shape[:1] != keys.shape for held in piece.values()):
+        if keys is None or any(tensor.shape[:1] != keys.shape for tensor in piece.values()):
             if "num_evicted" in piece and not self._ranks.is_first:  # `export_memory` adds up those of all ranks
                 piece = {**piece, "num_evicted": torch.zeros_like(piece["num_evicted"])}
             self.part.import_memory(piece)
             return
         mine = self._is_here(keys)
-        self.part.import_memory({name: held[mine] for name, held in piece.items()})
+        self.part.import_memory({name: tensor[mine] for name, tensor in piece.items()})
 
     def _draw(self, seed: int) -> None:
         """Give the part of a static table the initial weights of a seed."""
@@ -352,8 +362,8 @@ class ShardedTable:
                 yield Rows(
                     keys=keys[is_mine],
                     weights=rows.weights[is_mine],
-                    state={name: held[is_mine] for name, held in rows.state.items()},
-                    uses={name: held[is_mine] for name, held in rows.uses.items()},
+                    state={name: tensor[is_mine] for name, tensor in rows.state.items()},
+                    uses={name: counts[is_mine] for name, counts in rows.uses.items()},
                 )
 
     def _is_mine(self, keys: Tensor) -> Tensor:
@@ -398,21 +408,24 @@ class ShardedTable:
         # Ranks without columns of the table take part in as many collectives as the others.
         count = int(self._ranks.all_reduce_(what, torch.tensor([keys.numel()]), "max"))
         for first in range(0, max(1, count), chunk_rows):
-            held = self.part.export(keys[first : first + chunk_rows])
-            weights = self._all_columns(what, held.weights)
+            own_columns = self.part.export(keys[first : first + chunk_rows])
+            weights = self._all_columns(what, own_columns.weights)
             state = {
-                name: self._all_columns(what, part) if part.dim() == 2 else part for name, part in held.state.items()
+                name: self._all_columns(what, part) if part.dim() == 2 else part
+                for name, part in own_columns.state.items()
             }
             if self._exports:
-                yield replace(held, weights=weights, state=state)
+                yield replace(own_columns, weights=weights, state=state)
 
-    def _all_columns(self, what: str, held: Tensor) -> Tensor:
+    def _all_columns(self, what: str, own_columns: Tensor) -> Tensor:
         """Return ``[n, columns]`` of all ranks side by side, on the first of them."""
         ranks, size = self.placed.ranks, self._ranks.size
         sent, received = [0] * size, [0] * size
         # Only to the first rank of the table, which writes its rows.
-        sent[ranks[0]] = held.numel()
+        sent[ranks[0]] = own_columns.numel()
         if self._exports:
-            received = [held.numel() if rank in ranks else 0 for rank in range(size)]
-        parts = torch.split(self._ranks.all_to_all(what, held.flatten(), sent, received), received)
-        return torch.cat([parts[rank].view(held.shape) for rank in ranks], dim=1) if self._exports else held
+            received = [own_columns.numel() if rank in ranks else 0 for rank in range(size)]
+        parts = torch.split(self._ranks.all_to_all(what, own_columns.flatten(), sent, received), received)
+        return (
+            torch.cat([parts[rank].view(own_columns.shape) for rank in ranks], dim=1) if self._exports else own_columns
+        )

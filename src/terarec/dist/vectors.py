@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The exchange of vectors of a step's distinct keys with the ranks of the samples, and of their gradients."""
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ class FetchedVectors:
 
     def release(self) -> None:
         """Unpin the rows: no gradients will come."""
-        for held in self._found:
-            held.release()
+        for lookup in self._found:
+            lookup.release()
 
     def _send(self) -> PendingResult:
         """Begin to send the vectors that other ranks requested."""
@@ -65,7 +66,7 @@ class FetchedVectors:
         joined: list[Tensor] = []
         pieces: list[list[Tensor]] = [[torch.empty(0)] * size for _ in self._wanted]
         copied: dict[int, Tensor] = {}
-        for found, tables in zip(self._found, arenas, strict=True):
+        for lookup, tables in zip(self._found, arenas, strict=True):
             starts, requested = self._starts(tables), self._received.rows[:, tables]
             # Those of other ranks first, so that they lie as they go.
             order = torch.cat(
@@ -75,7 +76,7 @@ class FetchedVectors:
                     _spans(starts[me] + requested[me], self._received.copies[me, tables]),
                 ]
             )
-            looked_up = found.vectors(order)
+            looked_up = lookup.vectors(order)
             # Replies of pooled tables are cut by rank and table, since bags are pooled table by table; others by rank
             # alone.
             is_pooled = not self._bags.keys().isdisjoint(tables)
@@ -149,7 +150,7 @@ class FetchedVectors:
             }
             for rank in range(size)
         ]
-        parts = [[segment for held in of_rank.values() for segment in held] for of_rank in by_table]
+        parts = [[segment for segments in of_rank.values() for segment in segments] for of_rank in by_table]
         expected = self._received.vectors(self._received.all, exchange.pooled)
         pending = exchange.begin_numbers("exchange of gradients", parts, self._expected(expected))
         return partial(self._keep_sums, pending, by_table[exchange.ranks.rank])
@@ -171,14 +172,14 @@ class FetchedVectors:
             for source, part in enumerate(parts_of_bags):
                 (grad,) = blocks[source][number]
                 blocks[source][number] = [part.gradient(grad, int(self._received.rows[source, number]))]
-        for found, tables in zip(self._found, arenas, strict=True):
+        for lookup, tables in zip(self._found, arenas, strict=True):
             # Rows are by tables first, those of a table in the order of the ranks: one order of sums on every run.
             mine = [block for number in tables for of_rank in blocks for block in of_rank[number] if block.shape[0]]
             counts = self._received.all[:, tables].sum(dim=0)
             ends = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
             width = exchange.tables[tables[0]].width
             # Also where none came: a row optimizer counts only steps with gradients, and all ranks have to count alike.
-            found.keep(None, ends, torch.cat(mine) if mine else torch.empty(0, width))
+            lookup.keep(None, ends, torch.cat(mine) if mine else torch.empty(0, width))
 
     def return_occurrences(self, features: Sequence[Occurrences]) -> None:
         """Send the gradient of every occurrence of a key, which are summed in the order of the whole batch's samples.
@@ -206,7 +207,7 @@ class FetchedVectors:
         received = torch.stack(got)
         widths = torch.tensor([exchange.tables[number].width for number, _, _ in in_order])
         came = exchange.send_integers(
-            "exchange of places of gradients", [torch.cat(held) for held in positions], received.sum(dim=1).tolist()
+            "exchange of places of gradients", [torch.cat(parts) for parts in positions], received.sum(dim=1).tolist()
         )
         expected = (received * widths).sum(dim=1).tolist()
         me = exchange.ranks.rank
@@ -221,9 +222,9 @@ class FetchedVectors:
     ) -> None:
         """Keep the gradients that came: of a row first those of the first feature, of one feature those of rank 0."""
         arenas, sizes = self._exchange.arena_tables(), received.tolist()
-        cut = [torch.split(held, sizes[source]) for source, held in enumerate(positions)]
+        cut = [torch.split(places, sizes[source]) for source, places in enumerate(positions)]
         firsts, index = [0] * len(grads), 0
-        for found, tables in zip(self._found, arenas, strict=True):
+        for lookup, tables in zip(self._found, arenas, strict=True):
             width = self._exchange.tables[tables[0]].width
             starts = self._starts(tables)
             order: list[Tensor] = []
@@ -242,7 +243,7 @@ class FetchedVectors:
                     index += 1
                 ends.append(ends[-1] + total)
             if order:
-                found.keep(torch.cat(order), torch.tensor(ends), torch.cat(blocks))
+                lookup.keep(torch.cat(order), torch.tensor(ends), torch.cat(blocks))
 
     def _positions(self, number: int, places: Tensor, rank: int) -> tuple[Tensor, Tensor]:
         """Return the occurrences whose gradient goes to `rank`, and the positions of their keys among those there."""
@@ -267,8 +268,8 @@ class FetchedVectors:
             return [torch.cat([pieces[rank] for rank in table.ranks], dim=1)]
         return [piece for piece in (*pieces, copied) if piece.shape[0]]
 
-    def _segments_for(self, rank: int, number: int, held: Tensor) -> list[Tensor]:
-        return segments(self._wanted[number], held, rank, int(self._sent.copies[rank, number]))
+    def _segments_for(self, rank: int, number: int, values: Tensor) -> list[Tensor]:
+        return segments(self._wanted[number], values, rank, int(self._sent.copies[rank, number]))
 
     def _expected(self, counts: Tensor) -> list[int]:
         """Return how many numbers the vectors of ``counts int64[R, T]`` keys have from each rank but this."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tables of a collection in autograd: the empty parameter that represents them, and the gradients of lookups.
 
 `TableParameter` represents all tables in ``model.parameters()``. The autograd functions below pass the gradient of
@@ -15,10 +16,11 @@ from torch import Tensor, nn
 from terarec.embedding.row_gradient import PendingGradients, RowGradient
 from terarec.embedding.tables import whole_table
 from terarec.errors import ConfigError, StorageError
+from terarec.memory import Pin
 from terarec.ops.bag_lookup import bag_lookup, key_weight_gradient
 from terarec.ops.layout import BagLayout
 from terarec.ops.row_update import BagGradient
-from terarec.storage import AnyArena, Pin, StaticTable
+from terarec.storage import AnyArena, StaticTable
 
 # Functions whose result represents the same tables.
 _SAME = {"detach", "clone", "to", "cpu", "cuda", "float", "double", "half", "bfloat16", "type", "contiguous"}
@@ -89,7 +91,7 @@ def _rebuild(dtype: torch.dtype, device: torch.device, requires_grad: bool) -> T
 
 def _computes(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: object) -> bool:
     """Return whether a call computed with weights, other than a dense optimizer's step on this parameter alone."""
-    operands = [held for held in (*args, *kwargs.values()) if isinstance(held, TableParameter)]
+    operands = [operand for operand in (*args, *kwargs.values()) if isinstance(operand, TableParameter)]
     if len(operands) > 1:
         return name not in ("view_as", "expand_as", "__set__", "is_same_size", "_has_compatible_shallow_copy_type")
     if name.startswith(("_fused_", "_foreach_")):

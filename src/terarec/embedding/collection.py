@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`EmbeddingCollection`: all tables of a model, looked up together; a row optimizer updates their rows.
 
 A lookup is one autograd function. Its backward pass stores the gradient of the vectors with their keys;
@@ -41,6 +42,7 @@ from terarec.embedding.tables import (
     translated_readers,
 )
 from terarec.errors import ConfigError
+from terarec.memory import Pin, PlacedRows, RowBatch, TierUse
 from terarec.ops.bag_lookup import bag_lookup
 from terarec.ops.layout import BagLayout
 from terarec.ops.row_update import BagGradient
@@ -51,13 +53,9 @@ from terarec.storage import (
     AnyTable,
     Arena,
     DynamicTable,
-    Pin,
-    PlacedRows,
-    RowBatch,
     StaticTable,
     Store,
     TieredArena,
-    TierUse,
     dynamic_tables,
     static_tables,
     tiered_tables,
@@ -166,10 +164,10 @@ class EmbeddingCollection(nn.Module):
             for group in self._translated_groups:
                 if not self.arenas[group.arena].is_dynamic:
                     check_keys(bags_of(jagged, group), group.layout)
-            found = self._find_rows(jagged, is_trained)
-            looked_up += [self._lookup(bags, is_trained) for bags in found]
+            rows = self._find_rows(jagged, is_trained)
+            looked_up += [self._lookup(bags, is_trained) for bags in rows]
             if not is_trained:
-                for bags in found:
+                for bags in rows:
                     bags.unpin()
         out = assemble(self.features, looked_up, jagged)
         return out if self._dtype == torch.float32 else cast(out, self._dtype)
@@ -188,11 +186,11 @@ class EmbeddingCollection(nn.Module):
         Raises:
             StorageError: Memory or a dynamic table is full; dynamic tables are unchanged.
         """
-        found = [_Bags(group, bags_of(jagged, group)) for group in self._direct_groups]
+        bags_of_groups = [_Bags(group, bags_of(jagged, group)) for group in self._direct_groups]
         if self._readers:
-            found += self._find_rows(jagged, is_trained, repeats or {})
+            bags_of_groups += self._find_rows(jagged, is_trained, repeats or {})
         rows = []
-        for bags in sorted(found, key=lambda bags: bags.group.arena):
+        for bags in sorted(bags_of_groups, key=lambda bags: bags.group.arena):
             arena, generation = self.arenas[bags.group.arena], self.arenas[bags.group.arena].generation
             # Rows of a static table have no places of their own: the caller gets arena rows.
             places = bags.slots
@@ -228,7 +226,9 @@ class EmbeddingCollection(nn.Module):
             arena.unpin()
             if arena.is_dynamic:
                 # The arena may have grown since the lookup, and the layout has the number of rows at that time.
-                taken[index] = [held._replace(layout=fitted(held.layout, arena.num_rows)) for held in taken[index]]
+                taken[index] = [
+                    gradient._replace(layout=fitted(gradient.layout, arena.num_rows)) for gradient in taken[index]
+                ]
             if arena.tiers is not None:
                 arena.tiers.placement.take()
         return taken, factor
@@ -312,7 +312,7 @@ class EmbeddingCollection(nn.Module):
 
     def _find_rows(self, jagged: Jagged, is_trained: bool, repeats: Mapping[str, Tensor] | None = None) -> list[_Bags]:
         """Return the bags of the features whose rows an index finds."""
-        found: dict[int, tuple[Translated, PlacedRows | None]] = {}
+        rows: dict[int, tuple[Translated, PlacedRows | None]] = {}
         # All transactions end together: if a table is full, those before it undo their inserts, too.
         with ExitStack() as all_or_none:
             for index, readers in self._readers.items():
@@ -325,7 +325,7 @@ class EmbeddingCollection(nn.Module):
                     where = arena.tiers.placement.place(
                         RowBatch(part.rows, part.part.keys, part.tables), purpose="this batch", is_trained=is_trained
                     )
-                found[index] = part, where
+                rows[index] = part, where
                 if is_trained:
                     arena.pin()
         for number, group in enumerate(self._translated_groups):
@@ -333,7 +333,7 @@ class EmbeddingCollection(nn.Module):
             layout = fitted(group.layout, self.arenas[group.arena].num_rows)
             if layout is not group.layout:
                 self._translated_groups[number] = replace(group, layout=layout)
-        return [self._bags(group, *found[group.arena]) for group in self._translated_groups]
+        return [self._bags(group, *rows[group.arena]) for group in self._translated_groups]
 
     def _bags(self, group: LookupGroup, part: Translated, where: PlacedRows | None) -> _Bags:
         arena = self.arenas[group.arena]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Protocols of rows that are stored elsewhere, and `FoundRows`, the rows of keys that another rank looks up."""
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from terarec.batch import Jagged, check_offsets
 from terarec.embedding.output import EmbeddingOutput, assemble, bags_of
 from terarec.embedding.tables import POOLING_KINDS, AnyTableSpec, LookupGroup, check_names
 from terarec.errors import ConfigError
+from terarec.memory import Pin
 from terarec.ops.bag_lookup import bag_lookup, pool_rows
 from terarec.ops.layout import BagLayout, single_layout
 from terarec.ops.row_update import BagGradient
 from terarec.spec import FeatureSpec
-from terarec.storage import Pin
 
 
 class FoundRows:
@@ -148,11 +149,11 @@ class LookupCollection(nn.Module):
         self._lookups, self._bags = dict(lookups), bags
 
     def __deepcopy__(self, memo: dict[int, object]) -> LookupCollection:
-        made = LookupCollection(self.specs, self.features)
+        copied = LookupCollection(self.specs, self.features)
         if self._lookups:
-            made.connect(self._lookups, self._bags)  # which stay those of the original
-        memo[id(self)] = made
-        return made.train(self.training)
+            copied.connect(self._lookups, self._bags)  # which stay those of the original
+        memo[id(self)] = copied
+        return copied.train(self.training)
 
     def forward(self, jagged: Jagged) -> EmbeddingOutput:
         """Look every feature up.
@@ -182,11 +183,11 @@ class LookupCollection(nn.Module):
             return torch.empty(0, layout.width, device=part.keys.device)
         # Bags are feature-major: every B-th offset is where the keys of a feature begin.
         ends = part.offsets[::batch_size].tolist()
-        found, done = [], 0
+        parts, done = [], 0
         for table, members in groupby(layout.feature_table):
             first, done = done, done + len(list(members))
-            found.append(self._lookups[layout.table_names[table]](part.keys[ends[first] : ends[done]]))
-        rows = found[0] if len(found) == 1 else torch.cat(found)
+            parts.append(self._lookups[layout.table_names[table]](part.keys[ends[first] : ends[done]]))
+        rows = parts[0] if len(parts) == 1 else torch.cat(parts)
         return rows.to(part.keys.device)
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`EmbeddingBag` and `Embedding`, drop-in replacements for torch's modules, and `replace_embeddings`."""
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from terarec.storage import AnyTable
 
 
 class DropIn(nn.Module):
-    """A module whose ``weight`` [V, D] is looked up by terarec's kernels. Implements `terarec.optim.RowParameters`.
+    """A module whose ``weight`` [V, D] is looked up by terarec's kernels. It is a `RowParameters`.
 
     Once a `terarec.optim.RowOptimizer` trains it, it keeps the gradients of its lookups for the optimizer's next step,
     and ``weight.grad`` is a `terarec.embedding.row_gradient.RowGradient`, which has no memory. A copy of it, deep or
@@ -109,15 +110,15 @@ class DropIn(nn.Module):
 
     def _layout_for(self, pooling: Pooling) -> BagLayout:
         rows, width = self.weight.shape
-        held = self._layout
-        if held is None or held.table_rows != (rows,) or held.width != width or held.pooling != (pooling,):
+        layout = self._layout
+        if layout is None or layout.table_rows != (rows,) or layout.width != width or layout.pooling != (pooling,):
             if torch.compiler.is_compiling():
                 from terarec.ops.traced import constant_layout  # loads the compiler
 
-                held = self._layout = constant_layout(rows, width, pooling)
+                layout = self._layout = constant_layout(rows, width, pooling)
             else:
-                held = self._layout = single_layout(rows, width, pooling)
-        return held
+                layout = self._layout = single_layout(rows, width, pooling)
+        return layout
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> DropIn:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The result of a collection's lookup, and padded keys and sequences for exported programs."""
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ def assemble(
 
 def cast(output: EmbeddingOutput, dtype: torch.dtype) -> EmbeddingOutput:
     """Return `output` with vectors of type `dtype`."""
-    sequences = {name: Ragged(held.values.to(dtype), held.offsets) for name, held in output.sequences.items()}
+    sequences = {
+        name: Ragged(sequence.values.to(dtype), sequence.offsets) for name, sequence in output.sequences.items()
+    }
     return EmbeddingOutput(output.pooled.to(dtype), sequences)
 
 

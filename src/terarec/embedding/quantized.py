@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`QuantizedCollection`: the tables of a collection as rows of 8-bit codes, for inference."""
 
 from __future__ import annotations
@@ -88,17 +89,17 @@ class QuantizedCollection(nn.Module):
 
     def memory_bytes(self) -> int:
         """Return the bytes of all packed rows, keys and indexes."""
-        indexes = sum(held.memory_bytes for held in self._found.values())
-        return indexes + sum(held.numel() * held.element_size() for held in self.buffers())
+        indexes = sum(index.memory_bytes for index in self._found.values())
+        return indexes + sum(buffer.numel() * buffer.element_size() for buffer in self.buffers())
 
     def _look_up(self, jagged: Jagged) -> EmbeddingOutput:
         rows = {}
         if self._dynamic_readers:
             check_offsets(jagged)
             for number, readers in self._dynamic_readers.items():
-                found = translate(jagged, readers, self._found, train=False)
+                translated = translate(jagged, readers, self._found, train=False)
                 # Rows in place of keys: the layout of a dynamic arena takes rows of the whole arena.
-                rows[number] = dataclasses.replace(found.part, keys=found.rows)
+                rows[number] = dataclasses.replace(translated.part, keys=translated.rows)
         looked_up = []
         for group in self._groups:
             part = bags_of(rows.get(group.arena, jagged), group)
@@ -156,9 +157,9 @@ class QuantizedCollection(nn.Module):
             if lengths[0] != expected:
                 return f"{prefix}rows_{number}: got {lengths[0]} rows, expected {expected}, one a key and table"
             for name, length in zip(buffers, lengths, strict=True):
-                held = self.get_buffer(name)
+                buffer = self.get_buffer(name)
                 # torch copies into the buffers that are there, and rejects other shapes.
-                setattr(self, name, held.new_empty(length, *held.shape[1:]))
+                setattr(self, name, buffer.new_empty(length, *buffer.shape[1:]))
         return None
 
     # Indexes follow from the keys in the buffers, and are built again.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gradients for a row optimizer, and the tensor that represents them in ``parameter.grad``.
 
 `PendingGradients` stores the gradients of backward passes. While it has any, ``parameter.grad`` is a `RowGradient`, so
@@ -106,7 +107,7 @@ class PendingGradients:
                 "torch.no_grad()",
                 self._names[arena],
                 len(mine),
-                f"{sum(held.grad.nbytes for held in mine):,}",
+                f"{sum(one.grad.nbytes for one in mine):,}",
             )
 
     def take(self) -> tuple[list[list[BagGradient]], float]:
@@ -220,12 +221,12 @@ class RowGradient(Tensor):
     def __new__(cls, pending: PendingGradients) -> RowGradient:
         """Create the gradient of ``pending.parameter``."""
         parameter = pending.parameter
-        made: RowGradient = Tensor._make_wrapper_subclass(
+        wrapper: RowGradient = Tensor._make_wrapper_subclass(
             cls, parameter.shape, dtype=parameter.dtype, device=parameter.device
         )
         # Weak, since Python's garbage collector does not see that a parameter holds its gradient.
-        made._pending = weakref.ref(pending)
-        return made
+        wrapper._pending = weakref.ref(pending)
+        return wrapper
 
     @property
     def pending(self) -> PendingGradients:
@@ -254,8 +255,8 @@ class RowGradient(Tensor):
     ) -> Any:
         """Check for NaN and infinity here: `__torch_dispatch__` sees only the parts of these functions."""
         if func in _FINITE_CHECKS and isinstance(args[0], RowGradient):
-            found = args[0].pending.is_finite()
-            return torch.tensor([found if func in _IS_FINITE else not found], device=args[0].device)
+            is_finite = args[0].pending.is_finite()
+            return torch.tensor([is_finite if func in _IS_FINITE else not is_finite], device=args[0].device)
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
 
@@ -267,12 +268,12 @@ class RowGradient(Tensor):
         name = func.overloadpacket.__name__
         if name in _NORMS:
             return _norm(func, args, kwargs or {})
-        of_rows = any(isinstance(held, RowGradient) for held in _listed(args[0]))
+        of_rows = any(isinstance(value, RowGradient) for value in _listed(args[0]))
         if name in _SCALINGS and of_rows:
             return _scale(name, args)
         if name in ("zero_", "_foreach_zero_"):
-            for held in _listed(args[0]):
-                held.pending.zero_() if isinstance(held, RowGradient) else held.zero_()
+            for gradient in _listed(args[0]):
+                gradient.pending.zero_() if isinstance(gradient, RowGradient) else gradient.zero_()
             return args[0] if name == "zero_" else None
         if name == "_amp_foreach_non_finite_check_and_unscale_":
             return _check_and_unscale(func, *args)
@@ -314,18 +315,18 @@ def _norm(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
             "norm of the gradients of embedding tables", f"got order {order!r}, expected 2 over all elements"
         )
     norms = [
-        torch.tensor(held.pending.norm(), dtype=held.dtype, device=held.device)
-        if isinstance(held, RowGradient)
-        else torch.linalg.vector_norm(held)
-        for held in _listed(args[0])
+        torch.tensor(value.pending.norm(), dtype=value.dtype, device=value.device)
+        if isinstance(value, RowGradient)
+        else torch.linalg.vector_norm(value)
+        for value in _listed(args[0])
     ]
     return norms if isinstance(args[0], Sequence) else norms[0]
 
 
 def _scale(name: str, args: Sequence[Any]) -> Any:
-    held, factors = _listed(args[0]), args[1]
+    gradients, factors = _listed(args[0]), args[1]
     many = isinstance(factors, Sequence)
-    for mine, factor in zip(held, factors if many else [factors] * len(held), strict=True):
+    for mine, factor in zip(gradients, factors if many else [factors] * len(gradients), strict=True):
         if isinstance(mine, RowGradient):
             if isinstance(factor, Tensor) and factor.numel() != 1:
                 raise ConfigError(
@@ -342,18 +343,18 @@ def _scale(name: str, args: Sequence[Any]) -> Any:
 
 
 def _check_and_unscale(func: Any, gradients: Sequence[Tensor], found_inf: Tensor, inverse_scale: Tensor) -> None:
-    others = [held for held in gradients if not isinstance(held, RowGradient)]
+    others = [gradient for gradient in gradients if not isinstance(gradient, RowGradient)]
     if others:
         func(others, found_inf, inverse_scale)
-    for held in gradients:
-        if isinstance(held, RowGradient):
-            if not held.pending.is_finite():
+    for gradient in gradients:
+        if isinstance(gradient, RowGradient):
+            if not gradient.pending.is_finite():
                 found_inf.fill_(1.0)
-            held.pending.unscale_(float(inverse_scale))
+            gradient.pending.unscale_(float(inverse_scale))
 
 
-def _listed(held: Any) -> list[Any]:
-    return list(held) if isinstance(held, Sequence) else [held]
+def _listed(values: Any) -> list[Any]:
+    return list(values) if isinstance(values, Sequence) else [values]
 
 
 def _without_rows(arguments: Any) -> Any:
@@ -361,10 +362,10 @@ def _without_rows(arguments: Any) -> Any:
     return pytree.tree_map_only(RowGradient, _empty_gradient, arguments)
 
 
-def _empty_gradient(held: RowGradient) -> Tensor:
-    if held.numel():
-        raise _other_use(held)
-    return torch.empty(held.shape, dtype=held.dtype, device=held.device)
+def _empty_gradient(gradient: RowGradient) -> Tensor:
+    if gradient.numel():
+        raise _other_use(gradient)
+    return torch.empty(gradient.shape, dtype=gradient.dtype, device=gradient.device)
 
 
 def _other_use(weight: Tensor) -> ConfigError:
@@ -380,4 +381,4 @@ def _fits(marker: RowGradient, parameter: nn.Parameter) -> bool:
 
 
 def _scaled(gradients: Sequence[BagGradient], factor: float) -> list[BagGradient]:
-    return [held._replace(grad=held.grad * factor) for held in gradients]
+    return [gradient._replace(grad=gradient.grad * factor) for gradient in gradients]

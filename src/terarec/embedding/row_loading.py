@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows that lookups to come need, loaded into the faster tiers of a collection's tables."""
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from torch import Tensor
 
 from terarec.batch import Jagged
 from terarec.embedding.tables import translate
+from terarec.memory import RowBatch, TieredRows
 from terarec.spec import FeatureSpec
-from terarec.storage import AnyArena, AnyTable, DynamicTable, RowBatch, StaticTable, TieredRows
+from terarec.storage import AnyArena, AnyTable, DynamicTable, StaticTable
 
 _KEYS_AT_ONCE = 1 << 20  # of a keyset, which bounds the memory of finding their rows
 _BYTES_STAGED = 32 << 20  # of rows of the next part in addition to the budget of an arena
@@ -109,9 +111,9 @@ class RowLoading:
 
     def _rows_of(self, feature: FeatureSpec, keys: Tensor) -> RowBatch:
         """Return the rows of ``keys int64[n]`` that the table of a feature has."""
-        held = self._held[feature.table]
-        rows = held.rows(keys, train=False)
-        batch = RowBatch(rows, keys, torch.full_like(keys, held.number))
+        loaded = self._held[feature.table]
+        rows = loaded.rows(keys, train=False)
+        batch = RowBatch(rows, keys, torch.full_like(keys, loaded.number))
         return batch.part((rows >= 0).nonzero()[:, 0])
 
 

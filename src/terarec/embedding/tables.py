@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tables of a collection: arenas, lookup groups, rows of dynamic keys, ``state_dict`` entries, records of them."""
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from terarec.batch import Jagged, first_keys, select
 from terarec.errors import ConfigError
+from terarec.memory import TierBudget
 from terarec.ops.checks import bad_key
 from terarec.ops.layout import BagLayout
 from terarec.spec import DynamicTableSpec, FeatureSpec, Pooling, TableSpec, Tiers
@@ -26,7 +28,6 @@ from terarec.storage import (
     DynamicArena,
     Rows,
     StaticTable,
-    TierBudget,
     TieredArena,
     TieredTable,
     discard_changes,
@@ -346,10 +347,10 @@ def record_tables() -> Iterator[list[RecordedTables]]:
     Yields:
         The list of records, which grows within the block.
     """
-    found: list[RecordedTables] = []
-    token = _RECORD.set(found)
+    recorded: list[RecordedTables] = []
+    token = _RECORD.set(recorded)
     try:
-        yield found
+        yield recorded
     finally:
         _RECORD.reset(token)
 

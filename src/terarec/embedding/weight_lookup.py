@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lookups in an ordinary `torch.nn.Parameter`: its bags, its arena for row optimizers, and one autograd function."""
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ def bags_of_input(
         starts = torch.arange(input.shape[0] + 1, device=input.device)
         return Ragged(_as_keys(input, "input").reshape(-1), starts * input.shape[1]), flat
     if input.dim() != 1 or offsets is None or offsets.dim() != 1:
-        given = "none" if offsets is None else f"shape {list(offsets.shape)}"
-        got = f"shape {list(input.shape)} with offsets of {given}"
+        received = "none" if offsets is None else f"shape {list(offsets.shape)}"
+        got = f"shape {list(input.shape)} with offsets of {received}"
         raise ConfigError("input", f"got {got}, expected [N] with offsets [B], or [B, L] without")
     offsets = _as_keys(offsets, "offsets")
     if not include_last_offset:
@@ -177,7 +178,7 @@ class ParameterArena(FixedRows):
 
     def follow_device(self) -> None:
         """Move the state to the device of the parameter."""
-        self.state = {name: held.to(self.device) for name, held in self.state.items()}
+        self.state = {name: tensor.to(self.device) for name, tensor in self.state.items()}
 
 
 _ARENAS: WeakValueDictionary[int, ParameterArena] = WeakValueDictionary()  # by id of a parameter, which its arena holds
@@ -263,8 +264,8 @@ class _Lookup(torch.autograd.Function):
     def forward(
         weight: Tensor, keys: Tensor, offsets: Tensor, key_weights: Tensor | None, layout: BagLayout, rule: GradientRule
     ) -> Tensor:
-        held = None if key_weights is None else key_weights.detach()
-        return _vectors(weight, Ragged(keys, offsets), held, layout)
+        factors = None if key_weights is None else key_weights.detach()
+        return _vectors(weight, Ragged(keys, offsets), factors, layout)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

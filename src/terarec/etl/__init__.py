@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Feature workflows: from raw logs to a data set, and from raw records to model inputs. See docs/workflows.md.
 
 The functions are imported on first use: packages that serve or describe workflows need no engine.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows of Arrow arrays, which sources, operators and sinks exchange; NumPy views of the arrays.
 
 A missing value is null. The values of each kind have one Arrow type (`ARROW_TYPES`): texts are never empty, numbers are
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
@@ -18,9 +19,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from terarec.errors import FormatError
+from terarec.formats.integers import accepted_integers, integers_of_floats
 from terarec.kernels.cpu.encoding import nulls_hold
 from terarec.kernels.encoding_types import ARROW_TYPES as PARSED_TYPES
 from terarec.ragged import offsets_of
+from terarec.spec.dataset import MISSING_KEY
 
 REJECTED_SHOWN = 10
 """Largest number of rejected values in an error."""
@@ -30,7 +33,7 @@ class RowFaultError(FormatError):
     """A value of some rows is invalid. A caller that knows the source of the rows adds their places.
 
     Attributes:
-        column: Column of the values.
+        column: Column of the values; None where a row is invalid as a whole.
         rows: int64[k], the ids of these rows, rising.
         got: Values of the first `REJECTED_SHOWN` of them.
         expected: Accepted values.
@@ -38,9 +41,10 @@ class RowFaultError(FormatError):
     """
 
     def __init__(
-        self, column: str, rows: NDArray[np.int64], got: Sequence[str], expected: str, *, kind: str = "rejected"
+        self, column: str | None, rows: NDArray[np.int64], got: Sequence[str], expected: str, *, kind: str = "rejected"
     ) -> None:
-        super().__init__(f"column {column!r}, row {rows[0]}", f"{got[0]}, expected {expected}")
+        place = "" if column is None else f"column {column!r}, "
+        super().__init__(f"{place}row {rows[0]}", f"{got[0]}, expected {expected}")
         self.column = column
         self.rows = rows
         self.got = tuple(got[:REJECTED_SHOWN])
@@ -204,6 +208,12 @@ def from_arrow(array: pa.Array | pa.ChunkedArray, kind: Kind) -> pa.Array:
         return lists_of(from_arrow(array.flatten(), kind), offsets_of(lengths))
     if isinstance(array.type, IdType):
         array = array.storage
+    if pa.types.is_floating(array.type) and kind in ("integer", "id", "hex32"):
+        floats = array.to_numpy(zero_copy_only=False)
+        integers, bad = integers_of_floats(floats)
+        if bad.any():
+            raise pa.ArrowInvalid(f"got {floats[bad][0]}, expected {accepted_integers(floats.dtype)}")
+        array = array_of(integers, np.isnan(floats))
     values = array.cast(pa.int64() if kind == "id" else ARROW_TYPES[kind])
     if kind == "text":
         return without_empty(values)
@@ -219,6 +229,19 @@ def without_empty(texts: pa.LargeStringArray) -> pa.LargeStringArray:
     if np.count_nonzero(empty) == texts.null_count:
         return texts
     return pc.if_else(pa.array(empty), pa.scalar(None, pa.large_string()), texts)
+
+
+def without_lowest(integers: pa.Array) -> pa.Array:
+    """Return integers, or lists of them, with null in place of the lowest int64.
+
+    It stands for a missing value in tensors, which have no null, and where NumPy makes an integer of NaN.
+    """
+    items = flat(integers)
+    values = numpy_values(items)
+    is_lowest = values == MISSING_KEY
+    if not is_lowest.any():
+        return integers
+    return like(integers, array_of(np.where(is_lowest, 0, values), is_lowest | is_missing(items)))
 
 
 # NumPy views of arrays.
@@ -286,13 +309,13 @@ def is_missing(array: pa.Array) -> NDArray[np.bool_]:
 
 def numbers_of(array: pa.Array) -> NDArray[np.float64]:
     """Return the m numbers, integers or ids as float64, NaN where missing; may share the array's memory."""
-    found = flat(array)
-    if kind_of(found) == "number":
-        return filled(found, math.nan)
-    if not found.null_count:
-        return numpy_values(found).astype(np.float64)
-    out = np.empty(len(found))
-    write_numbers(found, out)
+    items = flat(array)
+    if kind_of(items) == "number":
+        return filled(items, math.nan)
+    if not items.null_count:
+        return numpy_values(items).astype(np.float64)
+    out = np.empty(len(items))
+    write_numbers(items, out)
     return out
 
 
@@ -348,6 +371,10 @@ SPLIT_NAMES = ("train", "valid", "test")
 """Names of the splits in a data set, by the values of `Rows.split`."""
 
 
+NANOSECONDS_PREFIX = "\x1fnanoseconds\x1f"
+"""Begin of the names of `Rows.nanoseconds` in files, which no source has."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """n rows. Each step makes new ones, which share the columns that it leaves alone.
@@ -357,12 +384,16 @@ class Rows:
         ids: int64[n], row ids, rising; described in docs/workflows.md.
         split: uint8[n], `TRAIN`, `VALID` or `TEST`; None before rows are split, and for records that are served.
         zero_nulls: Some columns of integers that are known to have 0 under their nulls, which saves a check.
+        nanoseconds: Column of times, in seconds -> int32[n], the nanoseconds of the second, 0 for a missing time: of
+            each column that may have parts of a second, as the source has it. They order rows; a step that writes the
+            column drops them.
     """
 
     columns: Mapping[str, pa.Array]
     ids: NDArray[np.int64]
     split: NDArray[np.uint8] | None = None
     zero_nulls: frozenset[str] = frozenset()
+    nanoseconds: Mapping[str, NDArray[np.int32]] = field(default_factory=dict)
 
     @property
     def num_rows(self) -> int:
@@ -376,27 +407,37 @@ class Rows:
 
     def with_columns(self, columns: Mapping[str, pa.Array]) -> Rows:
         """Return these rows with `columns` added or replaced."""
-        return Rows({**self.columns, **columns}, self.ids, self.split, self.zero_nulls.difference(columns))
+        return replace(
+            self,
+            columns={**self.columns, **columns},
+            zero_nulls=self.zero_nulls.difference(columns),
+            nanoseconds={name: parts for name, parts in self.nanoseconds.items() if name not in columns},
+        )
 
     def select(self, names: Sequence[str]) -> Rows:
         """Return these rows with the columns `names` alone, in this order."""
-        return Rows({name: self.columns[name] for name in names}, self.ids, self.split, self.zero_nulls)
+        nanoseconds = {name: parts for name, parts in self.nanoseconds.items() if name in names}
+        return replace(self, columns={name: self.columns[name] for name in names}, nanoseconds=nanoseconds)
 
     def with_split(self, split: NDArray[np.uint8]) -> Rows:
         """Return these rows with their split, uint8[n]."""
-        return Rows(self.columns, self.ids, split, self.zero_nulls)
+        return replace(self, split=split)
 
     def take(self, positions: NDArray[np.int64]) -> Rows:
         """Return the rows at these positions, int64[k], in this order."""
         chosen = array_of(positions)
         columns = {name: array.take(chosen) for name, array in self.columns.items()}
         # Without `zero_nulls`: Arrow promises nothing about what `take` leaves under a null.
-        return Rows(columns, self.ids[positions], None if self.split is None else self.split[positions])
+        split = None if self.split is None else self.split[positions]
+        nanoseconds = {name: parts[positions] for name, parts in self.nanoseconds.items()}
+        return Rows(columns, self.ids[positions], split, nanoseconds=nanoseconds)
 
     def slice(self, start: int, stop: int) -> Rows:
         """Return rows ``start <= i < stop``, sharing memory."""
         columns = {name: array.slice(start, stop - start) for name, array in self.columns.items()}
-        return Rows(columns, self.ids[start:stop], None if self.split is None else self.split[start:stop])
+        split = None if self.split is None else self.split[start:stop]
+        nanoseconds = {name: parts[start:stop] for name, parts in self.nanoseconds.items()}
+        return Rows(columns, self.ids[start:stop], split, nanoseconds=nanoseconds)
 
     def filter(self, kept: NDArray[np.bool_]) -> Rows:
         """Return the rows that are `kept`, bool[n]."""
@@ -413,4 +454,5 @@ def concatenate_rows(parts: Sequence[Rows]) -> Rows:
     columns = {name: pa.concat_arrays([part.columns[name] for part in parts]) for name in parts[0].columns}
     splits = [part.split for part in parts if part.split is not None]
     ids = np.concatenate([part.ids for part in parts])
-    return Rows(columns, ids, np.concatenate(splits) if splits else None)
+    nanoseconds = {name: np.concatenate([part.nanoseconds[name] for part in parts]) for name in parts[0].nanoseconds}
+    return Rows(columns, ids, np.concatenate(splits) if splits else None, nanoseconds=nanoseconds)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Preview of the output of a preparation, from its first rows. See docs/preparing.md."""
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from pathlib import Path
 
 import numpy as np
 
-from terarec.etl.engine import OnProgress
-from terarec.etl.engine.phases import BadInput, TableSize
+from terarec.etl.engine.phases import OnProgress
+from terarec.etl.engine.report import BadInput, TableSize
 from terarec.etl.preparation import prepare
-from terarec.etl.source import open_source
-from terarec.etl.source.source import SAMPLE_ROWS
+from terarec.etl.source.source import SAMPLE_ROWS, open_source
 from terarec.etl.workflow import Workflow
-from terarec.formats import ColumnBlock, open_shard, read_dataset, slice_rows
+from terarec.formats import read_dataset
+from terarec.formats.block import ColumnBlock, slice_rows
+from terarec.formats.shard import open_shard
 from terarec.ragged import Ragged
 from terarec.spec import PrepareOptions
 from terarec.spec.dataset import DATASET_STORAGES
@@ -52,6 +54,8 @@ class PreviewColumn:
         type: Its type in the shards.
         rows: Ids in the sample, the reserved ones included; None where there are no ids.
         hotness: Maximum number of ids a row, in the sample.
+        empty_share: Share of empty lists in the sample; None for one value a row.
+        mean_length: Mean length of the lists in the sample; None for one value a row.
     """
 
     name: str
@@ -59,6 +63,8 @@ class PreviewColumn:
     type: str
     rows: int | None
     hotness: int
+    empty_share: float | None = None
+    mean_length: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,8 +123,10 @@ def preview(
     """
     chosen = options or PrepareOptions()
     limit = min(chosen.limit or SAMPLE_ROWS, SAMPLE_ROWS)
-    # Not shuffled, so that the samples shown are the first rows of the files.
-    here = replace(chosen, engine="local", spark_master=None, spark_conf={}, limit=limit, shuffle=False)
+    # Not shuffled, so that the samples shown are the first rows of the files, which may all be in one split.
+    here = replace(
+        chosen, engine="local", spark_master=None, spark_conf={}, limit=limit, shuffle=False, empty_splits="allow"
+    )
     spec = workflow.spec.source
     everything = open_source(spec, sources, chosen.bad_input, chosen.threads)
     sample = open_source(spec, sources, chosen.bad_input, chosen.threads, limit)
@@ -145,6 +153,8 @@ def preview(
         total_rows = min(total_rows, chosen.limit or total_rows)
     scale = total_rows / sample_rows
     values = _column_values(block)
+    lists = zip(dataset.categorical, block.keys, strict=True)
+    lengths = {column.name: np.diff(keys.offsets) for column, keys in lists if isinstance(keys, Ragged)}
     missing = {column.name: column.missing_share for column in report.inputs}
     return Preview(
         workflow=workflow.spec.name,
@@ -167,7 +177,15 @@ def preview(
             if column.name in missing
         ),
         columns=tuple(
-            PreviewColumn(name=column.name, role=column.role, type=kind, rows=column.rows, hotness=column.hotness)
+            PreviewColumn(
+                name=column.name,
+                role=column.role,
+                type=kind,
+                rows=column.rows,
+                hotness=column.hotness,
+                empty_share=None if column.name not in lengths else float((lengths[column.name] == 0).mean()),
+                mean_length=None if column.name not in lengths else float(lengths[column.name].mean()),
+            )
             for column, (kind, _) in zip(report.columns, values, strict=True)
         ),
         rows={column.name: shown for column, (_, shown) in zip(report.columns, values, strict=True)},
@@ -179,15 +197,15 @@ def preview(
 def _column_values(block: ColumnBlock) -> list[tuple[str, list[object]]]:
     """Return the type and the first values of each column, in the order of `PrepareReport.columns`."""
     block = slice_rows(block, 0, min(_SHOWN_ROWS, block.num_rows))
-    found = [("float32", numbers.tolist()) for numbers in (*block.label.T, *block.dense.T)]
+    columns_shown = [("float32", numbers.tolist()) for numbers in (*block.label.T, *block.dense.T)]
     for keys in block.keys:
         if isinstance(keys, Ragged):
             lists = [items.tolist() for items in np.split(keys.values, keys.offsets[1:-1])]
-            found.append((f"list of {keys.values.dtype}", lists))
+            columns_shown.append((f"list of {keys.values.dtype}", lists))
         else:
-            found.append((str(keys.dtype), keys.tolist()))
+            columns_shown.append((str(keys.dtype), keys.tolist()))
     if block.weight is not None:
-        found.append(("float32", block.weight.tolist()))
+        columns_shown.append(("float32", block.weight.tolist()))
     names = {"large_string": "text", "double": "float64"}
-    found += [(names.get(str(array.type), str(array.type)), array.to_pylist()) for array in block.metadata]
-    return found
+    columns_shown += [(names.get(str(array.type), str(array.type)), array.to_pylist()) for array in block.metadata]
+    return columns_shown

@@ -1,10 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows, and sums of rows by value, in partitions on the disk: for more of them than memory holds."""
 
 from __future__ import annotations
 
 import logging
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Self, TypeAlias
@@ -13,10 +13,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from terarec.errors import FormatError, StorageError
+from terarec.errors import FormatError, NoSpaceError
 from terarec.etl.columns import ARROW_TYPES, ColumnType
 from terarec.etl.values import PARTITIONS, encoding_bytes, lookup_kind, partition_of
 from terarec.io.files import flush
+from terarec.io.opening import arrow_file, open_file
+from terarec.io.removal import remove_tree, work_directory
 from terarec.reports.text import byte_text
 
 _LOG = logging.getLogger("terarec.etl")
@@ -41,9 +43,7 @@ class Partitions:
     @classmethod
     def make(cls, directory: Path, count: int) -> Self:
         """Return empty files in `directory`, whose content is removed."""
-        shutil.rmtree(directory, ignore_errors=True)
-        directory.mkdir(parents=True)
-        return cls(directory, count)
+        return cls(work_directory(directory), count)
 
     @classmethod
     def reopen(cls, directory: Path, sizes: Sequence[int], *, discarded: int) -> Self:
@@ -64,11 +64,13 @@ class Partitions:
             if index < discarded:
                 opened.discard(index)
                 continue
-            found = path.stat().st_size if path.exists() else 0
-            if found < size:
-                raise FormatError(path, f"got {found:,} bytes, expected {size:,}; remove the directory to start over")
+            file_bytes = path.stat().st_size if path.exists() else 0
+            if file_bytes < size:
+                raise FormatError(
+                    path, f"got {file_bytes:,} bytes, expected {size:,}; remove the directory to start over"
+                )
             # Rows behind the commit are read from the sources again.
-            if found > size:
+            if file_bytes > size:
                 os.truncate(path, size)
         return opened
 
@@ -114,7 +116,7 @@ class Partitions:
         buffer = pa.BufferOutputStream()
         with pa.ipc.new_stream(buffer, batch.schema) as stream:
             stream.write_batch(batch)
-        with self._path(index).open("ab") as file:
+        with open_file(self._path(index), "ab") as file:
             file.write(buffer.getvalue())
 
     def sizes(self) -> list[int]:
@@ -145,7 +147,7 @@ class Partitions:
         self.flush()
         path = self._path(index)
         if path.exists():
-            with pa.OSFile(str(path)) as file:
+            with arrow_file(path) as file:
                 while file.tell() < file.size():
                     with pa.ipc.open_stream(file) as stream:
                         yield from stream
@@ -156,7 +158,7 @@ class Partitions:
 
     def remove(self) -> None:
         """Remove all files."""
-        shutil.rmtree(self._directory, ignore_errors=True)
+        remove_tree(self._directory, ignore_errors=True)
 
     def _path(self, index: int) -> Path:
         return self._directory / f"{index:05d}.arrows"
@@ -238,7 +240,7 @@ class GroupSums:
                 needed = encoding_bytes(pa.concat_tables(parts))
         if memory_bytes is not None and needed > memory_bytes:
             needed = needed * groups // sum(part.num_rows for part in parts)
-            raise StorageError(
+            raise NoSpaceError(
                 f"column {self._column!r}",
                 f"the statistics of its {groups:,} groups need about {byte_text(needed)} of "
                 f"memory, where {byte_text(memory_bytes)} are left; HashBucket, Categorify with a greater min_count or "
@@ -309,8 +311,8 @@ def sums_by_value(
         memory_bytes: Approximate size of all sums together before some go to the disk; None for no bound.
     """
     bound = None if memory_bytes is None else memory_bytes // len(columns)
-    found = {}
+    sums = {}
     for number, (name, column) in enumerate(columns.items()):
         schema = pa.schema([("value", ARROW_TYPES[lookup_kind(column.kind)]), *numbers.items()])
-        found[name] = GroupSums(name, schema, aggregates, directory / f"sums-{number:03d}", bound)
-    return found
+        sums[name] = GroupSums(name, schema, aggregates, directory / f"sums-{number:03d}", bound)
+    return sums

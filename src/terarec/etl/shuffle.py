@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Write the train split in the order of a hash, where a preparation shuffles it."""
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from terarec.etl.columns import SPLIT_NAMES
 from terarec.etl.partitions import Partitions
 from terarec.etl.sink import TRAIN_SPLIT, Sink, SinkState
-from terarec.formats import ColumnBlock, Keys, slice_rows
+from terarec.formats.block import ColumnBlock, Keys, slice_rows
 from terarec.formats.parquet import lists_of_array
 from terarec.kernels.cpu.encoding import xxh64_int64
 from terarec.ragged import Ragged
@@ -79,7 +81,7 @@ _WRITTEN_ROWS = 1 << 14
 _MAX_PARTITIONS = 256
 
 
-class ShuffledSink:
+class ShuffledSink(Sink):
     """Passes the train split to another sink in the order of ``XXH64(row id, seed)``, ties by row id; see `Sink`.
 
     The other splits stay in order: they are read in order, or by those who look for a row in their logs.
@@ -136,8 +138,8 @@ class ShuffledSink:
         self._committer = ThreadPoolExecutor(1, thread_name_prefix="shuffle")
         self._committing: Future[tuple[int, list[int]]] | None = None
 
+    @override
     def write(self, split: str, rows: NDArray[np.int64], block: ColumnBlock) -> None:
-        """Append rows; see `Sink`."""
         if split != TRAIN_SPLIT:
             self._inner.write(split, rows, block)
             return
@@ -152,8 +154,8 @@ class ShuffledSink:
         if is_free and self._rows - self._requested_rows >= self._rows_per_commit:
             self._commit()
 
+    @override
     def state(self) -> SinkState:
-        """Return the output that is on the disk; see `Sink`."""
         # The train split has closed shards only after all rows are scattered: before that it is in the files alone.
         inner = self._inner.state()
         if self._committing is not None and self._committing.done():
@@ -174,8 +176,8 @@ class ShuffledSink:
             merged_rows=merged,
         )
 
+    @override
     def finish(self) -> Iterator[None]:
-        """Write the rows that waited; see `Sink`."""
         self._is_finished = True
         for split in SPLIT_NAMES:
             if split != TRAIN_SPLIT:
@@ -194,13 +196,13 @@ class ShuffledSink:
                 before += table.num_rows
             self._merged.append((index + 1, before))
 
+    @override
     def close_split(self, split: str) -> None:
-        """Finish the files of a split; see `Sink`."""
         if split != TRAIN_SPLIT:
             self._inner.close_split(split)
 
+    @override
     def close(self) -> None:
-        """Finish all files; see `Sink`."""
         if not self._is_finished:
             for _ in self.finish():
                 pass

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Write encoded rows as a data set or as HugeCTR's files, in their order."""
 
 from __future__ import annotations
@@ -11,26 +12,17 @@ from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from terarec.etl.columns import SPLIT_NAMES, TRAIN
-from terarec.formats import (
-    ColumnBlock,
-    FileWriter,
-    SplitFiles,
-    create_shard,
-    even_sizes,
-    shard_path,
-    write_dataset,
-    write_parts,
-)
-from terarec.formats.hugectr import (
-    RECORDS_FILE,
-    SplitRecords,
-    describe_records,
-    record_files,
-    write_records,
-)
-from terarec.spec import DatasetSpec, RecordKind, RecordOptions, ShardSpec
+from terarec.formats import write_dataset
+from terarec.formats.block import ColumnBlock
+from terarec.formats.hugectr.records import RECORDS_FILE, describe_records, write_records
+from terarec.formats.hugectr.split_writer import SplitRecords, record_files
+from terarec.formats.parts import write_parts
+from terarec.formats.shard import FileWriter, SplitFiles, create_shard, even_sizes, shard_path
+from terarec.spec import DatasetSpec, RecordOptions, ShardSpec
+from terarec.spec.dataset import RecordKind
 
 TRAIN_SPLIT = SPLIT_NAMES[TRAIN]
 
@@ -169,7 +161,7 @@ class SplitWriter(Protocol):
         ...
 
 
-class FileSink:
+class FileSink(Sink):
     """Writes each split to files of its own, in the order of the rows; see `Sink`.
 
     Args:
@@ -181,27 +173,27 @@ class FileSink:
         self._splits = splits
         self._describe = describe
 
+    @override
     def write(self, split: str, rows: NDArray[np.int64], block: ColumnBlock) -> None:
-        """Append rows; see `Sink`."""
         # Rows come in the order of the files, so their ids are not needed; a shuffle places rows by them.
         del rows
         self._splits[split].write(block)
 
+    @override
     def state(self) -> SinkState:
-        """Return the output that is on the disk; see `Sink`."""
         # Raw and RawAsync files hold a whole split: they survive a kill after its last row alone.
         return SinkState(closed={name: files.closed_rows for name, files in self._splits.items()})
 
+    @override
     def finish(self) -> Iterator[None]:
-        """Write the rows that waited; see `Sink`."""
         return iter(())
 
+    @override
     def close_split(self, split: str) -> None:
-        """Finish the files of a split; see `Sink`."""
         self._splits[split].close()
 
+    @override
     def close(self) -> None:
-        """Finish all files; see `Sink`."""
         for files in self._splits.values():
             files.close()
         # Last: a description is what makes the files a data set.

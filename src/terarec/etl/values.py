@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Distinct values: their ids, for all steps that look values up, and their counts in training.
 
 Counts are in memory up to a bound, and in partitions on the disk beyond.
@@ -16,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from terarec.errors import StorageError
+from terarec.errors import NoSpaceError
 from terarec.etl.columns import (
     ARROW_TYPES,
     Kind,
@@ -28,7 +29,8 @@ from terarec.etl.columns import (
     texts_of,
     validity,
 )
-from terarec.io import AtomicFile
+from terarec.io.files import AtomicFile
+from terarec.io.opening import arrow_file
 from terarec.kernels.cpu.encoding import (
     Hex32Counts,
     Hex32Ids,
@@ -41,7 +43,7 @@ from terarec.kernels.cpu.encoding import (
     xxh64_text,
 )
 from terarec.reports.text import byte_text
-from terarec.spec import MISSING_ID
+from terarec.spec.dataset import MISSING_ID
 
 ValueKind: TypeAlias = Literal["text", "integer", "hex32"]
 """Kinds that can be looked up; ids are looked up as integers."""
@@ -137,13 +139,13 @@ def find_each(ids: Sequence[ValueIds], arrays: Sequence[pa.Array]) -> list[NDArr
 
     Arrays of one kind and length are looked up together.
     """
-    found: list[NDArray[Any]] = [np.empty(0, dtype=np.int32)] * len(arrays)
+    results: list[NDArray[Any]] = [np.empty(0, dtype=np.int32)] * len(arrays)
     together: dict[tuple[str, int], list[int]] = {}
     values = [lookup_values(array) for array in arrays]
     for position, (own, array) in enumerate(zip(ids, values, strict=True)):
         # `find_columns` takes values of one width, and writes int32.
         if own.kind == "text" or own.num_ids > _INT32_IDS:
-            found[position] = own.find(array)
+            results[position] = own.find(array)
         else:
             together.setdefault((own.kind, len(array)), []).append(position)
     for positions in together.values():
@@ -151,16 +153,16 @@ def find_each(ids: Sequence[ValueIds], arrays: Sequence[pa.Array]) -> list[NDArr
         tables: list[Any] = [ids[position].table for position in positions]
         rows = find_columns(tables, list(map(numpy_values, chosen)), list(map(validity, chosen)))
         for position, row in zip(positions, rows, strict=True):
-            found[position] = row
-    return found
+            results[position] = row
+    return results
 
 
 def lookup_values(array: pa.Array) -> pa.Array:
     """Return the m values under which an array's are looked up: integers for ids, null for id 0."""
-    found = flat(array)
-    if kind_of(found) != "id":
-        return found
-    ids = numpy_values(found).astype(np.int64, copy=False)
+    values = flat(array)
+    if kind_of(values) != "id":
+        return values
+    ids = numpy_values(values).astype(np.int64, copy=False)
     return array_of(ids, ids == MISSING_ID)
 
 
@@ -272,7 +274,7 @@ class SpilledCounts:
             table = CountTable(self._kind)
             for path in self._files:
                 # Mapped, since only the batches of one partition are read of each file.
-                with pa.memory_map(str(path)) as source:
+                with arrow_file(path, is_mapped=True) as source:
                     reader = pa.ipc.open_file(source)
                     for number in range(partition, reader.num_record_batches, PARTITIONS):
                         values, counts = reader.get_batch(number).columns
@@ -383,7 +385,7 @@ class ValueCounts:
         if not is_whole:
             size = size if max_size is None else min(size, max_size)
             needed = encoding_bytes(result) * size // max(result.num_rows, 1)
-            raise StorageError(
+            raise NoSpaceError(
                 f"column {name!r}",
                 f"its vocabulary of {size:,} values needs about {byte_text(needed)} of memory to "
                 f"encode with, where {byte_text(memory_bytes or 0)} are left; a greater min_count (now {min_count}), a "

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`export_model` and `export_run`: a directory with a model as a file for another runtime, and its description."""
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from terarec.batch import Batch
-from terarec.config import DATASET_DIRECTORY
+from terarec.config.files import DATASET_DIRECTORY
 from terarec.data import open_reader, read_spec
 from terarec.errors import ConfigError
 from terarec.export.files import (
@@ -25,31 +26,30 @@ from terarec.export.files import (
     Runner,
     aotinductor_runner,
     max_difference,
-    onnx_runner,
-    quantize_onnx,
     random_batches,
     save_aotinductor,
-    save_onnx,
     save_torch,
     save_torchscript,
     torch_runner,
     torchscript_runner,
     trace,
 )
-from terarec.export.graph_models import default_key_inputs, export_onnx, graph_inputs, needed_layers
+from terarec.export.graph_models import GraphScoring
 from terarec.export.inputs import NO_KEY, KeyInput, ModelInput
-from terarec.export.onnx_graph import OPSET, onnx_library
-from terarec.export.scoring import Scores, Scoring, collections
-from terarec.io import atomic_dir, check_replaceable, write_versioned_json
+from terarec.export.onnx_file import OPSET, onnx_library, onnx_runner, quantize_onnx, save_onnx
+from terarec.export.scoring import BatchScoring, Scores, Scoring
+from terarec.io.directories import atomic_dir, check_replaceable
+from terarec.io.files import write_versioned_json
 from terarec.metrics import MetricSet
 from terarec.models import GraphModel
-from terarec.models.artifact import check_columns, load_model
+from terarec.models.artifact import load_model
 from terarec.models.narrow import narrow
+from terarec.models.trained_columns import check_columns
 from terarec.nn.objectives import build_objective
-from terarec.nn.registry import LAYERS
-from terarec.spec import CategoricalColumn, DatasetSpec, FieldError, Numbers
+from terarec.spec import DatasetSpec, Numbers
+from terarec.spec.checks import FieldError
+from terarec.spec.codec import finite_data
 from terarec.spec.registry import Registry
-from terarec.storage import Store
 
 EXPORT_FILE = "export.json"
 FORMATS = Registry(
@@ -59,8 +59,6 @@ FORMATS = Registry(
 """Format -> name of the file with the model."""
 _NAME, _VERSION = "terarec.export", 1
 _LIBRARIES: dict[str, tuple[str, ...]] = {"onnx": ("onnx", "onnxscript", "onnxruntime")}
-_LIST_LENGTH = 4
-"""Most keys of the random bags for columns of a graph, which does not say how long bags are."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +74,8 @@ class ExportReport:
         outputs: Names of the outputs, in order.
         max_abs_difference: Largest difference between the file's scores and the model's on random batches; the model
             computes with the numbers of the file.
-        auc: Area under the ROC curve of the file's scores, the mean over labels, on the samples that were given.
+        auc: Area under the ROC curve of the file's scores, the mean over labels, on the samples that were given; NaN,
+            null in the file, where they lack a class.
         auc_change: Difference of `auc` from the AUC of the model in fp32.
         bytes: Size of the directory's files.
     """
@@ -98,18 +97,6 @@ class RunStep(NamedTuple):
 
     run: Path
     step: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Written:
-    """A file, its signature, the scores to compare with, and the AUC of the model in fp32 if samples are given."""
-
-    inputs: Sequence[ModelInput]
-    outputs: Sequence[str]
-    run: Runner
-    expected: Callable[[Batch], Sequence[Tensor]]
-    batches: Sequence[Batch]
-    auc: float | None = None
 
 
 def export_run(
@@ -207,21 +194,25 @@ def export_model(
     model.eval()
     with atomic_dir(out) as partial:
         path = partial / FORMATS[format]
-        if isinstance(model, GraphModel):
-            written = _write_graph(model, dataset, path, format, tables, key_inputs, numbers, samples)
-        elif dataset is None:
-            raise ConfigError(
-                "export", f"got a {type(model).__name__} without dataset, expected the columns that it reads"
-            )
-        else:
-            written = _write_native(model, dataset, path, format, tables, key_inputs, scores, numbers, samples)
+        # Before the model is changed to other numbers: the AUC to compare with is that of fp32.
+        auc_before = None
+        if samples is not None:
+            plain = _scoring(model, dataset, tables, key_inputs, scores, Numbers())
+            auc_before = _auc(samples, lambda batch: [output.numpy() for output in plain.scores_of(batch)])
+        scoring = _scoring(model, dataset, tables, key_inputs, scores, numbers)
+        run, batches = _write(scoring, path, format, numbers)
         tolerance = NARROW_TOLERANCES.get(numbers.precision or "fp32", TOLERANCE)
         # Before the directory appears under its name: a file that gives other scores never stays.
-        difference = max_difference(written.run, written.inputs, written.expected, written.batches, tolerance)
+        difference = max_difference(run, scoring.inputs, scoring.scores_of, batches, tolerance)
         auc, auc_change = None, None
-        if samples is not None and written.auc is not None:
-            auc = _auc(samples, lambda batch: written.run({given.name: given.read(batch) for given in written.inputs}))
-            auc_change = auc - written.auc
+        if samples is not None and auc_before is not None:
+            auc = _auc(
+                samples,
+                lambda batch: run(
+                    {source_of_input.name: source_of_input.read(batch) for source_of_input in scoring.inputs}
+                ),
+            )
+            auc_change = auc - auc_before
         content = {
             "run": None if source is None else str(source.run),
             "step": None if source is None else source.step,
@@ -230,26 +221,27 @@ def export_model(
             "file_format": format,
             "tables": tables,
             "no_key": NO_KEY,
-            "inputs": [_described(given) for given in written.inputs],
-            "outputs": list(written.outputs),
+            "inputs": [_described(one, scoring.batch_size) for one in scoring.inputs],
+            "outputs": list(scoring.outputs),
+            "output_widths": [scores.shape[1] for scores in scoring.scores_of(batches[0])],
             "row_type": numbers.row_type,
             "precision": numbers.precision or "fp32",
             "max_abs_difference": difference,
             "tolerance": tolerance,
             "auc": auc,
             "auc_change": auc_change,
-            "compared_samples": sum(BATCH_SIZES),
+            "compared_samples": sum(batch.batch_size for batch in batches),
             "versions": _versions(format),
         }
-        write_versioned_json(partial / EXPORT_FILE, _NAME, _VERSION, content)
+        write_versioned_json(partial / EXPORT_FILE, _NAME, _VERSION, finite_data(content))
         size = sum(file.stat().st_size for file in partial.iterdir())
     return ExportReport(
         file=out / path.name,
         step=None if source is None else source.step,
         model=type(model).__name__,
         tables=tables,
-        inputs=tuple(given.name for given in written.inputs),
-        outputs=tuple(written.outputs),
+        inputs=tuple(one.name for one in scoring.inputs),
+        outputs=scoring.outputs,
         max_abs_difference=difference,
         bytes=size,
         auc=auc,
@@ -279,69 +271,72 @@ def _check_numbers(numbers: Numbers, format: str) -> None:  # noqa: A002
         raise FieldError("", "precision", f"got {numbers.precision!r} for {format!r}, expected one of {expected}")
 
 
-def _write_native(
+def _scoring(
     model: nn.Module,
-    dataset: DatasetSpec,
-    path: Path,
-    format: str,  # noqa: A002
+    dataset: DatasetSpec | None,
     tables: bool,
     key_inputs: Sequence[KeyInput],
     scores: Scores,
     numbers: Numbers,
-    samples: Iterable[Batch] | None,
-) -> _Written:
-    # Before narrowing, which changes the model itself: the AUC to compare with is that of fp32.
-    plain = Scoring(model, dataset, tables=tables, key_inputs=key_inputs, scores=scores)
-    auc = None if samples is None else _auc(samples, lambda batch: [out.numpy() for out in plain.scores_of(batch)])
-    scoring = Scoring(model, dataset, tables=tables, key_inputs=key_inputs, scores=scores, numbers=numbers)
+) -> Scoring:
+    if isinstance(model, GraphModel):
+        dense = () if dataset is None else [column.name for column in dataset.dense]
+        return GraphScoring(model, tables=tables, key_inputs=key_inputs, dense=dense, numbers=numbers)
+    if dataset is None:
+        raise ConfigError("export", f"got a {type(model).__name__} without dataset, expected the columns that it reads")
+    return BatchScoring(model, dataset, tables=tables, key_inputs=key_inputs, scores=scores, numbers=numbers)
+
+
+def _write(
+    scoring: Scoring,
+    path: Path,
+    format: str,  # noqa: A002
+    numbers: Numbers,
+) -> tuple[Runner, Sequence[Batch]]:
+    """Write the file of `scoring` and change its model to `numbers`.
+
+    Returns:
+        A runner of the file, and random batches.
+    """
+    model = scoring.model
     # Before the model is narrowed, after which its collections have no tables.
-    readers: dict[str, list[Store]] = {}
-    for collection in collections(model).values():
-        for feature in collection.features:
-            readers.setdefault(feature.name, []).append(collection.tables[feature.table])
-    batches = random_batches(dataset.categorical, readers, num_dense=len(dataset.dense), num_labels=len(dataset.labels))
+    sizes = BATCH_SIZES if scoring.batch_size is None else (scoring.batch_size,) * len(BATCH_SIZES)
+    batches = random_batches(scoring.columns(), sizes)
     # ONNX has integer products of its own, put into the finished file: torch's cannot be exported.
     is_quantized_after = format == "onnx" and numbers.precision == "int8"
     if numbers.precision == "int8" and not is_quantized_after:
         narrow(model, Numbers(precision="int8"))
-    _save(scoring, path, format, tables)
+    _save(scoring, path, format)
     if is_quantized_after:
         quantize_onnx(path)
     # Only now: the file is made of the rows as they are.
     narrow(model, Numbers(row_type=numbers.row_type, precision="int8" if is_quantized_after else None))
-    return _Written(
-        inputs=scoring.inputs,
-        outputs=scoring.outputs,
-        run=onnx_runner(path) if format == "onnx" else _RUNNERS[format](path, scoring.inputs),
-        expected=scoring.scores_of,
-        batches=batches,
-        auc=auc,
-    )
+    return onnx_runner(path) if format == "onnx" else _RUNNERS[format](path, scoring.inputs), batches
 
 
 def _auc(samples: Iterable[Batch], score: Callable[[Batch], Sequence[NDArray[np.generic]]]) -> float:
-    found: MetricSet | None = None
+    metrics: MetricSet | None = None
     for batch in samples:
         # Batch by batch: neither samples nor scores of a split need fit into memory.
         labels = batch.label.numpy()
-        found = found or MetricSet(["auc"], [str(number) for number in range(labels.shape[1])])
+        metrics = metrics or MetricSet(["auc"], [str(number) for number in range(labels.shape[1])])
         with torch.no_grad():
             scores = np.concatenate(list(score(batch)), axis=1)
         weights = None if batch.weight is None else batch.weight.numpy()
-        found.update(labels=labels, scores=scores, logits=scores, weights=weights)
-    if found is None:
+        metrics.update(labels=labels, scores=scores, logits=scores, weights=weights)
+    if metrics is None:
         raise ConfigError("samples", "got none, expected some to compute the AUC on")
-    return float(found.compute()["auc"])
+    return float(metrics.compute()["auc"])
 
 
 _RUNNERS = {"torch": torch_runner, "torchscript": torchscript_runner, "aotinductor": aotinductor_runner}
 
 
-def _save(scoring: Scoring, path: Path, format: str, tables: bool) -> None:  # noqa: A002
+def _save(scoring: Scoring, path: Path, format: str) -> None:  # noqa: A002
     if format == "torchscript":
-        save_torchscript(scoring, path, tables=tables)
+        save_torchscript(scoring, path)
         return
-    program = trace(scoring, tables=tables)
+    program = trace(scoring)
     if format == "onnx":
         save_onnx(program, scoring, path)
     elif format == "aotinductor":
@@ -350,74 +345,21 @@ def _save(scoring: Scoring, path: Path, format: str, tables: bool) -> None:  # n
         save_torch(program, path)
 
 
-def _write_graph(
-    model: GraphModel,
-    dataset: DatasetSpec | None,
-    path: Path,
-    format: str,  # noqa: A002
-    tables: bool,
-    key_inputs: Sequence[KeyInput],
-    numbers: Numbers,
-    samples: Iterable[Batch] | None,
-) -> _Written:
-    if format != "onnx":
-        raise ConfigError("format", f"got {format!r} for a GraphModel, expected 'onnx'")
-
-    def expected(batch: Batch) -> list[Tensor]:
-        return list(model.predictions(model(batch)).values())
-
-    auc = None if samples is None else _auc(samples, lambda batch: [scores.numpy() for scores in expected(batch)])
-    export_onnx(model, path, embeddings=tables, key_inputs=key_inputs, row_type=numbers.row_type)
-    spec = model.spec
-    longest: dict[str, int] = {}
-    readers: dict[str, list[Store]] = {}
-    for embedding in spec.embeddings:
-        for feature in embedding.features:
-            column = feature.read_column
-            limit = feature.vectors if feature.pooling == "concat" else _LIST_LENGTH
-            # Of several features that read a column the shortest limit counts: the file cuts longer bags.
-            longest[column] = min(limit, longest.get(column, limit))
-            readers.setdefault(column, []).append(model.collection(embedding.name).tables[feature.table])
-    for source in key_inputs:
-        for column in source.columns:
-            longest[column] = min(longest[column], source.max_keys or _LIST_LENGTH)
-    if numbers.precision == "int8":
-        quantize_onnx(path)
-    narrow(model, numbers)  # only now: the file is made of the rows as they are
-    return _Written(
-        inputs=graph_inputs(
-            model,
-            (key_inputs or default_key_inputs(spec)) if tables else None,
-            dense=() if dataset is None else [column.name for column in dataset.dense],
-        ),
-        outputs=[layer.bottoms[1] for layer in needed_layers(spec) if LAYERS[layer.kind].is_loss],
-        run=onnx_runner(path),
-        expected=expected,
-        auc=auc,
-        batches=random_batches(
-            [CategoricalColumn(name=column, hotness=most) for column, most in longest.items()],
-            readers,
-            num_dense=spec.dense_dim,
-            num_labels=sum(label.dim for label in spec.labels),
-        ),
-    )
-
-
-def _described(given: ModelInput) -> dict[str, object]:
+def _described(model_input: ModelInput, batch_size: int | None) -> dict[str, object]:
     return {
-        "name": given.name,
-        "dtype": given.dtype,
-        "shape": ["batch", *given.dims],
-        "columns": list(given.columns),
+        "name": model_input.name,
+        "dtype": model_input.dtype,
+        "shape": [batch_size or "batch", *model_input.dims],
+        "columns": list(model_input.columns),
     }
 
 
 def _versions(format: str) -> dict[str, object]:  # noqa: A002
     """Return the versions of the libraries that wrote the file."""
-    found: dict[str, object] = {"python": platform.python_version()}
+    versions: dict[str, object] = {"python": platform.python_version()}
     for library in ("terarec", "torch", *_LIBRARIES.get(format, ())):
         try:
-            found[library] = version(library)
+            versions[library] = version(library)
         except PackageNotFoundError:
-            found[library] = None
-    return {**found, "opset": OPSET} if format == "onnx" else found
+            versions[library] = None
+    return {**versions, "opset": OPSET} if format == "onnx" else versions

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`DensePart`: the layers of a model apart from its lookups, to compute them elsewhere than in eager torch."""
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from torch import Tensor, nn
 
 from terarec.batch import Batch, Jagged
 from terarec.errors import ConfigError
-from terarec.export.graph_scoring import GraphScoring
+from terarec.export.graph_models import GraphScoring
 from terarec.export.inputs import ModelInput, given_vectors
-from terarec.export.scoring import Scores, Scoring, all_collections, without_lookups
+from terarec.export.scoring import BatchScoring, Scores, Scoring, all_collections
 from terarec.models import GraphModel
 from terarec.spec import DatasetSpec
 
@@ -24,8 +25,8 @@ class DensePart:
 
     Attributes:
         inputs: Arguments, in order.
-        module: Layers: values of `inputs` -> scores float32[B, n], side by side those of the model. They share no
-            weights with the model, and need no tables.
+        module: Layers: values of `inputs` -> scores float32[B, n] of each label. They share no weights with the model,
+            and need no tables.
         look_up: Function that returns the values of `inputs` for a batch.
 
     Args:
@@ -33,7 +34,7 @@ class DensePart:
         look_up: Function that returns their inputs for a batch.
     """
 
-    def __init__(self, module: Scoring | GraphScoring, look_up: Callable[[Batch], list[Tensor]]) -> None:
+    def __init__(self, module: Scoring, look_up: Callable[[Batch], list[Tensor]]) -> None:
         self.inputs: tuple[ModelInput, ...] = module.inputs
         self.module = module
         self.look_up = look_up
@@ -56,7 +57,7 @@ class DensePart:
         if not collections:
             raise ConfigError(type(model).__name__, "has no tables, expected a model that looks keys up")
         _check_lookups(model, dataset)
-        scoring = Scoring(model, dataset, tables=False, key_inputs=(), scores=scores)
+        scoring = BatchScoring(model, dataset, tables=False, key_inputs=(), scores=scores)
         # One sample would wait 2 us for checks of the poolings of its 26 features.
         pooled_alone = {
             path
@@ -74,7 +75,7 @@ class DensePart:
                     values += [value for _, value in given_vectors(path, collection, output)]
             return values
 
-        return cls(without_lookups(scoring).eval(), look_up)
+        return cls(scoring.without_lookups().eval(), look_up)
 
     @classmethod
     def of_graph(cls, model: GraphModel, scores: Scores | None = None) -> DensePart:
@@ -85,30 +86,32 @@ class DensePart:
             scores: Scores of the logits of its labels; None for the predictions of its losses.
 
         Raises:
-            ConfigError: A model whose predictions depend on labels.
+            ConfigError: A model whose predictions depend on labels, or that takes batches of one size alone.
         """
         # A graph says by its spec what is looked up, so nothing needs to be found out by running it.
-        scoring = GraphScoring(model, scores).eval()
-        names = [given.name for given in scoring.inputs]
+        scoring = GraphScoring(model, tables=False, scores=scores)
+        if scoring.batch_size:
+            raise ConfigError("graph", f"takes batches of {scoring.batch_size} samples alone, expected any number")
+        names = [one.name for one in scoring.inputs]
 
         def look_up(batch: Batch) -> list[Tensor]:
             tensors = model.inputs(batch)
             return [tensors[name] for name in names]
 
-        return cls(scoring, look_up)
+        return cls(scoring.without_lookups().eval(), look_up)
 
     def random_values(self, batch_size: int, seed: int = 0) -> list[Tensor]:
         """Return values of `inputs` for a batch of `batch_size` samples, the same ones for the same seed."""
         generator = torch.Generator().manual_seed(seed)
-        found: list[Tensor] = []
-        for given in self.inputs:
-            shape = [batch_size, *(_LIST_LENGTH if dim is None else dim for dim in given.dims)]
+        random: list[Tensor] = []
+        for one in self.inputs:
+            shape = [batch_size, *(_LIST_LENGTH if dim is None else dim for dim in one.dims)]
             values = torch.randn(shape, generator=generator)
-            if given.dtype == "bool":  # which vectors of the sequence before it are there; others are zeros
+            if one.dtype == "bool":  # which vectors of the sequence before it are there; others are zeros
                 values = values > 0
-                found[-1] *= values.unsqueeze(-1)
-            found.append(values)
-        return found
+                random[-1] *= values.unsqueeze(-1)
+            random.append(values)
+        return random
 
 
 def _check_lookups(model: nn.Module, dataset: DatasetSpec) -> None:
@@ -125,11 +128,11 @@ def _check_lookups(model: nn.Module, dataset: DatasetSpec) -> None:
         offsets=torch.arange(num_columns + 1),
     )
     batch = Batch(dense=torch.zeros(1, len(dataset.dense)), label=torch.zeros(1, len(dataset.labels)), sparse=sparse)
-    given: list[object] = []
-    found = all_collections(model)
+    inputs: list[object] = []
+    lookups = all_collections(model)
     handles = [
-        collection.register_forward_pre_hook(lambda module, arguments: given.append(arguments[0]))
-        for collection in found.values()
+        collection.register_forward_pre_hook(lambda module, arguments: inputs.append(arguments[0]))
+        for collection in lookups.values()
     ]
     try:
         with torch.inference_mode():
@@ -137,7 +140,7 @@ def _check_lookups(model: nn.Module, dataset: DatasetSpec) -> None:
     finally:
         for handle in handles:
             handle.remove()
-    if len(given) != len(found) or any(keys is not sparse for keys in given):
+    if len(inputs) != len(lookups) or any(keys is not sparse for keys in inputs):
         raise ConfigError(
             type(model).__name__,
             "looks up other keys than those of the batch, expected a model that takes them as given",

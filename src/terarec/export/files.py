@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Traced models as files of other runtimes: written, run, and compared with the model on random batches."""
 
 from __future__ import annotations
@@ -5,10 +6,10 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import IO, cast
 
 import numpy as np
 import torch
@@ -18,11 +19,9 @@ from torch.export import ExportedProgram
 
 from terarec.batch import Batch, Jagged
 from terarec.errors import ConfigError
-from terarec.export.graph_scoring import GraphScoring
 from terarec.export.inputs import NO_KEY, ModelInput
 from terarec.export.lookups import exportable
-from terarec.export.onnx_graph import IR_VERSION, MOST_BYTES, OPSET, onnx_library
-from terarec.export.scoring import Scoring
+from terarec.export.scoring import BatchColumns, Scoring
 from terarec.spec import CategoricalColumn
 from terarec.spec.checks import one_line
 from terarec.storage import Store
@@ -39,18 +38,12 @@ NARROW_TOLERANCES = {"bf16": 0.02, "fp16": 0.005, "int8": 0.05}
 _ABSENT_KEYS = 8
 _MOST_KEYS = 4
 
-AnyScoring = Scoring | GraphScoring
-
 Runner = Callable[[Mapping[str, NDArray[np.generic]]], Sequence[NDArray[np.generic]]]
 """Name of each input -> its value, to the value of each output."""
 
 
-def trace(scoring: AnyScoring, *, tables: bool) -> ExportedProgram:
-    """Return the program of `scoring`, for batches of any length.
-
-    Args:
-        scoring: Scoring of a model in evaluation mode.
-        tables: Tables as in `Scoring`.
+def trace(scoring: Scoring) -> ExportedProgram:
+    """Return the program of the scoring of a model in evaluation mode, for batches of any length that it takes.
 
     Raises:
         ConfigError: The model computes something that a program cannot hold, with the layer.
@@ -58,101 +51,75 @@ def trace(scoring: AnyScoring, *, tables: bool) -> ExportedProgram:
     is_open = torch.export.Dim.DYNAMIC
     examples = _examples(scoring)
     shapes = [
-        {0: is_open} | {axis + 1: is_open for axis, dim in enumerate(given.dims) if dim is None}
-        for given in scoring.inputs
+        ({} if scoring.batch_size else {0: is_open})
+        | {axis + 1: is_open for axis, dim in enumerate(one.dims) if dim is None}
+        for one in scoring.inputs
     ]
-    with exportable(scoring.model, tables=tables, row_type=scoring.row_type), torch.no_grad(), quiet():
+    with exportable(scoring.model, tables=scoring.tables, row_type=scoring.row_type), torch.no_grad(), quiet():
         try:
             # Not strict: torch's bytecode interpreter, which strict tracing uses, rejects more models.
             program = torch.export.export(scoring, examples, dynamic_shapes=(tuple(shapes),), strict=False)
         except Exception as error:  # any error of a model's code on tensors without values
             raise ConfigError(
                 type(scoring.model).__name__,
-                f"cannot be exported{_layer_of(error, scoring.model)}: {_first_line(error)}",
+                f"cannot be exported{_layer_of(error, scoring.model)}: {first_line(error)}",
             ) from error
     _forget_places(program.graph_module)
     return program
 
 
-def _examples(scoring: AnyScoring) -> tuple[Tensor, ...]:
+def _examples(scoring: Scoring) -> tuple[Tensor, ...]:
     return tuple(
         torch.zeros(
-            [_EXAMPLE_BATCH, *(_EXAMPLE_KEYS if dim is None else dim for dim in given.dims)],
-            dtype=getattr(torch, given.dtype),
+            [scoring.batch_size or _EXAMPLE_BATCH, *(_EXAMPLE_KEYS if dim is None else dim for dim in one.dims)],
+            dtype=getattr(torch, one.dtype),
         )
-        for given in scoring.inputs
+        for one in scoring.inputs
     )
 
 
-def save_onnx(program: ExportedProgram, scoring: AnyScoring, path: Path) -> None:
-    """Write `program` as an ONNX file with the names of the inputs and outputs of `scoring`.
-
-    Constants of more than 1.5 GiB are in a file next to it, ``<path>.data``.
-
-    Raises:
-        ConfigError: An operation that ONNX files cannot hold.
-        MissingDependencyError: ``onnxscript`` is not installed.
-    """
-    # Before the export, whose own error would name a function inside torch.
-    onnx_library("onnxscript")  # which the exporter of torch needs
-    with quiet():
-        try:
-            made = torch.onnx.export(
-                program,
-                dynamo=True,
-                verbose=False,
-                opset_version=OPSET,
-                input_names=[given.name for given in scoring.inputs],
-                output_names=list(scoring.outputs),
-            )
-        except torch.onnx.errors.OnnxExporterError as error:
-            operation = re.search(r"No ONNX function found for <OpOverload\(op='([^']+)'", str(error))
-            reason = f"operation {operation[1]} has no form there" if operation else _first_line(error)
-            raise ConfigError(type(scoring.model).__name__, f"cannot be written as ONNX: {reason}") from error
-    assert made is not None  # as it is for `dynamo`
-    made.model.ir_version = IR_VERSION
-    # These hold the source lines of each operation, with paths of this machine.
-    for node in made.model.graph.all_nodes():
-        node.metadata_props.clear()
-    made.save(str(path))
-
-
-def quantize_onnx(path: Path) -> None:
-    """Compute the fully connected layers of an ONNX file in integers, with scales of the inputs found by the call.
-
-    Weights have 7 bits and a scale for each output: sums of two products of 8 bits overflow the 16 bits in which
-    processors without VNNI add them.
-
-    Raises:
-        ConfigError: A layer that ONNX Runtime cannot quantize.
-    """
-    quantization = onnx_library("onnxruntime.quantization")
-    onnx = onnx_library()
-    data = path.with_name(f"{path.name}.data")
-    # Loaded with its external data, so that both files can be removed before the result takes their names.
-    model = onnx.load(str(path))
-    del model.graph.value_info[:]  # shapes of weights that the library transposes
-    for file in (path, data):
-        file.unlink(missing_ok=True)
-    with quiet():
-        try:
-            quantization.quantize_dynamic(
-                model,
-                path,
-                per_channel=True,
-                reduce_range=True,
-                weight_type=quantization.QuantType.QInt8,
-                op_types_to_quantize=["Gemm", "MatMul"],
-                use_external_data_format=model.ByteSize() > MOST_BYTES,
-            )
-        except Exception as error:  # any error of the library
-            raise ConfigError("precision", f"the layers cannot be quantized: {_first_line(error)}") from error
-
-
 def save_torch(program: ExportedProgram, path: Path) -> None:
-    """Write `program` as a file for `torch.export.load`."""
-    with quiet():
-        torch.export.save(program, path)
+    """Write `program` as a file for `torch.export.load`.
+
+    Raises:
+        OSError: The disk is full.
+    """
+    # Without a buffer, which would keep an error until the file is closed.
+    with path.open("wb", buffering=0) as stream, quiet():
+        file = _ArchiveFile(stream)
+        torch.export.save(program, cast(IO[bytes], file))
+    if file.error is not None:
+        raise file.error
+
+
+class _ArchiveFile:
+    """File that accepts bytes which the disk does not take: torch ends the process where a write of an archive fails.
+
+    Its writer writes the end of the archive when it is destroyed, after an error, too, and an error there is fatal.
+
+    Args:
+        stream: The file.
+
+    Attributes:
+        error: First error of the disk, with which the file is worth nothing.
+    """
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self.error: OSError | None = None
+
+    def write(self, content: bytes) -> int:
+        if self.error is None:
+            try:
+                rest = memoryview(content)
+                while rest:
+                    rest = rest[self._stream.write(rest) :]
+            except OSError as error:
+                self.error = error
+        return len(content)
+
+    def flush(self) -> None:
+        pass
 
 
 def save_aotinductor(program: ExportedProgram, path: Path, *, loads_weights: bool = False) -> None:
@@ -173,16 +140,16 @@ def save_aotinductor(program: ExportedProgram, path: Path, *, loads_weights: boo
             options = {"always_keep_tensor_constants": True} if loads_weights else None
             aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
         except Exception as error:  # any error of the compiler
-            raise ConfigError("aotinductor", f"the program cannot be compiled: {_first_line(error)}") from error
+            raise ConfigError("aotinductor", f"the program cannot be compiled: {first_line(error)}") from error
 
 
-def save_torchscript(scoring: AnyScoring, path: Path, *, tables: bool) -> None:
+def save_torchscript(scoring: Scoring, path: Path) -> None:
     """Trace `scoring` and write it as a TorchScript file, for servers that load nothing else.
 
     Raises:
         ConfigError: The model computes something that a trace cannot hold.
     """
-    with exportable(scoring.model, tables=tables, row_type=scoring.row_type), torch.no_grad(), quiet():
+    with exportable(scoring.model, tables=scoring.tables, row_type=scoring.row_type), torch.no_grad(), quiet():
         try:
             traced = torch.jit.trace(  # type: ignore[no-untyped-call]
                 # torch would trace a second time to check; the file is compared with the model on more batches anyway.
@@ -193,16 +160,22 @@ def save_torchscript(scoring: AnyScoring, path: Path, *, tables: bool) -> None:
             )
         except Exception as error:  # any error of a model's code
             where = type(scoring.model).__name__
-            raise ConfigError(where, f"cannot be traced by TorchScript: {_first_line(error)}") from error
-        torch.jit.save(traced, path)
+            raise ConfigError(where, f"cannot be traced by TorchScript: {first_line(error)}") from error
+        # By way of memory: where the disk is full, torch's own writing of a file ends the process.
+        with path.open("wb") as file:
+            torch.jit.save(traced, file)
 
 
 def _forget_places(module: nn.Module) -> None:
-    """Remove the source locations of operations, which have paths of this machine, from a program."""
+    """Remove the source locations of operations, which have paths of this machine, from a program.
+
+    Also the modules that they came from: torch cannot load files in which the name of one has a comma.
+    """
     for part in module.modules():
         if isinstance(part, torch.fx.GraphModule):
             for node in part.graph.nodes:
                 node.meta.pop("stack_trace", None)
+                node.meta.pop("nn_module_stack", None)
 
 
 @contextlib.contextmanager
@@ -223,16 +196,17 @@ def _layer_of(error: BaseException, model: nn.Module) -> str:
     """Return the innermost module of `model` in which `error` was raised."""
     # torch's error names the operation, not the layer; the frames of the traceback still have it as `self`.
     names = {module: name for name, module in model.named_modules()}
-    found, place = "", error.__traceback__
+    layer, place = "", error.__traceback__
     while place is not None:
         module = place.tb_frame.f_locals.get("self")
         if isinstance(module, nn.Module) and names.get(module):
-            found = f" in its layer {names[module]!r} ({type(module).__name__})"
+            layer = f" in its layer {names[module]!r} ({type(module).__name__})"
         place = place.tb_next
-    return found
+    return layer
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """Return the first line of the message of `error`; its type where there is none."""
     return one_line(str(error).strip().partition("\n")[0]) or type(error).__name__
 
 
@@ -257,10 +231,10 @@ def max_difference(
     """
     largest = 0.0
     for batch in batches:
-        found = run({given.name: given.read(batch) for given in inputs})
+        outputs = run({one.name: one.read(batch) for one in inputs})
         with torch.no_grad():
             wanted = [scores.float().cpu().numpy() for scores in expected(batch)]
-        for got, want in zip(found, wanted, strict=True):
+        for got, want in zip(outputs, wanted, strict=True):
             if got.shape != want.shape:
                 raise ConfigError("export", f"got scores {list(got.shape)} of the file, expected {list(want.shape)}")
             difference = float(np.abs(got - want).max(initial=0.0))
@@ -272,16 +246,6 @@ def max_difference(
                 )
             largest = max(largest, difference)
     return largest
-
-
-def onnx_runner(path: Path) -> Runner:
-    """Run the ONNX file `path` with ONNX Runtime.
-
-    Raises:
-        MissingDependencyError: ``onnxruntime`` is not installed.
-    """
-    session = onnx_library("onnxruntime").InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    return lambda feed: [np.asarray(scores) for scores in session.run(None, dict(feed))]
 
 
 def torch_runner(path: Path, inputs: Sequence[ModelInput]) -> Runner:
@@ -306,38 +270,28 @@ def aotinductor_runner(path: Path, inputs: Sequence[ModelInput]) -> Runner:
 def _torch_run(module: Callable[..., Sequence[Tensor]], inputs: Sequence[ModelInput]) -> Runner:
     def run(feed: Mapping[str, NDArray[np.generic]]) -> list[NDArray[np.generic]]:
         with torch.no_grad():
-            found = module(*(torch.from_numpy(feed[given.name]) for given in inputs))
-        return [scores.numpy() for scores in found]
+            outputs = module(*(torch.from_numpy(feed[one.name]) for one in inputs))
+        return [scores.numpy() for scores in outputs]
 
     return run
 
 
-def random_batches(
-    columns: Sequence[CategoricalColumn], readers: Mapping[str, Sequence[Store]], *, num_dense: int, num_labels: int
-) -> list[Batch]:
-    """Return batches of `BATCH_SIZES` samples, always the same ones.
+def random_batches(columns: BatchColumns, sizes: Sequence[int] = BATCH_SIZES) -> list[Batch]:
+    """Return batches of these sizes, always the same ones.
 
-    Args:
-        columns: The categorical columns; a list has 0 to `hotness` keys, at most a few.
-        readers: Column -> the tables that its keys are looked up in.
-        num_dense: Number F of dense columns, which are normally distributed.
-        num_labels: Number of label columns, which are zeros.
+    A list has 0 to `hotness` keys, at most a few; dense columns are normally distributed, labels zeros.
     """
     generator = torch.Generator().manual_seed(0)
-    known = {column.name: _known_keys(readers.get(column.name, ()), column, generator) for column in columns}
-    return [_batch(columns, known, size, num_dense, num_labels, generator) for size in BATCH_SIZES]
+    known = {
+        column.name: _known_keys(columns.tables.get(column.name, ()), column, generator)
+        for column in columns.categorical
+    }
+    return [_batch(columns, known, size, generator) for size in sizes]
 
 
-def _batch(
-    columns: Sequence[CategoricalColumn],
-    known: Mapping[str, Tensor],
-    size: int,
-    num_dense: int,
-    num_labels: int,
-    generator: torch.Generator,
-) -> Batch:
+def _batch(columns: BatchColumns, known: Mapping[str, Tensor], size: int, generator: torch.Generator) -> Batch:
     keys, lengths = [], []
-    for column in columns:
+    for column in columns.categorical:
         if column.hotness == 1:
             count = torch.ones(size, dtype=torch.int64)
         else:
@@ -348,9 +302,11 @@ def _batch(
     none = torch.empty(0, dtype=torch.int64)
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), torch.cat([none, *lengths]).cumsum(0)])
     return Batch(
-        dense=torch.randn(size, num_dense, generator=generator),
-        label=torch.zeros(size, num_labels),
-        sparse=Jagged(names=tuple(column.name for column in columns), keys=torch.cat([none, *keys]), offsets=offsets),
+        dense=torch.randn(size, columns.num_dense, generator=generator),
+        label=torch.zeros(size, columns.num_labels),
+        sparse=Jagged(
+            names=tuple(column.name for column in columns.categorical), keys=torch.cat([none, *keys]), offsets=offsets
+        ),
     )
 
 

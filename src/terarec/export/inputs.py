@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The inputs of an exported model, and their values for a batch."""
 
 from __future__ import annotations
@@ -11,18 +12,19 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from terarec.batch import Batch, Jagged, select
-from terarec.embedding import (
-    EmbeddingCollection,
-    EmbeddingOutput,
-    LookupCollection,
-    PaddedSequences,
-    pad_sequences,
-)
+from terarec.embedding import EmbeddingCollection, EmbeddingOutput, PaddedSequences
+from terarec.embedding.lookups import LookupCollection
+from terarec.embedding.output import pad_sequences
+from terarec.errors import ConfigError
 from terarec.spec import FeatureSpec
+from terarec.spec.dataset import MISSING_KEY
 
 AnyCollection = EmbeddingCollection | LookupCollection
-NO_KEY = -(2**63)
-"""Fills the places of a bag that has fewer keys than others; a table never finds it, and means do not count it."""
+NO_KEY = MISSING_KEY + 1
+"""Fills the places of a bag that has fewer keys than others; a table never finds it, and means do not count it.
+
+It differs from the key of a missing value, which is a key as any other.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,11 +84,19 @@ def key_input(source: KeyInput) -> ModelInput:
 
 
 def padded_keys(jagged: Jagged, source: KeyInput) -> NDArray[np.int64]:
-    """Return the keys int64[B, n, K] of the columns of `source`; an open K is the length of the longest bag."""
+    """Return the keys int64[B, n, K] of the columns of `source`; an open K is the length of the longest bag.
+
+    Raises:
+        ConfigError: A key of a bag of several is `NO_KEY`.
+    """
     part = select(jagged, source.columns)
     keys, offsets = part.keys.cpu().numpy(), part.offsets.cpu().numpy()
     lengths = np.diff(offsets)
     most = source.max_keys or max(1, int(lengths.max(initial=1)))
+    if most > 1 and NO_KEY in keys:
+        raise ConfigError(
+            f"column {source.columns[0]!r}", f"got the key {NO_KEY}, which pads exported lists, expected others"
+        )
     places = np.arange(len(keys)) - np.repeat(offsets[:-1], lengths)
     kept = places < most
     # Bags beyond `most` keep their first keys, as features with max_keys do.
@@ -111,9 +121,9 @@ def vector_inputs(model: nn.Module, path: str, collection: AnyCollection) -> lis
 
     A sequence ``<path>.<feature>`` float32[B, K, D] has zeros where ``<path>.<feature>.mask`` bool[B, K] is False.
     """
-    found = []
+    inputs = []
     if collection.output_width:
-        found.append(
+        inputs.append(
             ModelInput(
                 name=path,
                 dtype="float32",
@@ -124,8 +134,8 @@ def vector_inputs(model: nn.Module, path: str, collection: AnyCollection) -> lis
         )
     for feature in collection.features:
         if feature.pooling == "none":
-            found += _sequence_inputs(model, path, collection, feature)
-    return found
+            inputs += _sequence_inputs(model, path, collection, feature)
+    return inputs
 
 
 def _sequence_inputs(model: nn.Module, path: str, collection: AnyCollection, feature: FeatureSpec) -> list[ModelInput]:
@@ -154,12 +164,12 @@ def _sequence_inputs(model: nn.Module, path: str, collection: AnyCollection, fea
 def _looked_up(model: nn.Module, path: str, batch: Batch) -> EmbeddingOutput:
     """Return the output of the collection at `path` when `model` scores `batch`; the model may first leave out keys."""
     # The model runs in full, because only its own code knows what it changes in the keys before a lookup.
-    found: list[EmbeddingOutput] = []
+    outputs: list[EmbeddingOutput] = []
     # By its path: where rows become codes, another collection takes its place.
-    handle = model.get_submodule(path).register_forward_hook(lambda module, arguments, output: found.append(output))
+    handle = model.get_submodule(path).register_forward_hook(lambda module, arguments, output: outputs.append(output))
     try:
         with torch.no_grad():
             model(batch)
     finally:
         handle.remove()
-    return found[-1]
+    return outputs[-1]

@@ -1,18 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
 """Modules that replace collections in programs of other runtimes: lookups in plain PyTorch, and vectors as inputs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import cast
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
-from terarec.embedding import EmbeddingCollection, EmbeddingOutput, PaddedKeys, PaddedSequences
+from terarec.embedding import EmbeddingCollection, EmbeddingOutput, PaddedSequences
+from terarec.embedding.output import PaddedKeys
 from terarec.export.inputs import AnyCollection
 from terarec.ops.bag_lookup import quantize_rows
 from terarec.ragged import Ragged
+from terarec.spec import FeatureSpec
 from terarec.storage import AnyTable, DynamicTable
 
 
@@ -33,8 +37,8 @@ class TableLookup(nn.Module):
         super().__init__()
         self.count = len(table)
         if isinstance(table, DynamicTable):
-            held = table.export(table.keys())
-            keys, weights = held.keys.cpu(), held.weights
+            rows = table.export(table.keys())
+            keys, weights = rows.keys.cpu(), rows.weights
             default = torch.as_tensor(table.spec.default, dtype=torch.float32).expand(table.width).clone()
         else:
             keys, weights = torch.empty(0, dtype=torch.int64), table.export(table.keys()).weights
@@ -60,9 +64,9 @@ class TableLookup(nn.Module):
         # Selected by `where` and never by a branch, which a trace would fix to the branch of the example.
         default = self.default.expand(*keys.shape, -1)
         if self.count:
-            places, found = self._search(keys) if self.is_searched else self._direct(keys)
-            held = self._held(places)
-            default = torch.where(found.unsqueeze(-1), held, default)
+            places, is_known = self._search(keys) if self.is_searched else self._direct(keys)
+            values = self._held(places)
+            default = torch.where(is_known.unsqueeze(-1), values, default)
         return torch.where(is_key.unsqueeze(-1), default, torch.zeros(()))
 
     def _held(self, places: Tensor) -> Tensor:
@@ -99,24 +103,39 @@ class CollectionLookup(nn.Module):
         super().__init__()
         self.features = collection.features
         self.output_width = collection.output_width
-        self.places = {name: place for place, name in enumerate(collection.tables)}
         self.tables = nn.ModuleList(TableLookup(table, row_type) for table in collection.tables.values())
+        self._readers = [
+            [feature for feature in collection.features if feature.table == table] for table in collection.tables
+        ]
 
     def forward(self, keys: PaddedKeys) -> EmbeddingOutput:
         """Return the pooled vectors float32[B, sum(D)] and the sequences."""
-        pooled: list[Tensor] = []
         sequences: dict[str, PaddedSequences] = {}
-        for feature in self.features:
-            bag, is_key = keys.keys[feature.name], keys.masks[feature.name]
+        for table, readers in zip(self.tables, self._readers, strict=True):
+            sequences |= _look_up(table, readers, keys)
+        pooled = [
+            _pool(*sequences[feature.name], feature.pooling) for feature in self.features if feature.pooling != "none"
+        ]
+        some = next(iter(sequences.values())).values
+        return padded_output(
+            torch.cat(pooled, dim=1) if pooled else some.new_zeros(some.shape[0], 0),
+            {feature.name: sequences[feature.name] for feature in self.features if feature.pooling == "none"},
+        )
+
+
+def _look_up(table: nn.Module, readers: Sequence[FeatureSpec], keys: PaddedKeys) -> dict[str, PaddedSequences]:
+    """Return the vectors of the features that read `table`, whose keys are searched together."""
+    bags = [keys.keys[feature.name] for feature in readers]
+    masks = [keys.masks[feature.name] for feature in readers]
+    for values in (bags, masks):
+        for place, feature in enumerate(readers):
             if feature.max_keys is not None:
-                bag, is_key = (_first_keys(given, feature.max_keys) for given in (bag, is_key))
-            vectors = self.tables[self.places[feature.table]](bag, is_key)
-            if feature.pooling == "none":
-                sequences[feature.name] = PaddedSequences(values=vectors, mask=is_key)
-            else:
-                pooled.append(_pool(vectors, is_key, feature.pooling))
-        nothing = vectors.new_zeros(vectors.shape[0], 0)
-        return padded_output(torch.cat(pooled, dim=1) if pooled else nothing, sequences)
+                values[place] = _first_keys(values[place], feature.max_keys)
+    if len(readers) == 1:
+        return {readers[0].name: PaddedSequences(table(bags[0], masks[0]), masks[0])}
+    # A search is some operations for each bit of a place, which programs with tens of features would repeat.
+    vectors = table(torch.cat(bags, dim=1), torch.cat(masks, dim=1)).split([bag.shape[1] for bag in bags], dim=1)
+    return {feature.name: PaddedSequences(*parts) for feature, *parts in zip(readers, vectors, masks, strict=True)}
 
 
 def _first_keys(values: Tensor, count: int) -> Tensor:
@@ -152,8 +171,9 @@ class GivenOutputs(PaddedKeys):
         super().__init__({}, {})
         self.outputs = outputs
 
+    @override
     def without(self, dropped: Mapping[str, int]) -> GivenOutputs:
-        """Return these keys: the masks, which are inputs, already leave out the keys that the model drops."""
+        # The masks, which are inputs, already leave out the keys that the model drops.
         return self
 
 
@@ -166,9 +186,9 @@ class GivenVectors(nn.Module):
         self.output_width = collection.output_width
         self._path = path
 
-    def forward(self, given: GivenOutputs) -> EmbeddingOutput:
+    def forward(self, outputs: GivenOutputs) -> EmbeddingOutput:
         """Return the output that is an input of the program."""
-        return given.outputs[self._path]
+        return outputs.outputs[self._path]
 
 
 @contextmanager
@@ -187,13 +207,13 @@ def exportable(model: nn.Module, *, tables: bool, row_type: str = "fp32") -> Ite
         for name, child in parent.named_children()
         if isinstance(child, EmbeddingCollection)
     ]
-    made: dict[EmbeddingCollection, nn.Module] = {}
+    modules: dict[EmbeddingCollection, nn.Module] = {}
     for _, _, path, collection in places:
-        if collection not in made:
-            made[collection] = CollectionLookup(collection, row_type) if tables else GivenVectors(path, collection)
+        if collection not in modules:
+            modules[collection] = CollectionLookup(collection, row_type) if tables else GivenVectors(path, collection)
     try:
         for parent, name, _, collection in places:
-            parent._modules[name] = made[collection]
+            parent._modules[name] = modules[collection]
         yield
     finally:
         for parent, name, _, collection in places:

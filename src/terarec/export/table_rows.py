@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The rows of tables in files of other libraries: Parquet, NumPy or faiss."""
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ from numpy.typing import NDArray
 
 from terarec.checkpoint import Checkpoint, load
 from terarec.checkpoint.directory import KEYS, STATE_PREFIX, WEIGHTS
-from terarec.config import RUN_FILE, load_run
+from terarec.config import load_run
+from terarec.config.files import RUN_FILE
 from terarec.errors import ConfigError, MissingDependencyError
 from terarec.export.artifact import EXPORT_FILE
-from terarec.formats import BFLOAT16, widen_bfloat16
-from terarec.io import atomic_dir, atomic_file, check_replaceable, write_versioned_json
+from terarec.formats.container import BFLOAT16, widen_bfloat16
+from terarec.io.directories import atomic_dir, check_replaceable
+from terarec.io.files import atomic_file, write_versioned_json
+from terarec.io.opening import arrow_file, link, open_file
 from terarec.models.artifact import find_checkpoint, load_without_tables
 from terarec.ps import DefaultRows, default_rows
 from terarec.spec import TableSpec
@@ -237,13 +241,13 @@ class _Rows:
             keys = piece[KEYS] if KEYS in piece else np.arange(first, first + count)
             if left_out is not None:
                 left_out[keys] = False
-            states = {name: held for name, held in piece.items() if name.startswith(STATE_PREFIX)}
+            states = {name: tensor for name, tensor in piece.items() if name.startswith(STATE_PREFIX)}
             for begin in range(0, count, _CHUNK_ROWS):
                 part = slice(begin, begin + _CHUNK_ROWS)
                 yield _Chunk(
                     keys=keys[part].astype(np.int64, copy=False),
                     vectors=_wide(piece[WEIGHTS][part]).astype(np.float32, copy=False),
-                    states={name.removeprefix(STATE_PREFIX): _wide(held[part]) for name, held in states.items()},
+                    states={name.removeprefix(STATE_PREFIX): _wide(tensor[part]) for name, tensor in states.items()},
                 )
             first += count
         if left_out is not None and self._first_rows is not None:
@@ -286,7 +290,7 @@ def _write(rows: _Rows, partial: Path, out: Path, format: str, library: Any, ste
         rows=count,
         width=rows.width,
         max_abs_difference=difference,
-        bytes=sum(held.stat().st_size for held in partial.iterdir()),
+        bytes=sum(entry.stat().st_size for entry in partial.iterdir()),
     )
 
 
@@ -296,13 +300,16 @@ def _write_parquet(path: Path, chunks: Chunks, width: int, *, with_states: bool)
     writer, count = None, 0
     with ExitStack() as stack:
         for chunk in chunks:
-            held = {"vector": chunk.vectors, **(chunk.states if with_states else {})}
-            arrays = {"key": pa.array(chunk.keys), **{name: _column(values) for name, values in held.items()}}
+            arrays_of_chunk = {"vector": chunk.vectors, **(chunk.states if with_states else {})}
+            arrays = {
+                "key": pa.array(chunk.keys),
+                **{name: _column(values) for name, values in arrays_of_chunk.items()},
+            }
             if writer is None:  # the states are known with the first rows
                 columns |= {name: array.type for name, array in arrays.items()}
                 writer = stack.enter_context(pq.ParquetWriter(path, pa.schema(columns.items())))
-            found = [arrays.get(name, pa.nulls(len(chunk.keys), kind)) for name, kind in columns.items()]
-            writer.write_table(pa.Table.from_arrays(found, schema=writer.schema))
+            columns_of_chunk = [arrays.get(name, pa.nulls(len(chunk.keys), kind)) for name, kind in columns.items()]
+            writer.write_table(pa.Table.from_arrays(columns_of_chunk, schema=writer.schema))
             count += len(chunk.keys)
         if writer is None:
             stack.enter_context(pq.ParquetWriter(path, pa.schema(columns.items())))
@@ -360,10 +367,10 @@ def _largest_difference(path: Path, format: str, chunks: Chunks, library: Any) -
     read = _reader(path, format, library)
     for keys, vectors, _ in chunks:
         keys, vectors = keys[: _COMPARED_ROWS - begin], vectors[: _COMPARED_ROWS - begin]
-        found_keys, found = read(begin, len(keys))
+        found_keys, vectors_of_file = read(begin, len(keys))
         if not np.array_equal(found_keys, keys):
             raise ConfigError("export", f"the keys of rows {begin} to {begin + len(keys)} were read back as others")
-        largest = max(largest, float(np.abs(found - vectors).max(initial=0.0)))
+        largest = max(largest, float(np.abs(vectors_of_file - vectors).max(initial=0.0)))
         begin += len(keys)
         if begin == _COMPARED_ROWS:
             break
@@ -378,10 +385,11 @@ def _reader(path: Path, format: str, library: Any) -> Any:  # noqa: A002
         keys = library.vector_to_array(index.id_map)
         return lambda begin, count: (keys[begin : begin + count], index.index.reconstruct_n(begin, count))
     if format == "npy":
-        held_keys, held = np.load(path.parent / KEYS_FILE, mmap_mode="r"), np.load(path, mmap_mode="r")
-        return lambda begin, count: (held_keys[begin : begin + count], held[begin : begin + count])
+        held_keys, mapped = _mapped(path.parent / KEYS_FILE), _mapped(path)
+        return lambda begin, count: (held_keys[begin : begin + count], mapped[begin : begin + count])
     # The first rows alone are read, as no more are compared.
-    table = next(iter(pq.ParquetFile(path).iter_batches(_COMPARED_ROWS)), None)
+    with arrow_file(path) as file:
+        table = next(iter(pq.ParquetFile(file).iter_batches(_COMPARED_ROWS)), None)
 
     def read(begin: int, count: int) -> tuple[NDArray[Any], NDArray[Any]]:
         assert table is not None
@@ -390,6 +398,12 @@ def _reader(path: Path, format: str, library: Any) -> Any:  # noqa: A002
         return part.column("key").to_numpy(), vectors.flatten().to_numpy().reshape(count, vectors.type.list_size)
 
     return read
+
+
+def _mapped(path: Path) -> NDArray[Any]:
+    with open_file(path) as file:
+        array: NDArray[Any] = np.load(link(file.fileno(), path), mmap_mode="r", allow_pickle=False)
+        return array
 
 
 def _library(format: str) -> Any:  # noqa: A002

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decoded rows of a shard, column by column: slicing, merging, sizes that follow from the columns, and checks."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensor containers: safetensors files, streamed and checksummed in one pass. Described in docs/formats.md.
 
 The safetensors library is not used for tables of GBs: its NumPy writer copies every tensor first, and neither its
@@ -19,8 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from terarec.errors import DataNotFoundError, FormatError
-from terarec.io import atomic_file
+from terarec.errors import FormatError
+from terarec.io.files import atomic_file
+from terarec.io.opening import open_file
 from terarec.spec.checks import quoted
 from terarec.spec.codec import parse_json
 
@@ -68,13 +70,20 @@ class _Entry:
     stop: int
 
 
-def write_tensors(path: Path, tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str] | None = None) -> str:
+def write_tensors(
+    path: Path,
+    tensors: Mapping[str, NDArray[Any]],
+    metadata: Mapping[str, str] | None = None,
+    *,
+    flushes: bool = True,
+) -> str:
     """Write `tensors` atomically, without copying them.
 
     Args:
         path: Path of the file.
         tensors: Name -> array, written in this order; one that is not contiguous is copied alone.
         metadata: Texts to keep in the header.
+        flushes: See `terarec.io.files.AtomicFile`.
 
     Returns:
         SHA-256 of the complete file, in hexadecimal.
@@ -85,7 +94,7 @@ def write_tensors(path: Path, tensors: Mapping[str, NDArray[Any]], metadata: Map
     """
     digest = hashlib.sha256()
     # Unbuffered: a buffer would copy what is written in pieces of 16 MiB anyway.
-    with atomic_file(path) as partial, partial.open("wb", buffering=0) as stream:
+    with atomic_file(path, flushes=flushes) as partial, partial.open("wb", buffering=0) as stream:
         _write(stream, digest, memoryview(_header(path, tensors, metadata or {})))
         for array in tensors.values():
             # safetensors is little-endian on every machine.
@@ -110,11 +119,7 @@ def read_tensors(path: Path, *, sha256: str | None = None) -> tuple[dict[str, ND
         FormatError: A damaged header, a file of another size than the header says, or another checksum.
     """
     digest = hashlib.sha256()
-    try:
-        stream = path.open("rb", buffering=0)
-    except (FileNotFoundError, IsADirectoryError):
-        raise DataNotFoundError(path, "no such file") from None
-    with stream:
+    with open_file(path, is_buffered=False) as stream:
         entries, metadata = _read_header(stream, digest, path)
         arrays = {}
         for name, entry in entries.items():
@@ -134,11 +139,7 @@ def tensor_shapes(path: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, str
         DataNotFoundError: No such file.
         FormatError: A damaged header, or a file of another size than the header says.
     """
-    try:
-        stream = path.open("rb", buffering=0)
-    except (FileNotFoundError, IsADirectoryError):
-        raise DataNotFoundError(path, "no such file") from None
-    with stream:
+    with open_file(path, is_buffered=False) as stream:
         entries, metadata = _read_header(stream, hashlib.sha256(), path)
     return {name: entry.shape for name, entry in entries.items()}, metadata
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``dataset.json``, and the files next to Parquet shards that NVTabular writes and HugeCTR reads.
 
 These are ``_file_list.txt`` and ``_metadata.json``, in the directory of a split. Described in docs/formats.md.
@@ -12,23 +13,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
-from terarec.io import (
-    file_system,
-    is_remote,
-    read_json,
-    read_text,
-    read_versioned_json,
-    write_bytes,
-    write_versioned_json,
-)
+from terarec.formats.urls import check_url
+from terarec.io.files import read_json, read_versioned_json, write_bytes, write_versioned_json
+from terarec.io.remote import file_system, is_remote, read_text
 from terarec.spec import DatasetSpec, from_data, to_data
 from terarec.spec.checks import quoted
 
 DATASET_FILE = "dataset.json"
 FORMAT = "terarec.dataset"
 VERSION = 3
-"""Version 2 had neither weight nor metadata."""
-_OLDEST = 2
 
 
 def read_dataset(directory: Path) -> DatasetSpec:
@@ -43,7 +36,7 @@ def read_dataset(directory: Path) -> DatasetSpec:
     path = directory / DATASET_FILE
     if not path.is_file():
         raise DataNotFoundError(directory, f"holds no {DATASET_FILE}, expected a data set made by 'terarec prepare'")
-    data = read_versioned_json(path, FORMAT, VERSION, oldest=_OLDEST)
+    data = read_versioned_json(path, FORMAT, VERSION)
     # A field of a later version would be dropped silently by a program that writes the file again.
     for field in data:
         if field != "dataset":
@@ -85,8 +78,14 @@ def write_dataset(spec: DatasetSpec, directory: Path, *, location: Path | None =
     write_versioned_json(directory / DATASET_FILE, FORMAT, VERSION, {"dataset": to_data(spec)})
 
 
+EARLIER_ROWS = "earlier_rows"
+"""Directory in a saved workflow: rows of the prepared files, from which the preparation of later files continues."""
+
+
 def workflow_files(spec: DatasetSpec, directory: Path) -> tuple[str, ...]:
     """Return the files of the workflow that encodes raw values, relative to `directory`, sorted; () if none.
+
+    Those of `EARLIER_ROWS`, which no record needs, are not among them: they may be large, and hold rows of the logs.
 
     Raises:
         DataNotFoundError: The workflow that the data set names is missing.
@@ -94,10 +93,10 @@ def workflow_files(spec: DatasetSpec, directory: Path) -> tuple[str, ...]:
     if spec.workflow is None:
         return ()
     workflow = directory / spec.workflow
-    found = [path for path in workflow.rglob("*") if path.is_file()]
-    if not found:
+    paths = [path for path in workflow.rglob("*") if path.is_file() and path.parent.name != EARLIER_ROWS]
+    if not paths:
         raise DataNotFoundError(workflow, f"no such workflow, which {directory / DATASET_FILE} names")
-    return tuple(sorted(path.relative_to(directory).as_posix() for path in found))
+    return tuple(sorted(path.relative_to(directory).as_posix() for path in paths))
 
 
 FILE_LIST = "_file_list.txt"
@@ -113,6 +112,7 @@ def read_file_list(path: str | Path) -> tuple[str, ...]:
     Raises:
         DataNotFoundError: No such list.
         FormatError: The first line is not a number, or not the number of paths that follow.
+        ConfigError: It names a URL that the caller does not allow, see `terarec.formats.urls.check_url`.
     """
     # Files of other systems may end lines with a carriage return.
     lines = [line.strip() for line in read_text(path).splitlines()]
@@ -127,7 +127,7 @@ def read_file_list(path: str | Path) -> tuple[str, ...]:
         raise FormatError(f"{path}: line 1", f"got {first} files, {len(names)} paths follow")
     if "" in names:
         raise FormatError(f"{path}: line {names.index('') + 2}", "empty, expected a path")
-    return tuple(_on_the_file_system_of(str(path), name) for name in names)
+    return tuple(check_url(_on_the_file_system_of(str(path), name), path) for name in names)
 
 
 def write_file_list(path: Path, files: Sequence[str | Path]) -> None:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Deltas: changes of tables since an earlier state, and the chain that they form. Described in docs/formats.md."""
 
 from __future__ import annotations
@@ -106,14 +107,14 @@ class TableChanges:
 
 
 def write_changes(path: Path, changes: TableChanges) -> str:
-    """Write a piece atomically and return its SHA-256 in hexadecimal.
+    """Write a piece atomically, but do not force it to the disk; return its SHA-256 in hexadecimal.
 
     Raises:
         FormatError: An element type that containers lack.
         StorageError: The disk is full; nothing is left behind.
     """
     metadata = {"table": changes.table, "table_rows": str(changes.table_rows)}
-    return write_tensors(path, {REMOVED: changes.removed, KEYS: changes.keys, **changes.rows}, metadata)
+    return write_tensors(path, {REMOVED: changes.removed, KEYS: changes.keys, **changes.rows}, metadata, flushes=False)
 
 
 def read_changes(path: Path, *, sha256: str | None = None) -> TableChanges:

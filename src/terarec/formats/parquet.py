@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parquet shards. The format is described in docs/formats.md."""
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from typing_extensions import override
 
-from terarec.errors import DataNotFoundError, FormatError
+from terarec.errors import FormatError, TerarecError
 from terarec.formats.block import (
     METADATA_TYPES,
     ColumnBlock,
@@ -24,8 +26,10 @@ from terarec.formats.block import (
     metadata_array,
 )
 from terarec.formats.shard import SHARD_FORMATS, ShardFormat, ShardWriter
+from terarec.io.opening import arrow_file
 from terarec.ragged import ArrayLists, Ragged
 from terarec.spec import CategoricalColumn, DatasetSpec
+from terarec.spec.checks import did_you_mean
 
 
 def check_row_count(table: pa.Table, expected: int, where: str) -> None:
@@ -59,6 +63,13 @@ def is_list(kind: pa.DataType) -> bool:
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
+def value_type(file_type: pa.DataType) -> pa.DataType:
+    """Return the type of the values of dictionaries and of lists."""
+    while pa.types.is_dictionary(file_type) or is_list(file_type):
+        file_type = file_type.value_type
+    return file_type
+
+
 def lists_of_array(array: pa.Array) -> ArrayLists:
     """Return the lists of an array of any of Arrow's list types."""
     if pa.types.is_fixed_size_list(array.type):
@@ -74,6 +85,8 @@ def arrow_errors(where: str, kind: str = "Parquet") -> Iterator[None]:
     """Convert PyArrow's errors about a damaged file to `FormatError`, whose message starts with `where`."""
     try:
         yield
+    except TerarecError:  # of a missing file, which is an OSError as well
+        raise
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last from names of columns
         reason = str(error).splitlines()[0]
         raise FormatError(where, f"cannot be read as {kind} ({reason}), expected a complete {kind} file") from error
@@ -228,6 +241,7 @@ class ParquetShardWriter(ShardWriter):
         with self._file.guard():
             self._writer = pq.ParquetWriter(self._file.partial, self._schema, **_writer_options(spec))
 
+    @override
     def _append(self, rows: ColumnBlock) -> None:
         done = 0
         while done < rows.num_rows:
@@ -235,12 +249,14 @@ class ParquetShardWriter(ShardWriter):
             if self._buffer.full:
                 self._write_group()
 
+    @override
     def _finish(self) -> None:
         if self._buffer.num_rows:
             self._write_group()
         with self._file.guard():
             self._writer.close()
 
+    @override
     def _discard(self) -> None:
         with suppress(OSError):  # closing writes the footer, which fails on a full disk
             self._writer.close()
@@ -267,10 +283,8 @@ class ParquetShard:
     def __init__(self, path: Path, spec: DatasetSpec, num_rows: int | None = None) -> None:
         self.path = path
         self._spec = spec
-        if not path.is_file():
-            raise DataNotFoundError(path, "no such shard")
-        with arrow_errors(str(path)):
-            self._metadata = pq.read_metadata(path)
+        with arrow_errors(str(path)), arrow_file(path) as file:
+            self._metadata = pq.read_metadata(file)
             schema = self._metadata.schema.to_arrow_schema()
         check_schema(schema, spec, str(path))
         if num_rows is not None and self._metadata.num_rows != num_rows:
@@ -293,12 +307,39 @@ class ParquetShard:
         with (
             arrow_errors(where),
             # The footer was read once; that of a file with many columns and groups takes long to parse.
-            pq.ParquetFile(self.path, metadata=self._metadata, page_checksum_verification=True) as file,
+            arrow_file(self.path) as source,
+            pq.ParquetFile(source, metadata=self._metadata, page_checksum_verification=True) as file,
         ):
             # Without threads of Arrow: the threads of a reader decode several groups at a time already.
             table = file.read_row_group(index, columns=list(spec.file_columns), use_threads=False)
         check_row_count(table, self.group_rows[index], where)
         return decode_table(table, spec, where)
+
+
+def cast_table(table: pa.Table, spec: DatasetSpec, where: str) -> pa.Table:
+    """Return the file columns of a data set from a table of any writer, in the types of its shards.
+
+    Raises:
+        FormatError: A column that is missing, or does not cast without loss.
+    """
+    arrays = []
+    schema = arrow_schema(spec)
+    for field in schema:
+        if field.name not in table.column_names:
+            hint = did_you_mean(field.name, table.column_names)
+            raise FormatError(f"{where}, column {field.name!r}", f"missing{hint}, expected the columns of the data set")
+        column = table.column(field.name)
+        if pa.types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        try:
+            # Numbers are rounded to float32, as preparation rounds them.
+            arrays.append(column.cast(field.type, safe=field.type != pa.float32()))
+        except pa.ArrowException as error:
+            reason = " ".join(str(error).split())
+            raise FormatError(
+                f"{where}, column {field.name!r}", f"type is {column.type} ({reason}), expected {field.type}"
+            ) from None
+    return pa.Table.from_arrays(arrays, schema=schema)
 
 
 def decode_table(table: pa.Table, spec: DatasetSpec, where: str) -> ColumnBlock:
@@ -351,8 +392,8 @@ def check_schema(schema: pa.Schema, spec: DatasetSpec, where: str) -> None:
         # Parquet allows one name several times, of which `field` would return any.
         count = len(schema.get_all_field_indices(name))
         if count != 1:
-            found = "missing" if count == 0 else f"there {count} times"
-            raise FormatError(f"{where}, column {name!r}", f"{found}, expected the columns of dataset.json")
+            fault = "missing" if count == 0 else f"there {count} times"
+            raise FormatError(f"{where}, column {name!r}", f"{fault}, expected the columns of dataset.json")
         found_type = schema.field(name).type
         if name in metadata:
             # Other writers have `string`, with 32-bit offsets; `metadata_array` widens it.

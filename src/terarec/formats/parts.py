@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parts of a split: consecutive row groups, each with the distinct keys that it holds."""
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
 from terarec.formats.container import read_tensors, write_tensors
 from terarec.formats.shard import Shard, open_shard
-from terarec.io import read_versioned_json, write_versioned_json
+from terarec.io.files import read_versioned_json, write_versioned_json
 from terarec.ragged import flat_values
 from terarec.spec import DatasetSpec, checks, from_data, to_data
 
@@ -96,9 +97,9 @@ def write_parts(
             digest = write_tensors(directory / split / file, _distinct_keys(spec, mine))
         rows = sum(shard.group_rows[index] for shard, index in mine)
         parts.append(PartSpec(groups=len(mine), rows=rows, keyset=file, sha256=digest))
-    found = PartsSpec(parts=tuple(parts))
-    write_versioned_json(directory / split / PARTS_FILE, _FORMAT, _VERSION, to_data(found))
-    return found.parts
+    parts_spec = PartsSpec(parts=tuple(parts))
+    write_versioned_json(directory / split / PARTS_FILE, _FORMAT, _VERSION, to_data(parts_spec))
+    return parts_spec.parts
 
 
 def read_parts(directory: Path, split: str) -> tuple[PartSpec, ...]:

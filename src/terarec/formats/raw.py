@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Raw shards: fixed-width records, HugeCTR's Raw format. Described in docs/formats.md."""
 
 from __future__ import annotations
@@ -7,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from terarec.errors import DataNotFoundError, FormatError
 from terarec.formats.block import (
@@ -19,6 +21,7 @@ from terarec.formats.block import (
     record_words,
 )
 from terarec.formats.shard import SHARD_FORMATS, ShardFormat, ShardWriter
+from terarec.io.opening import open_file
 from terarec.ragged import Ragged
 from terarec.spec import CategoricalColumn, DatasetSpec
 
@@ -45,6 +48,7 @@ class RawShardWriter(ShardWriter):
             # Records are written by whole blocks, which a buffer would copy once more.
             self._stream = self._file.partial.open("wb", buffering=0)
 
+    @override
     def _append(self, rows: ColumnBlock) -> None:
         # One matrix of 4-byte words, seen as integers and as floats: all fields of a record have one size.
         records = np.empty((rows.num_rows, self._words), dtype=_KEY)
@@ -62,10 +66,12 @@ class RawShardWriter(ShardWriter):
         with self._file.guard():
             _write_all(self._stream, records.reshape(-1).view(np.uint8).data)
 
+    @override
     def _finish(self) -> None:
         with self._file.guard():
             self._stream.close()
 
+    @override
     def _discard(self) -> None:
         self._stream.close()
 
@@ -110,11 +116,11 @@ class RawShard:
         where = f"{self.path}: row group {index}"
         records = np.empty((self.group_rows[index], self._words), dtype=_KEY)
         # A handle for every call, so that threads do not share a position.
-        with self.path.open("rb", buffering=0) as stream:
+        with open_file(self.path, is_buffered=False) as stream:
             stream.seek(index * self._step * self._words * 4)
-            found = _read_all(stream, records.reshape(-1).view(np.uint8).data)
-        if found != records.nbytes:
-            raise FormatError(where, f"holds {found} bytes, expected {records.nbytes}")
+            count = _read_all(stream, records.reshape(-1).view(np.uint8).data)
+        if count != records.nbytes:
+            raise FormatError(where, f"holds {count} bytes, expected {records.nbytes}")
         floats = records.view(_FLOAT)
         num_labels = len(self._spec.labels)
         first_key = num_labels + len(self._spec.dense)

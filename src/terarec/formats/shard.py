@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shards of a split: the base of their writers, the registry of their formats, and how a split is cut into files."""
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from terarec.formats.block import ColumnBlock, Keys, check_rows, slice_rows
-from terarec.io import AtomicFile
+from terarec.io.files import AtomicFile
 from terarec.spec import DatasetSpec, ShardSpec
 from terarec.spec.registry import Registry
 

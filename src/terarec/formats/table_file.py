@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables as one file, written atomically: Parquet, CSV or JSON lines, by the suffix of its name."""
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import pyarrow.json
 import pyarrow.parquet as pq
 from pyarrow import csv
 
-from terarec.errors import DataNotFoundError, FormatError
-from terarec.io import atomic_file
-from terarec.spec import FieldError
+from terarec.errors import FormatError
+from terarec.io.files import atomic_file
+from terarec.io.opening import arrow_file
+from terarec.spec.checks import FieldError
 
 TABLE_SUFFIXES = (".parquet", ".csv", ".jsonl")
 """Ends of the names of the files that can be written and read."""
@@ -35,16 +37,16 @@ def read_table_file(path: Path, *, texts: Sequence[str] = ()) -> pa.Table:
     """
     if path.suffix not in TABLE_SUFFIXES:
         raise FieldError("", "file", f"got {path}, expected a name that ends in {', '.join(TABLE_SUFFIXES)}")
-    if not path.is_file():
-        raise DataNotFoundError(path, "no such file")
     try:
-        if path.suffix == ".parquet":
-            return pq.read_table(path)
-        if path.suffix == ".jsonl":
-            return pyarrow.json.read_json(path)
-        # Arrow guesses types from the values; a column of ids such as 007 would lose its zeros.
-        types = dict.fromkeys(texts, pa.string())
-        return csv.read_csv(path, convert_options=csv.ConvertOptions(column_types=types, strings_can_be_null=True))
+        with arrow_file(path) as file:
+            if path.suffix == ".parquet":
+                # In this thread, as states are read.
+                return pq.ParquetFile(file, pre_buffer=False).read(use_threads=False)
+            if path.suffix == ".jsonl":
+                return pyarrow.json.read_json(file)
+            # Arrow guesses types from the values; a column of ids such as 007 would lose its zeros.
+            types = dict.fromkeys(texts, pa.string())
+            return csv.read_csv(file, convert_options=csv.ConvertOptions(column_types=types, strings_can_be_null=True))
     except pa.ArrowInvalid as error:
         raise FormatError(path, str(error).splitlines()[0]) from None
 

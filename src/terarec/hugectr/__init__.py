@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """HugeCTR's own interface, releases 2.3 to 25.03: ``import terarec.hugectr as hugectr`` and a script for HugeCTR runs.
 
 Names and parameters, and which of them are supported, are in `terarec.hugectr.schema` and in docs/hugectr-compat.md.
@@ -37,6 +38,7 @@ from terarec.hugectr.objects import (
     SolverConfig,
     SparseEmbedding,
     TrainingCallback,
+    UpdateSourceParams,
 )
 
 CreateSolver = Solver
@@ -106,6 +108,7 @@ __all__ = [
     "SolverParser",
     "SparseEmbedding",
     "TrainingCallback",
+    "UpdateSourceParams",
     "data",
     "get_learning_rate_scheduler",
     "inference",

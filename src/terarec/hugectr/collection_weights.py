@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tables of an embedding collection as HugeCTR's dumps."""
 
 from __future__ import annotations
@@ -9,13 +10,8 @@ from typing import Literal
 import numpy as np
 import torch
 
-from terarec.formats.hugectr import (
-    CollectionDump,
-    DumpedTable,
-    SparseRows,
-    open_collection,
-    write_collection,
-)
+from terarec.formats.hugectr.collection import CollectionDump, DumpedTable, open_collection, write_collection
+from terarec.formats.hugectr.weights import SparseRows
 from terarec.hugectr.errors import BrokenFileError, OutOfBoundError, WrongInputError
 from terarec.hugectr.sparse_weights import pieces
 from terarec.storage import AnyTable, Rows
@@ -87,15 +83,15 @@ def _opened(
     """Return a dump, and its tables with the tables of the model to load them into."""
     wanted = _checked(tables, names)
     dump = open_collection(folder)
-    found = {described.table_id: described for described in dump.tables}
+    tables_by_id = {described.table_id: described for described in dump.tables}
     chosen = []
     for number, (name, table) in enumerate(tables.items()):
         # A dump of some tables is loaded as a whole without names; a named table has to be there.
-        if name in wanted and (names or number in found):
-            if number not in found:
+        if name in wanted and (names or number in tables_by_id):
+            if number not in tables_by_id:
                 raise BrokenFileError(folder, f"holds no table {number} ({name!r}), expected what load names")
-            _check(dump, found[number], table)
-            chosen.append((found[number], table))
+            _check(dump, tables_by_id[number], table)
+            chosen.append((tables_by_id[number], table))
     return dump, chosen
 
 

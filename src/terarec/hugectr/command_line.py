@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``terarec-hugectr`` and ``python -m terarec.hugectr``: HugeCTR's own commands, and scripts written for it."""
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from terarec.errors import TerarecError
+from terarec.hugectr.alias import MODULES
 from terarec.hugectr.processes import Communicator, rank
-from terarec.hugectr.schema.types import OLDEST, RELEASES
-from terarec.kernels.environment import launch
-from terarec.spec import EXECUTOR_MODES
+from terarec.hugectr.release import RELEASES
+from terarec.kernels.environment import add_search_path, launch, set_hugectr_release
 from terarec.spec.checks import one_line
+from terarec.spec.serving import EXECUTOR_MODES
 
 if TYPE_CHECKING:
     from terarec.hugectr.inference import InferenceSession
@@ -37,7 +39,8 @@ HELP = """usage: terarec-hugectr --train CONFIG.json
 
 Runs what was written for HugeCTR: a training file (2.3 to 3.0), a Python script of any release with not a line
 changed, or the generator of random data for a training file. `python -m terarec.hugectr` does the same.
-With --compat-release 3.1, for instance, it displays, evaluates and saves when that release does.
+With --compat-release 3.1, for instance, it behaves as that release where releases differ; the environment variable
+TERAREC_HUGECTR_RELEASE does the same for notebooks. Without them, a call behaves as in the newest release that has it.
 With --executor measure, inference sessions compute in the fastest executor of this CPU, or in one that is named.
 docs/hugectr-compat.md lists every name and parameter."""
 
@@ -46,16 +49,16 @@ USAGE_ERROR, FAILURE = 2, 1
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0, 1 for an error, 2 for a usage error."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
     accepted = {"--compat-release": RELEASES, "--executor": EXECUTOR_MODES}
     chosen: dict[str, str] = {}
-    while given and given[0] in accepted:
-        option, value, given = given[0], given[1] if given[1:] else "", given[2:]
+    while words and words[0] in accepted:
+        option, value, words = words[0], words[1] if words[1:] else "", words[2:]
         if value not in accepted[option]:
             expected = ", ".join(accepted[option])
             return _report(f"{option}: got {value!r}, expected one of {expected}", USAGE_ERROR)
         chosen[option] = value
-    first = given[0] if given else "--help"
+    first = words[0] if words else "--help"
     if first in ("--help", "-h"):
         print(HELP)
         return 0
@@ -64,15 +67,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if first.startswith("-") and first != "--train":
         return _report(f"got an unknown option {first!r}, expected --train, --version or --help", USAGE_ERROR)
-    if first == "--train" and len(given) != 2:
-        return _report(f"--train: got {len(given) - 1} files, expected one training file", USAGE_ERROR)
+    if first == "--train" and len(words) != 2:
+        return _report(f"--train: got {len(words) - 1} files, expected one training file", USAGE_ERROR)
     if first not in ("--train", "data_generator"):
         if not Path(first).is_file():
             return _report(f"{first}: does not exist, expected a script, --train or data_generator", USAGE_ERROR)
         # A script's errors are its own: they keep their traceback.
-        run_script(first, given[1:], release=chosen.get("--compat-release"), executor=chosen.get("--executor"))
+        run_script(first, words[1:], release=chosen.get("--compat-release"), executor=chosen.get("--executor"))
         return 0
-    return _run_command(first, given[1:])
+    return _run_command(first, words[1:])
 
 
 def _run_command(command: str, arguments: Sequence[str]) -> int:
@@ -103,6 +106,8 @@ def _report(problem: str, code: int) -> int:
 
 
 REPLACEMENTS = {
+    "hps_torch": "terarec.hugectr.hps_torch",
+    "hps_torch.lookup_layer": "terarec.hugectr.hps_torch",
     "hugectr": "terarec.hugectr",
     "hugectr.data": "terarec.hugectr.data",
     "hugectr.inference": "terarec.hugectr.inference",
@@ -121,7 +126,8 @@ def run_script(path: str, arguments: Sequence[str], *, release: str | None = Non
     Args:
         path: Path of the script.
         arguments: Its arguments in ``sys.argv``.
-        release: Value of ``compat_release`` of its solvers; None for the newest. 2.3 also has defaults of its own.
+        release: Release to behave like, here and in the processes that it starts; None for the one that
+            ``TERAREC_HUGECTR_RELEASE`` names, else the newest.
         executor: Value of ``executor`` of its inference sessions; None for their default.
     """
     provide_modules()
@@ -131,14 +137,12 @@ def run_script(path: str, arguments: Sequence[str], *, release: str | None = Non
         inference.InferenceParams = partial(inference.InferenceParams, executor=executor)  # type: ignore[attr-defined]
         inference.InferenceSession = partial(_open_session, executor=executor)  # type: ignore[attr-defined]
     if release is not None:
-        package = sys.modules["hugectr"]
-        package.CreateSolver = partial(package.CreateSolver, compat_release=release)  # type: ignore[attr-defined]
-        if release == OLDEST:  # a call with this name has that release's defaults; its own default is this
-            helper = partial(package.solver_parser_helper, eval_batches=100)
-            package.solver_parser_helper = helper  # type: ignore[attr-defined]
+        set_hugectr_release(release)
     # As `python SCRIPT` leaves them: the folder of the script comes first in the search path.
     sys.argv = [path, *arguments]
-    sys.path[0] = str(Path(path).resolve().parent)
+    # Children of multiprocessing get this search path and import the script again, others get the variable's.
+    sys.path[:1] = [str(Path(path).resolve().parent), str(MODULES)]
+    add_search_path(str(MODULES))
     with ExitStack() as stack:
         if rank():
             # Scripts print on every process; HugeCTR's log comes from the first alone.

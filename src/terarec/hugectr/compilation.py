@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`Model.compile`: the graph of a network with its optimizers, trainer, readers and metrics, on a device or ranks."""
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from typing_extensions import override
 
 from terarec.data import RankShare
 from terarec.dist import Ranks, ShardingPlan, shard
@@ -30,9 +32,16 @@ from terarec.hugectr.objects import (
 )
 from terarec.hugectr.optimizer import optimizer_rule
 from terarec.hugectr.processes import ranks
-from terarec.hugectr.readers import DataReader, async_layout_of, record_layout, shuffle_seed, source_opener
+from terarec.hugectr.readers import (
+    DataReader,
+    async_layout_of,
+    check_sample_counts,
+    record_layout,
+    shuffle_seed,
+    source_opener,
+)
+from terarec.hugectr.release import release_number
 from terarec.hugectr.schedule import base_rate
-from terarec.hugectr.schema.types import release_number
 from terarec.hugectr.sharding import sharding_plan
 from terarec.hugectr.training_cache import with_cache_tiers
 from terarec.kernels.environment import checks_overflow
@@ -60,14 +69,15 @@ class CapacityCheck(Callback):
             (name, list(tables(model.embeddings[name]).values()), most) for name, most in capacities.items()
         ]
 
+    @override
     def on_step(self, trainer: Trainer) -> None:
         """Count the keys.
 
         Raises:
             OutOfBoundError: There are too many.
         """
-        for name, held, most in self._checks:
-            count = sum(map(len, held))
+        for name, num_keys, most in self._checks:
+            count = sum(map(len, num_keys))
             # Each rank holds a part of the rows only.
             if trainer.ranks.size > 1:
                 count = int(trainer.ranks.all_reduce_("keys of an embedding", torch.tensor([count])))
@@ -136,8 +146,8 @@ class Compiled:
         tensor: Tensor = output[name].detach()
         if kind is Tensor_t.Train and self.trainer.ranks.size > 1:  # each has its share of the batch
             tensor = torch.cat(self.trainer.ranks.gather_rows(f"tensor {name!r}", tensor))
-        found: NDArray[np.float32] = tensor.float().cpu().numpy()
-        return found
+        array: NDArray[np.float32] = tensor.float().cpu().numpy()
+        return array
 
     def freeze(self, *, dense: bool, embeddings: Iterable[str]) -> None:
         """Freeze the layers or not, and these embeddings alone."""
@@ -254,6 +264,7 @@ class _Data:
 
 def _data(network: Network, plan: NetworkPlan, solver: Solver, reader: DataReaderParams, together: Ranks) -> _Data:
     """Return the readers, which open no file before `start_data_reading` or `set_source`."""
+    check_sample_counts(reader)
     with as_hugectr_errors("compile"):
         layout = record_layout(solver, reader, network.inputs, adds_offsets=plan.adds_offsets)
     release = release_number(solver.compat_release)
@@ -267,20 +278,21 @@ def _data(network: Network, plan: NetworkPlan, solver: Solver, reader: DataReade
     of_training = partial(
         data_reader, opener(num_samples=reader.num_samples), reader.source[0], batch_size=solver.batchsize
     )
-    return _Data(
-        layout=layout,
-        async_layout=async_layout,
-        train=of_training(drop_last=solver.drop_incomplete_batch, shuffle_seed=seed, share=share),
-        evaluation=data_reader(
-            opener(num_samples=reader.eval_num_samples),
-            reader.eval_source,
-            batch_size=solver.batchsize_eval,
-            drop_last=False,
-            share=share,
-        ),
-        open_counted=partial(of_training, drop_last=True),
-        is_shuffled=seed is not None,
-    )
+    with as_hugectr_errors("compile"):
+        return _Data(
+            layout=layout,
+            async_layout=async_layout,
+            train=of_training(drop_last=solver.drop_incomplete_batch, shuffle_seed=seed, share=share),
+            evaluation=data_reader(
+                opener(num_samples=reader.eval_num_samples),
+                reader.eval_source,
+                batch_size=solver.batchsize_eval,
+                drop_last=False,
+                share=share,
+            ),
+            open_counted=partial(of_training, drop_last=True),
+            is_shuffled=seed is not None,
+        )
 
 
 def _sharding(
@@ -291,9 +303,9 @@ def _sharding(
     counted = open_counted()
     counted.set_source()
     count = solver.values().get("num_iterations_statistics", _STATISTICS)
-    found = sharding_plan(network, plan.spec, solver.vvgpu, world_size, islice(counted, count))
+    placements = sharding_plan(network, plan.spec, solver.vvgpu, world_size, islice(counted, count))
     counted.close()
-    return found
+    return placements
 
 
 def _trainer(

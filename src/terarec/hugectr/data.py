@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """hugectr.data: the file system that holds the files of a job, their names, and their copy to a disk."""
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from terarec.errors import DataNotFoundError
 from terarec.hugectr.enums import FileSystemType_t
 from terarec.hugectr.errors import WrongInputError, as_hugectr_errors
 from terarec.hugectr.objects import DataSourceParams
-from terarec.io import atomic_entries, folder_and_name, local_copy
+from terarec.io.directories import atomic_entries
+from terarec.io.opening import copy_file
+from terarec.io.remote import folder_and_name, is_remote, local_copy
 
 Path_ = TypeVar("Path_")
 
@@ -40,13 +43,22 @@ def file_url(source: DataSourceParams, path: str) -> str:
     HugeCTR takes ``https://BUCKET.s3.REGION.amazonaws.com/KEY``, ``https://s3.REGION.amazonaws.com/BUCKET/KEY`` and
     ``https://storage.googleapis.com/BUCKET/KEY``, which are ``s3://BUCKET/KEY`` and ``gs://BUCKET/KEY``.
     """
+    url = _complete(source, path)
+    if is_remote(url):
+        from terarec.formats.urls import allow_urls  # here: formats load Arrow
+
+        allow_urls("/".join(url.split("/")[:3]))  # the script names it
+    return url
+
+
+def _complete(source: DataSourceParams, path: str) -> str:
     # A path with a scheme is complete, for any file system of the other paths.
     if source.source is FileSystemType_t.HDFS and "://" not in path:
         return f"hdfs://{source.server}:{source.port}/{path.removeprefix('/')}"
     for address, scheme in _WEB_ADDRESSES:
-        found = re.fullmatch(address, path)
-        if found:
-            return f"{scheme}://{found['bucket']}/{found['key']}"
+        match = re.fullmatch(address, path)
+        if match:
+            return f"{scheme}://{match['bucket']}/{match['key']}"
     return path
 
 
@@ -60,8 +72,8 @@ def stored_path(source: DataSourceParams, name: str, provided: Path_) -> Path_:
     """Return the path of the job's `name` on HDFS, if the form of release 3.4 has it, else the one `provided`."""
     if source.source is not FileSystemType_t.HDFS:
         return provided
-    found: Path_ | None = source.values().get(f"hdfs_{name}")
-    return found or provided
+    path_in_source: Path_ | None = source.values().get(f"hdfs_{name}")
+    return path_in_source or provided
 
 
 class DataSource:
@@ -115,9 +127,12 @@ def _copy(source: Path, target: Path) -> None:
     if source.is_dir():
         folder, names = target, {entry: entry.name for entry in source.iterdir()}
     # A job that starts again finds the copies of its first start, and replaces them.
-    with atomic_entries(folder, replaceable=".*") as held:
+    with atomic_entries(folder, replaceable=".*") as local:
         for entry, name in names.items():
-            (shutil.copytree if entry.is_dir() else shutil.copyfile)(entry, held / name)
+            if entry.is_dir():
+                shutil.copytree(entry, local / name, copy_function=copy_file)
+            else:
+                copy_file(entry, local / name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The layers of a model, and their optimizer's states, as HugeCTR's files."""
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, optim
 
 from terarec.errors import ConfigError, FormatError
-from terarec.formats.hugectr import (
+from terarec.formats.hugectr.weights import (
     STATISTICS_SUFFIX,
     BatchNormStatistics,
     read_floats,
@@ -22,7 +23,7 @@ from terarec.formats.hugectr import (
 from terarec.models import GraphModel
 from terarec.nn.layer import FileTensor, WeightedLayer
 from terarec.nn.normalization import BatchNorm
-from terarec.optim import dense_states
+from terarec.optim.dense import dense_states
 
 # Of SGD, both momentums, AdaGrad, Adam (m and v), and Ftrl (n and z).
 _KNOWN = ((), ("momentum",), ("sum",), ("exp_avg", "exp_avg_sq"), ("sum", "linear"))
@@ -64,14 +65,16 @@ def load_dense(
     arrays = read_floats(path, [(name, _shape(entry)) for name, entry in entries])
     layers = _batch_norms(model)
     adjacent = statistics or _statistics_path(path)
-    found = read_statistics(adjacent) if layers and (statistics or needs_statistics or adjacent.is_file()) else []
-    if found:
-        _check_widths(adjacent, found, layers)
+    entries_read = (
+        read_statistics(adjacent) if layers and (statistics or needs_statistics or adjacent.is_file()) else []
+    )
+    if entries_read:
+        _check_widths(adjacent, entries_read, layers)
     # All files are read and checked by now, so that a damaged one changes nothing.
     with torch.no_grad():
         for (_, entry), array in zip(entries, arrays, strict=True):
             entry.view(entry.tensor).copy_(torch.from_numpy(array))
-        for measured, layer in zip(found, layers, strict=False):
+        for measured, layer in zip(entries_read, layers, strict=False):
             layer.running_mean.copy_(torch.from_numpy(measured.mean))
             layer.running_var.copy_(torch.from_numpy(measured.var))
 
@@ -85,7 +88,7 @@ def save_dense_optimizer_states(model: GraphModel, optimizer: optim.Optimizer, p
     """
     states = _states(optimizer)
     entries = [entry for _, entry in _entries(model)]
-    write_floats(path, (_array(entry.view(_state_of(entry, held))) for held in states.values() for entry in entries))
+    write_floats(path, (_array(entry.view(_state_of(entry, state))) for state in states.values() for entry in entries))
 
 
 def load_dense_optimizer_states(model: GraphModel, optimizer: optim.Optimizer, path: Path) -> None:
@@ -125,8 +128,8 @@ def _batch_norms(model: GraphModel) -> list[BatchNorm]:
     return [module for module in model.layers if isinstance(module, BatchNorm)]
 
 
-def _check_widths(path: Path, found: Sequence[BatchNormStatistics], layers: Sequence[BatchNorm]) -> None:
-    widths, expected = [len(one.mean) for one in found], [len(layer.running_mean) for layer in layers]
+def _check_widths(path: Path, entries: Sequence[BatchNormStatistics], layers: Sequence[BatchNorm]) -> None:
+    widths, expected = [len(one.mean) for one in entries], [len(layer.running_mean) for layer in layers]
     if widths != expected:
         raise FormatError(path, f"holds BatchNorm layers of widths {widths}, expected {expected}")
 
@@ -146,9 +149,9 @@ def _states(optimizer: optim.Optimizer) -> dict[str, dict[int, Tensor]]:
             "that HugeCTR has (with momentum in HugeCTR's form)",
         )
     weights = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
-    return {name: dict(zip(weights, held, strict=True)) for name, held in states.items()}
+    return {name: dict(zip(weights, values, strict=True)) for name, values in states.items()}
 
 
-def _state_of(entry: FileTensor, held: Mapping[int, Tensor]) -> Tensor:
+def _state_of(entry: FileTensor, state: Mapping[int, Tensor]) -> Tensor:
     """Return the state of a weight; zeros for a disabled bias, which files contain as well."""
-    return held.get(id(entry.tensor), torch.zeros_like(entry.tensor, requires_grad=False))
+    return state.get(id(entry.tensor), torch.zeros_like(entry.tensor, requires_grad=False))

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """EmbeddingCollectionConfig, the lookups of an embedding collection, and EmbeddingPlanner, which 3.7 to 4.1 have."""
 
 from __future__ import annotations
@@ -7,10 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
 
+from typing_extensions import override
+
 from terarec.hugectr.enums import CompressionStrategy
 from terarec.hugectr.errors import BrokenFileError, FileCannotOpenError, IllegalCallError, WrongInputError
 from terarec.hugectr.objects import CollectionOptions, EmbeddingTableConfig, EmbeddingTablePlaceHolder
 from terarec.hugectr.schema.table import bind_arguments, form_of
+from terarec.io.opening import read_bytes
 from terarec.spec.checks import shortened
 from terarec.spec.codec import parse_json
 
@@ -73,8 +77,8 @@ class ShardPlan:
             if table not in placed:
                 raise WrongInputError("shard: shard_matrix", f"table {table!r} is on no GPU, expected at least one")
         copies = [_name(table) for kind, group in self.strategy if kind == "dp" for table in group]
-        for gpu, held in enumerate(self.matrix):
-            missing = [table for table in copies if table not in held]
+        for gpu, names_on_gpu in enumerate(self.matrix):
+            missing = [table for table in copies if table not in names_on_gpu]
             if missing:
                 raise WrongInputError("shard: shard_matrix", f"GPU {gpu} lacks the dp table {missing[0]!r}")
 
@@ -106,8 +110,8 @@ class EmbeddingCollectionConfig(CollectionOptions):
     plan: ShardPlan | None
 
     @classmethod
+    @override
     def first_values(cls) -> dict[str, Any]:
-        """Return the values of an object besides those of its call."""
         return {"lookups": (), "concatenated_name": "", "plan": None}
 
     @bind_arguments("EmbeddingCollectionConfig.embedding_lookup")
@@ -127,14 +131,14 @@ class EmbeddingCollectionConfig(CollectionOptions):
         # Release 23.02 names the layout of the output in the constructor; others join where the lookup has lists.
         is_joined = self._values.get("output_layout") == "batch_major"
         has_lists = isinstance(table_config, list)
-        given = {"table_config": table_config, "bottom_name": bottom_name, "top_name": top_name, "combiner": combiner}
+        values = {"table_config": table_config, "bottom_name": bottom_name, "top_name": top_name, "combiner": combiner}
         if (self.concatenated_name and not is_joined) or (has_lists and self.lookups):
             raise IllegalCallError("embedding_lookup", "got a second call besides one with lists, expected one call")
         if has_lists:
             # Objects are frozen for scripts; this one grows by its own methods alone.
-            self._values.update(concatenated_name=top_name, lookups=_of_lists(given))
+            self._values.update(concatenated_name=top_name, lookups=_of_lists(values))
             return
-        lookups = (*self.lookups, _lookup(given, self.lookups))
+        lookups = (*self.lookups, _lookup(values, self.lookups))
         name = ",".join(lookup.top_name for lookup in lookups) if is_joined else ""
         self._values.update(concatenated_name=name, lookups=lookups)
 
@@ -163,27 +167,27 @@ class EmbeddingCollectionConfig(CollectionOptions):
         return list(dict.fromkeys(lookup.table.name for lookup in self.lookups))
 
 
-def _lookup(given: Mapping[str, Any], others: Sequence[EmbeddingLookup]) -> EmbeddingLookup:
+def _lookup(values: Mapping[str, Any], others: Sequence[EmbeddingLookup]) -> EmbeddingLookup:
     for name in ("bottom_name", "combiner"):
-        if not isinstance(given[name], str):
+        if not isinstance(values[name], str):
             raise WrongInputError(f"{_LOOKUP}: {name}", "got a list, expected one, as table_config is one")
-    if any(lookup.top_name == given["top_name"] for lookup in others):
-        raise WrongInputError(f"{_LOOKUP}: top_name", f"got {given['top_name']!r} a second time, expected a new name")
+    if any(lookup.top_name == values["top_name"] for lookup in others):
+        raise WrongInputError(f"{_LOOKUP}: top_name", f"got {values['top_name']!r} a second time, expected a new name")
     # Tables are found by name in dumps and plans, so one name must mean one table.
-    same = [lookup.table for lookup in others if lookup.table.name == given["table_config"].name]
-    if any(table != given["table_config"] for table in same):
+    same = [lookup.table for lookup in others if lookup.table.name == values["table_config"].name]
+    if any(table != values["table_config"] for table in same):
         raise WrongInputError(
             f"{_LOOKUP}: table_config", f"got another table named {same[0].name!r}, expected a new name"
         )
     # Releases and their examples spell it either way.
-    combiner = "average" if given["combiner"] == "mean" else given["combiner"]
+    combiner = "average" if values["combiner"] == "mean" else values["combiner"]
     return EmbeddingLookup(
-        table=given["table_config"], bottom_name=given["bottom_name"], top_name=given["top_name"], combiner=combiner
+        table=values["table_config"], bottom_name=values["bottom_name"], top_name=values["top_name"], combiner=combiner
     )
 
 
-def _of_lists(given: Mapping[str, Any]) -> tuple[EmbeddingLookup, ...]:
-    tables, bottoms, combiners = given["table_config"], given["bottom_name"], given["combiner"]
+def _of_lists(values: Mapping[str, Any]) -> tuple[EmbeddingLookup, ...]:
+    tables, bottoms, combiners = values["table_config"], values["bottom_name"], values["combiner"]
     if (
         not isinstance(bottoms, list)
         or not isinstance(combiners, list)
@@ -198,7 +202,7 @@ def _of_lists(given: Mapping[str, Any]) -> tuple[EmbeddingLookup, ...]:
     for place, (table, bottom, combiner) in enumerate(zip(tables, bottoms, combiners, strict=True)):
         # The script has one name for the joined output, but each lookup needs one of its own in the graph.
         one = {"table_config": table, "bottom_name": bottom, "combiner": combiner}
-        lookups += (_lookup({**one, "top_name": f"{given['top_name']}{place}"}, lookups),)
+        lookups += (_lookup({**one, "top_name": f"{values['top_name']}{place}"}, lookups),)
     return lookups
 
 
@@ -232,11 +236,11 @@ class EmbeddingPlanner:
             BrokenFileError: It is no JSON, or not laid out as a plan.
             WrongInputError: As `EmbeddingCollectionConfig.shard`.
         """
-        given = form_of(_PLAN, args, kwargs).read(args, kwargs)
-        if "plan_file" in given:
-            self._collection.shard(*_plan_of_file(given["plan_file"], self._collection))
+        values = form_of(_PLAN, args, kwargs).read(args, kwargs)
+        if "plan_file" in values:
+            self._collection.shard(*_plan_of_file(values["plan_file"], self._collection))
         else:
-            self._collection.shard(*_plan_of_matrices(given, self._collection))
+            self._collection.shard(*_plan_of_matrices(values, self._collection))
         return self._collection
 
 
@@ -244,14 +248,14 @@ EmbeddingCollectionPlaceholder = EmbeddingCollectionConfig
 """What 3.7 to 4.1 call the planner's collection."""
 
 
-def _plan_of_matrices(given: Mapping[str, Any], collection: EmbeddingCollectionConfig) -> _Plan:
+def _plan_of_matrices(values: Mapping[str, Any], collection: EmbeddingCollectionConfig) -> _Plan:
     names = collection.table_names()
-    groups, kinds = given["emb_table_group_strategy"], given["emb_table_placement_strategy"]
+    groups, kinds = values["emb_table_group_strategy"], values["emb_table_placement_strategy"]
     if len(groups) != len(kinds):
         raise WrongInputError(_PLAN, f"got {len(groups)} groups and {len(kinds)} placements, expected as many of each")
-    if any(len(gpu) != len(names) for gpu in given["shard_matrix"]):
+    if any(len(gpu) != len(names) for gpu in values["shard_matrix"]):
         raise WrongInputError(f"{_PLAN}: shard_matrix", f"expected {len(names)} numbers for every GPU")
-    matrix = [[name for name, is_there in zip(names, gpu, strict=True) if is_there] for gpu in given["shard_matrix"]]
+    matrix = [[name for name, is_there in zip(names, gpu, strict=True) if is_there] for gpu in values["shard_matrix"]]
     # Groups and columns go by the number of a table, which is its name in those releases.
     return matrix, [(kind, [str(table) for table in group]) for kind, group in zip(kinds, groups, strict=True)]
 
@@ -261,8 +265,8 @@ def _plan_of_file(path: str, collection: EmbeddingCollectionConfig) -> _Plan:
     if not Path(path).is_file():
         raise FileCannotOpenError(f"{_PLAN}: plan_file", f"{path!r} does not exist")
     try:
-        plan = parse_json(Path(path).read_text())
-        held = [
+        plan = parse_json(read_bytes(path))
+        tables_of_gpus = [
             [
                 (group["table_placement_strategy"], [int(lookup) for lookup in group["local_embedding_list"]])
                 for group in gpu
@@ -274,14 +278,14 @@ def _plan_of_file(path: str, collection: EmbeddingCollectionConfig) -> _Plan:
             path, f"not a plan: {shortened(repr(error))}; expected a list of groups for every GPU"
         ) from None
     lookups = collection.lookups
-    if any(not 0 <= lookup < len(lookups) for gpu in held for _, group in gpu for lookup in group):
+    if any(not 0 <= lookup < len(lookups) for gpu in tables_of_gpus for _, group in gpu for lookup in group):
         raise BrokenFileError(path, f"names a lookup beyond the {len(lookups)} of the collection")
 
     def names(group: Sequence[int]) -> list[str]:
         # Several lookups of a group may read one table, which is placed once.
         return list(dict.fromkeys(lookups[number].table.name for number in group))
 
-    matrix = [[name for _, group in gpu for name in names(group)] for gpu in held]
-    kinds = {name: kind for gpu in held for kind, group in gpu for name in names(group)}
+    matrix = [[name for _, group in gpu for name in names(group)] for gpu in tables_of_gpus]
+    kinds = {name: kind for gpu in tables_of_gpus for kind, group in gpu for name in names(group)}
     strategy = [(kind, [name for name, own in kinds.items() if own == kind]) for kind in dict.fromkeys(kinds.values())]
     return matrix, strategy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """HugeCTR's enumerations: every member of every release.
 
 The members are also names of the package itself (``hugectr.Adam``), unless two enumerations share the name.
@@ -335,6 +336,22 @@ class DatabaseType_t(Names):  # noqa: N801
     rocks_db = 5
 
 
+class Database_t(Names):  # noqa: N801
+    """Stores behind the parameter server in release 3.2."""
+
+    Redis = 0
+    RocksDB = 1
+    Local = 2
+    Hierarchy = 3
+
+
+class DatabaseHashMapAlgorithm_t(Names):  # noqa: N801
+    """Hash map of a store in memory in releases 3.3 to 3.6."""
+
+    stl = 0
+    phm = 1
+
+
 class DatabaseOverflowPolicy_t(Names):  # noqa: N801
     """Rows that a full store drops."""
 
@@ -356,7 +373,7 @@ class EmbeddingCacheType_t(Names):  # noqa: N801
     Dynamic = 0
     UVM = 1
     Static = 2
-    Stochastic = 3
+    stochastic = 3
 
 
 class InferType(Names):
@@ -398,6 +415,8 @@ __all__ = [  # noqa: RUF022 - in the order of this file
     "HybridEmbeddingType",
     "CommunicationType",
     "DatabaseType_t",
+    "Database_t",
+    "DatabaseHashMapAlgorithm_t",
     "DatabaseOverflowPolicy_t",
     "UpdateSourceType_t",
     "EmbeddingCacheType_t",

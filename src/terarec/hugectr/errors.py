@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The exceptions of the facade: one for each member of `Error_t` that can occur here.
 
 Each is a `HugeCTRError` with its member as ``error``, a RuntimeError (what scripts for HugeCTR expect), and the
@@ -12,13 +13,16 @@ from typing import ClassVar
 
 from terarec.errors import (
     ConfigError,
+    DamagedFileError,
     DataNotFoundError,
     FormatError,
     KeyOutOfRangeError,
     MissingDependencyError,
+    NoSpaceError,
     StorageError,
     TerarecError,
     TrainingError,
+    UnreachableError,
 )
 from terarec.hugectr.enums import Error_t
 
@@ -77,10 +81,18 @@ class OutOfBoundError(HugeCTRError, StorageError):
     error = Error_t.OutOfBound
 
 
-class OutOfMemoryError(HugeCTRError, StorageError):
-    """Memory or a disk is full."""
+class OutOfMemoryError(HugeCTRError, NoSpaceError):
+    """A table, memory or a disk is full."""
 
     error = Error_t.OutOfMemory
+
+
+class StoreError(HugeCTRError, StorageError):
+    """A store that cannot be opened, read or written, though there is space."""
+
+
+class ServerUnreachableError(HugeCTRError, UnreachableError):
+    """A server of a database cannot be reached, or did not answer in time; the message has its host and port."""
 
 
 class FileCannotOpenError(HugeCTRError, DataNotFoundError):
@@ -113,7 +125,10 @@ _MEANINGS: tuple[tuple[type[TerarecError], type[HugeCTRError]], ...] = (
     (DataNotFoundError, FileCannotOpenError),
     (FormatError, BrokenFileError),
     (KeyOutOfRangeError, OutOfBoundError),
-    (StorageError, OutOfMemoryError),
+    (UnreachableError, ServerUnreachableError),
+    (DamagedFileError, BrokenFileError),
+    (NoSpaceError, OutOfMemoryError),
+    (StorageError, StoreError),
     (ConfigError, WrongInputError),
 )
 

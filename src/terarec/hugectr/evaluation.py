@@ -1,10 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
 """Evaluation batch by batch: the metrics, and the tensors of the last batch."""
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from terarec.batch import Batch, to_device
 from terarec.dist import Ranks
 from terarec.hugectr.enums import MetricsType
 from terarec.hugectr.errors import IllegalCallError, LossCannotConvergeError, WrongInputError
+from terarec.io.opening import open_file
 from terarec.metrics import AUC, NDCG, SMAPE, AverageLoss, HitRate
 from terarec.models import GraphModel
 from terarec.nn.precision import Precision, autocast
@@ -28,8 +30,17 @@ _KINDS: dict[MetricsType, type[AUC | AverageLoss | HitRate | NDCG | SMAPE]] = {
 }
 
 
+_NEEDS: dict[MetricsType, str] = {
+    MetricsType.AUC: "labels of both classes",
+    MetricsType.HitRate: "a probability above 0.8",
+    MetricsType.NDCG: "a label above 0",
+}
+
+_logger = logging.getLogger(__name__)
+
+
 class SolverMetrics:
-    """The metrics of a solver.
+    """The metrics of a solver; one without a value (NaN) is named once, as a warning, and reaches no target.
 
     Attributes:
         class_aucs: The AUC of each label's column at the last `finish`; empty without AUC.
@@ -55,6 +66,7 @@ class SolverMetrics:
         self.predictions: dict[str, Tensor] = {}
         self.batch: Batch | None = None
         self._labels = torch.empty(0, num_labels)
+        self._undefined: set[str] = set()
         others = [kind.name for kind in metrics if kind not in (MetricsType.AUC, MetricsType.AverageLoss)]
         if num_labels > 1 and others:
             raise WrongInputError(
@@ -88,7 +100,7 @@ class SolverMetrics:
             sizes = torch.zeros(ranks.size, dtype=torch.int64)
             sizes[ranks.rank] = batch.batch_size
             rows: list[int] = ranks.all_reduce_("samples of an evaluation", sizes).tolist()
-            tensors = {name: ranks.joined(f"tensor {name!r}", held, total, rows) for name, held in tensors.items()}
+            tensors = {name: ranks.joined(f"tensor {name!r}", tensor, total, rows) for name, tensor in tensors.items()}
             labels = ranks.joined("labels of an evaluation", labels, total, rows)
         predictions = model.predictions(tensors)
         _check_numbers(predictions)
@@ -117,10 +129,18 @@ class SolverMetrics:
         """Return the name and value of each metric since the last call, in the solver's order, and reset them."""
         auc = self._metrics.get(MetricsType.AUC)
         self.class_aucs = auc.per_label() if isinstance(auc, AUC) else ()
-        found = [(kind.name, float(metric.compute())) for kind, metric in self._metrics.items()]
+        metrics = [(kind.name, float(metric.compute())) for kind, metric in self._metrics.items()]
         for metric in self._metrics.values():
             metric.reset()
-        return found
+        for kind, (name, value) in zip(self._metrics, metrics, strict=True):
+            if math.isnan(value) and name not in self._undefined and self._ranks.is_first:
+                self._undefined.add(name)
+                _logger.warning(
+                    "%s is undefined (nan) in an evaluation: it needs %s; no target is reached by it",
+                    name,
+                    _NEEDS.get(kind, "samples"),
+                )
+        return metrics
 
     def append_predictions(self, prediction_file: str, label_file: str) -> None:
         """Append the last batch to two files; see `Model.export_predictions`."""
@@ -130,9 +150,9 @@ class SolverMetrics:
             return
         predictions = torch.cat(list(self.predictions.values()), dim=1)
         for path, values in ((prediction_file, predictions), (label_file, self._labels)):
-            with Path(path).open("a", encoding="ascii") as file:
+            with open_file(path, "ab") as file:
                 # Six digits and a space behind each, as a C++ stream of floats writes them.
-                file.write("".join(f"{value:.6g} " for value in values.flatten().tolist()))
+                file.write("".join(f"{value:.6g} " for value in values.flatten().tolist()).encode())
 
 
 def _of_label(predictions: Tensor, label: Tensor) -> Tensor:

@@ -1,13 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
 """`Model.fit`: training by iterations, epochs or passes, with the release's actions between iterations."""
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
+
+from typing_extensions import override
 
 from terarec.errors import RunInterruptedError
 from terarec.hugectr.compilation import Compiled
@@ -18,6 +22,8 @@ from terarec.hugectr.objects import DataReaderParams, Solver, TrainingCallback
 from terarec.hugectr.schedule import LearningRateScheduler, cadence_of
 from terarec.hugectr.training_cache import TrainingCache
 from terarec.train import Callback, Trainer
+
+_LOGGER = logging.getLogger(__name__)
 
 
 class FittedModel(Protocol):
@@ -61,12 +67,13 @@ class LearningRate(Callback):
     def __init__(self, model: FittedModel) -> None:
         self._model = model
 
+    @override
     def on_step_start(self, trainer: Trainer) -> None:
-        """Set the next learning rate."""
         trainer.optimizers.lr = self._model.get_learning_rate_scheduler().get_next()
 
+    @override
     def on_epoch_end(self, trainer: Trainer) -> None:
-        """Advance by a step for the call of HugeCTR's loop that finds no more data."""
+        # HugeCTR's loop makes a step for the call that finds no more data.
         if not _repeats(trainer) and not trainer.is_stopped:
             self.on_step_start(trainer)
 
@@ -107,7 +114,7 @@ class Iterations(Callback):
     def __init__(
         self,
         model: FittedModel,
-        made: Compiled,
+        compiled: Compiled,
         log: FitLog,
         every: Intervals,
         *,
@@ -116,11 +123,12 @@ class Iterations(Callback):
     ) -> None:
         self.index = -1
         self.of_what = ""
-        self._model, self._made, self._log, self._every = model, made, log, every
+        self._model, self._made, self._log, self._every = model, compiled, log, every
         self._checks_loss = checks_loss
         self._cadence = cadence_of(model.solver.compat_release)
         self._target = model.solver.metrics_spec.get(MetricsType.AUC, math.inf) if has_target else math.inf
 
+    @override
     def on_step(self, trainer: Trainer) -> None:
         """Display, evaluate and save if they are due after an iteration.
 
@@ -135,8 +143,8 @@ class Iterations(Callback):
         elif self._cadence.saves(self.index, self._every.snapshot):
             self._model.save_params_to_files(self._every.snapshot_prefix, self._cadence.saved_number(self.index))
 
+    @override
     def on_epoch_end(self, trainer: Trainer) -> None:
-        """Count the call that finds no more data, where the release does."""
         if self._cadence.counts_end and not _repeats(trainer) and not trainer.is_stopped:
             self.on_step(trainer)
 
@@ -149,11 +157,11 @@ class Iterations(Callback):
         stop_requests = [callback.on_eval_start(self.index) for callback in callbacks]
         if any(stop_requests):
             return True
-        found = self._measure()
-        stop_requests = [callback.on_eval_end(self.index, dict(found)) for callback in callbacks]
+        metrics = self._measure()
+        stop_requests = [callback.on_eval_end(self.index, dict(metrics)) for callback in callbacks]
         if any(stop_requests):
             return True
-        is_hit = found.get("AUC", -math.inf) > self._target
+        is_hit = metrics.get("AUC", -math.inf) > self._target
         if is_hit:
             self._log.hit(self._target, self._cadence.number(self.index), self.of_what)
         return is_hit
@@ -167,9 +175,9 @@ class Iterations(Callback):
                 break
         if not solver.repeat_dataset:
             self._made.eval_reader.set_source()
-        found = dict(self._made.evaluation.finish())
-        self._log.metrics(found, self._made.evaluation.class_aucs, time.perf_counter() - began)
-        return found
+        metrics = dict(self._made.evaluation.finish())
+        self._log.metrics(metrics, self._made.evaluation.class_aucs, time.perf_counter() - began)
+        return metrics
 
     def _log_progress(self, trainer: Trainer) -> None:
         if not self._cadence.shows(self.index, self._every.display):
@@ -199,13 +207,13 @@ class ScriptCallbacks(Callback):
         self._callbacks = callbacks
         self._iterations, self._log = iterations, log
 
+    @override
     def on_start(self, trainer: Trainer) -> None:
-        """Call ``on_training_start``."""
         for callback in self._callbacks:
             callback.on_training_start()
 
+    @override
     def on_finish(self, trainer: Trainer) -> None:
-        """Print the end, unless something ended it early, and call ``on_training_end``."""
         if not trainer.is_stopped:
             self._log.finish(f"{self._iterations.of_what} with batchsize:")
         for callback in self._callbacks:
@@ -239,7 +247,7 @@ class Fit:
     def __init__(
         self,
         model: FittedModel,
-        made: Compiled,
+        compiled: Compiled,
         every: Intervals,
         cache: TrainingCache | None,
         *,
@@ -266,17 +274,17 @@ class Fit:
                     "fit: num_epochs", f"got {num_epochs}, expected more than 0 with repeat_dataset=False"
                 )
             self._train_all = partial(self._by_epochs, num_epochs)
-        self._model, self._made, self._every = model, made, every
+        self._model, self._made, self._every = model, compiled, every
         self._log = FitLog(solver)
         self.iterations = Iterations(
             model,
-            made,
+            compiled,
             self._log,
             every,
             has_target=solver.repeat_dataset or cache is None,
             checks_loss=solver.gen_loss_summary or not solver.repeat_dataset,
         )
-        self.is_running = False
+        self.is_running = self._was_warned = False
 
     def run(self) -> None:
         """Train by iterations with ``repeat_dataset=True``, else by passes with a training cache, else by epochs."""
@@ -322,6 +330,14 @@ class Fit:
         """Train once over `source`."""
         reader, trainer = self._made.train_reader, self._made.trainer
         reader.set_source(source)
+        if reader.has_no_batch and not self._was_warned:
+            self._was_warned = True
+            _LOGGER.warning(
+                "fit: %s holds fewer samples than a batch of %d, and drop_incomplete_batch=True leaves them out: there "
+                "is no iteration, as in HugeCTR; expected a smaller batchsize, or drop_incomplete_batch=False",
+                source,
+                self._model.solver.batchsize,
+            )
         trainer.begin_epoch()
         # One epoch more than the trainer has done in all calls.
         trainer.spec = replace(trainer.spec, repeat=False, max_steps=None, epochs=trainer.epoch + 1)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model's graph as JSON, which `Model.graph_to_json` writes and `Model.construct_from_json` reads."""
 
 from __future__ import annotations
@@ -177,13 +178,13 @@ def read_input(data: JsonObject) -> Input:
     label, dense = data.child("label"), data.child("dense")
     tops, dims = label.take("top", scalar_or_list(STRING)), label.take("label_dim", scalar_or_list(integer(1)))
     weights = label.take("label_weights", list_of(number()), [])
-    given: dict[str, Any] = {"label_dims": dims, "label_names": tops}
+    values: dict[str, Any] = {"label_dims": dims, "label_names": tops}
     if weights:
-        given["label_weights"] = weights
+        values["label_weights"] = weights
     if len(tops) == 1 and not weights:
-        given = {"label_dim": dims[0], "label_name": tops[0]}
-    made = Input(
-        **given,
+        values = {"label_dim": dims[0], "label_name": tops[0]}
+    part = Input(
+        **values,
         dense_name=dense.take("top", STRING),
         dense_dim=dense.take("dense_dim", integer(0)),
         data_reader_sparse_param_array=[_read_slots(slots) for slots in data.children("sparse")],
@@ -191,7 +192,7 @@ def read_input(data: JsonObject) -> Input:
     for clause in (label, dense):
         clause.finish()
     data.finish(_OF_READERS)
-    return made
+    return part
 
 
 def _read_slots(data: JsonObject) -> DataReaderSparseParam:
@@ -293,7 +294,7 @@ def read_embedding(data: JsonObject, kind: Embedding_t) -> SparseEmbedding:
     # Files may hold both, where a call has one form for MiB and one for rows: the rows are the exact number.
     if room.get("max_vocabulary_size_per_gpu"):
         room.pop("workspace_size_per_gpu_in_mb", None)
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         **room,
         "embedding_type": kind,
         "embedding_vec_size": values.take("embedding_vec_size", integer(1)),
@@ -303,10 +304,10 @@ def read_embedding(data: JsonObject, kind: Embedding_t) -> SparseEmbedding:
         "sparse_embedding_name": data.take("top", scalar_or_list(STRING))[0],
     }
     if data.has("optimizer"):
-        given["optimizer"] = read_optimizer(data.child("optimizer"))
+        arguments["optimizer"] = read_optimizer(data.child("optimizer"))
     values.finish(("max_vocabulary_size_global", "plan_file"))
     data.finish(_IGNORED)
-    return data.make(SparseEmbedding, given)
+    return data.make(SparseEmbedding, arguments)
 
 
 def collection_to_json(config: EmbeddingCollectionConfig) -> dict[str, Any]:
@@ -374,20 +375,20 @@ def _read_table(data: JsonObject) -> EmbeddingTableConfig:
     name = data.take("name", STRING)
     rows, width = data.take("max_vocabulary_size", integer(-1)), data.take("ev_size", integer(1))
     optimizer = read_optimizer(data.child("optimizer")) if data.has("optimizer") else None
-    made = EmbeddingTableConfig(name, rows, width, optimizer)
+    config = EmbeddingTableConfig(name, rows, width, optimizer)
     if data.has("id_space"):
-        made = EmbeddingTablePlaceHolder(data.take("id_space", integer(0)), rows, width, opt_params=optimizer)
+        config = EmbeddingTablePlaceHolder(data.take("id_space", integer(0)), rows, width, opt_params=optimizer)
     data.finish()
-    return made
+    return config
 
 
 def _read_lookup(data: JsonObject, tables: dict[str, EmbeddingTableConfig]) -> dict[str, Any]:
     table = data.take("table", one_of(*tables))
-    found = {
+    values = {
         "table_config": tables[table],
         "bottom_name": data.take("bottom", STRING),
         "top_name": data.take("top", STRING),
         "combiner": data.take("combiner", STRING),
     }
     data.finish()
-    return found
+    return values

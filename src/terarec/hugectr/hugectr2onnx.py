@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """HugeCTR's converter of trained models to ONNX files, the package ``hugectr2onnx`` that scripts import."""
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from terarec.export import EXPORTED_KINDS, KeyInput, export_onnx
+from terarec.export import KeyInput, export_onnx
 from terarec.hugectr.dense_weights import load_dense
 from terarec.hugectr.embedding_collection import EmbeddingCollectionConfig
 from terarec.hugectr.errors import WrongInputError, as_hugectr_errors
@@ -25,11 +26,11 @@ from terarec.spec import DynamicTableSpec, GraphEmbedding, GraphSpec
 converter = hugectr_loader = sys.modules[__name__]
 sys.modules |= {f"{__name__}.{name}": converter for name in ("converter", "hugectr_loader")}
 
-ONNX_LAYER_TYPES = {kind.name for kind, found in layer_formats().items() if found.layer in EXPORTED_KINDS}
-"""Members of `Layer_t` that ONNX files can hold."""
+EXEMPTION_LAYER_TYPES = {"Cast"}
+"""Members of `Layer_t` that `convert` rejects, as HugeCTR's does."""
 
-EXEMPTION_LAYER_TYPES = {kind.name for kind in layer_formats()} - ONNX_LAYER_TYPES
-"""The others, which `convert` rejects."""
+ONNX_LAYER_TYPES = {kind.name for kind in layer_formats()} - EXEMPTION_LAYER_TYPES
+"""The others."""
 
 
 @as_hugectr_errors("convert")
@@ -44,8 +45,9 @@ def convert(
 ) -> None:
     """Write an ONNX file with the predictions of a trained model.
 
-    Its inputs are the dense tensor, then with `convert_embedding` the keys int64[batch, slots, most keys] of each
-    sparse input, otherwise the vectors of each embedding, float32[batch, slots, width]. See docs/export.md.
+    Its inputs are the dense tensor, also where it has no numbers, then with `convert_embedding` the keys
+    int64[batch, slots, most keys] of each sparse input, otherwise the vectors of each embedding,
+    float32[batch, slots, width]. See docs/export.md.
 
     Args:
         onnx_model_path: The file.
@@ -58,16 +60,18 @@ def convert(
 
     Raises:
         WrongInputError: Another number of folders than embeddings, an embedding collection with `convert_embedding`, a
-            clause of the graph that is not accepted, or a layer that ONNX files cannot hold.
+            clause of the graph that is not accepted, or a Cast layer.
         FileCannotOpenError: A missing file.
         BrokenFileError: A file of another model.
-        InvalidEnvError: ``onnx`` is not installed.
+        InvalidEnvError: ``onnxscript`` is not installed.
     """
     # Solver and optimizer matter to training alone; predictions depend on neither.
     network = Network(Solver(), OptParamsPy())
     for part in read_graph(read_json(graph_config)).parts:
         network.add(part)
     spec = network.plan({}).spec
+    if any(layer.kind == "cast" for layer in spec.layers):
+        raise WrongInputError("convert: layer cast", "has no form in the files of HugeCTR's converter, expected others")
     # Tables that are left out of the file may be larger than the memory of this machine.
     model = GraphModel(spec if convert_embedding else _without_rows(spec), seed=0).eval()
     # BatchNorm predicts by its running statistics: without their file it would be a layer that never trained.
@@ -80,6 +84,7 @@ def convert(
         embeddings=convert_embedding,
         key_inputs=_key_inputs(network.inputs) if convert_embedding else (),
         name=graph_name,
+        has_empty_dense=True,
     )
 
 

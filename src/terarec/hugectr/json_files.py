@@ -1,7 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
 """Objects of a JSON file, whose errors name the path to the wrong value, and the optimizers in them."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar, cast
 
@@ -11,11 +13,13 @@ from terarec.hugectr.errors import BrokenFileError, FileCannotOpenError, WrongIn
 from terarec.hugectr.objects import OptimizerWithSchedule, OptParamsPy
 from terarec.hugectr.schema.record import Record
 from terarec.hugectr.schema.types import BOOL, Type, member_name, one_of
-from terarec.io import atomic_entries, folder_and_name, read_text
-from terarec.io import write_json as write_json_file
+from terarec.io.directories import atomic_entries
+from terarec.io.files import write_json as write_json_file
+from terarec.io.remote import folder_and_name, read_text
 from terarec.spec.checks import REQUIRED, nearest_or_all, quoted
 from terarec.spec.codec import parse_json
 
+_LOGGER = logging.getLogger(__name__)
 Value = TypeVar("Value")
 Made = TypeVar("Made", bound=Record)
 
@@ -58,9 +62,9 @@ class JsonObject:
         try:
             return kind.read(self._data[key])
         except (ValueError, TypeError):
-            found = self._data[key]
-            problem = f"got {quoted(found)}, expected {kind.expected}"
-            raise WrongInputError(f"{self.where}.{key}", problem, field=key, received=found) from None
+            value = self._data[key]
+            problem = f"got {quoted(value)}, expected {kind.expected}"
+            raise WrongInputError(f"{self.where}.{key}", problem, field=key, received=value) from None
 
     def child(self, key: str) -> JsonObject:
         """Return the object of `key`; an empty one where there is none."""
@@ -84,10 +88,10 @@ class JsonObject:
         """
         self.accept(key)
         self._left.discard(key)
-        found = self._data.get(key)
-        if not isinstance(found, list):
-            raise WrongInputError(f"{self.where}.{key}", f"got {quoted(found)}, expected a list")
-        return [JsonObject(item, f"{self.where}.{key}[{place}]") for place, item in enumerate(found)]
+        entries = self._data.get(key)
+        if not isinstance(entries, list):
+            raise WrongInputError(f"{self.where}.{key}", f"got {quoted(entries)}, expected a list")
+        return [JsonObject(item, f"{self.where}.{key}[{place}]") for place, item in enumerate(entries)]
 
     def finish(self, ignored: Collection[str] = ()) -> None:
         """Raise if a key was not taken and is not among `ignored`.
@@ -100,6 +104,14 @@ class JsonObject:
         if left:
             hint = nearest_or_all(left[0], sorted(self._known | set(ignored)))
             raise WrongInputError(self.where, f"got an unknown key {left[0]!r}, {hint}", field=left[0])
+
+    def warn_unknown(self) -> None:
+        """Log a warning for each key that was not taken."""
+        for key in sorted(self._left):
+            _LOGGER.warning(
+                "%s: ignores the unknown key %r, %s", self.where, key, nearest_or_all(key, sorted(self._known))
+            )
+        self._left.clear()
 
     def make(self, cls: type[Made], arguments: Mapping[str, Any]) -> Made:
         """Return the object that a HugeCTR call creates from `arguments`, the values of this object.
@@ -133,8 +145,8 @@ def read_json(path: str) -> JsonObject:
 def write_json(path: str, data: object) -> None:
     """Write `data` to the file `path`, atomically."""
     folder, name = folder_and_name(path)
-    with atomic_entries(folder) as held:
-        write_json_file(held / name, data)
+    with atomic_entries(folder) as local:
+        write_json_file(local / name, data)
 
 
 KEY_TYPES = one_of("I32", "I64")
@@ -174,8 +186,8 @@ def read_optimizer(data: JsonObject) -> OptParamsPy:
     Raises:
         WrongInputError: An unknown kind or key, or a value that is not accepted.
     """
-    given = _read(data, OptParamsPy)
-    return data.make(OptParamsPy, {name: value for name, value in given.items() if name not in SCHEDULE})
+    params = _read(data, OptParamsPy)
+    return data.make(OptParamsPy, {name: value for name, value in params.items() if name not in SCHEDULE})
 
 
 def read_optimizer_with_schedule(data: JsonObject) -> OptimizerWithSchedule:
@@ -190,10 +202,10 @@ def read_optimizer_with_schedule(data: JsonObject) -> OptimizerWithSchedule:
 def _read(data: JsonObject, cls: type[OptParamsPy]) -> dict[str, Any]:
     kind = data.take("type", member_name(Optimizer_t))
     # `global_update`, a flag, is the older spelling of `update_type`, which counts where a file has both.
-    given: dict[str, Any] = {"optimizer_type": kind, "update_type": Update_t.Local}
+    arguments: dict[str, Any] = {"optimizer_type": kind, "update_type": Update_t.Local}
     if data.take("global_update", BOOL, False):
-        given["update_type"] = Update_t.Global
-    given["update_type"] = data.take("update_type", member_name(Update_t), given["update_type"])
+        arguments["update_type"] = Update_t.Global
+    arguments["update_type"] = data.take("update_type", member_name(Update_t), arguments["update_type"])
     clause, keys = HYPERPARAMETERS[kind]
     values = data.child(clause)
     for key in (*keys, *SCHEDULE):
@@ -202,8 +214,8 @@ def _read(data: JsonObject, cls: type[OptParamsPy]) -> dict[str, Any]:
             # Files up to 3.0 have the rate's keys with every optimizer: for a plain one they are validated and left
             # out.
             owner = cls if key in cls.names() else OptimizerWithSchedule
-            given[key] = values.take(key, owner.parameter(key).type)
+            arguments[key] = values.take(key, owner.parameter(key).type)
     values.finish()
     # A file may also hold the parameters of other kinds, which are ignored.
     data.finish([name for name, _ in HYPERPARAMETERS.values()])
-    return given
+    return arguments

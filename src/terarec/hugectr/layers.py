@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """HugeCTR's dense layers: as terarec's layers, and as JSON."""
 
 from __future__ import annotations
@@ -53,15 +54,15 @@ class LayerFormat:
 def layer_formats() -> Mapping[Layer_t, LayerFormat]:
     """Return the format of every kind of layer, from ``schema/layer_json.toml``."""
     files = load_toml("layer_json")
-    return {Layer_t[kind]: LayerFormat(found["layer"], _json_keys(found)) for kind, found in files.items()}
+    return {Layer_t[kind]: LayerFormat(section["layer"], _json_keys(section)) for kind, section in files.items()}
 
 
-def _json_keys(found: Mapping[str, Mapping[str, Any]]) -> tuple[JsonKey, ...]:
-    others = found.get("other_spellings", {})
+def _json_keys(section: Mapping[str, Mapping[str, Any]]) -> tuple[JsonKey, ...]:
+    others = section.get("other_spellings", {})
     return tuple(
         JsonKey(parameter, tuple(key.split(".")), clause == "optional_keys", tuple(others.get(key, ())))
         for clause in ("keys", "optional_keys")
-        for key, parameter in found.get(clause, {}).items()
+        for key, parameter in section.get(clause, {}).items()
     )
 
 
@@ -106,11 +107,11 @@ def graph_layer(layer: DenseLayer) -> GraphLayer:
         tops = tops[:1]
         # Interaction reads the dense vector and the embeddings; the scratch of the others is their second bottom.
         bottoms = bottoms if layer.layer_type is Layer_t.Interaction else bottoms[:1]
-    given = layer.values()
+    values = layer.values()
     options = {
-        option.name: _native(given[SOURCES.get(option.name, option.name)])
+        option.name: _native(values[SOURCES.get(option.name, option.name)])
         for option in LAYERS[kind].options
-        if SOURCES.get(option.name, option.name) in given
+        if SOURCES.get(option.name, option.name) in values
     }
     if layer.layer_type is Layer_t.MLP:
         options |= _mlp_options(layer)
@@ -218,30 +219,30 @@ def read_layer(data: JsonObject, kind: str) -> DenseLayer:
         raise WrongInputError(
             f"{data.where}.type", f"got {quoted(kind)}, expected one of {', '.join(Layer_t.__members__)}"
         )
-    given: dict[str, Any] = {"layer_type": layer_type, "bottom_names": [], "top_names": []}
+    values: dict[str, Any] = {"layer_type": layer_type, "bottom_names": [], "top_names": []}
     for end in ("bottom", "top"):
-        given[f"{end}_names"] = data.take(end, scalar_or_list(STRING))
+        values[f"{end}_names"] = data.take(end, scalar_or_list(STRING))
     keys = layer_formats()[layer_type].keys
     inside = {key.path[0]: data.child(key.path[0]) for key in keys if len(key.path) == 2}
     for key in keys:
         holder = inside[key.path[0]] if len(key.path) == 2 else data
         for name in (key.path[-1], *key.others):
             if holder.has(name):
-                given[key.parameter] = holder.take(name, _json_type(key.parameter))
+                values[key.parameter] = holder.take(name, _json_type(key.parameter))
     if layer_type in LOSSES and data.has("regularizer"):
-        given |= {"use_regularizer": True, "regularizer_type": data.take("regularizer", member_name(Regularizer_t))}
+        values |= {"use_regularizer": True, "regularizer_type": data.take("regularizer", member_name(Regularizer_t))}
     # A file has the slots alone; the call needs the flag that says to take them.
-    if given.get("selected_slots"):
-        given["selected"] = True
+    if values.get("selected_slots"):
+        values["selected"] = True
     for holder in (*inside.values(), data):
         holder.finish(_UNREAD)
-    return data.make(DenseLayer, given)
+    return data.make(DenseLayer, values)
 
 
 def _json_type(parameter: str) -> Type[Any]:
     """Return the type of a `DenseLayer` parameter in JSON files, where members of enumerations are names."""
-    found = DenseLayer.parameter(parameter)
-    default, kind = found.default, found.type
+    described = DenseLayer.parameter(parameter)
+    default, kind = described.default, described.type
     if isinstance(default, Enum):
         return member_name(type(default))
     return list_of(member_name(Activation_t)) if parameter == "activations" else kind

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Output of a model: lines with a prefix, the messages of `Model.fit` and the table of `Model.summary`."""
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from terarec.hugectr.graph_json import Part, kind_name
 from terarec.hugectr.network import tensors_of
 from terarec.hugectr.objects import Input, Solver
 from terarec.hugectr.processes import rank
-from terarec.hugectr.schema.types import release_number
+from terarec.hugectr.release import release_number
 from terarec.models.graph import tensor_shapes
 from terarec.nn.layer import TensorShape
 from terarec.spec import GraphSpec
@@ -89,9 +90,9 @@ class FitLog:
         self._log(f"Iter: {iteration} Time({display} iters): {now - self._shown_at:.6g}s Loss: {loss:.6g} lr:{lr:.6g}")
         self._shown_at = now
 
-    def metrics(self, found: Mapping[str, float], class_aucs: Sequence[float], seconds: float) -> None:
+    def metrics(self, values: Mapping[str, float], class_aucs: Sequence[float], seconds: float) -> None:
         """Print the metrics of an evaluation; of several labels, the AUC of each before their mean."""
-        for name, value in found.items():
+        for name, value in values.items():
             # HugeCTR shows the AUC of each task, and their mean where it shows one number.
             if name == "AUC" and len(class_aucs) > 1:
                 self._log(f"Evaluation, AUC: {{{', '.join(f'{auc:f}' for auc in class_aucs)}}}")

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`Model`, which scripts build, train, evaluate and save."""
 
 from __future__ import annotations
@@ -200,7 +201,7 @@ class Model:
                 but an integer, or an unknown name.
             LossCannotConvergeError: The loss is NaN.
         """
-        made = self._compiled("fit")
+        compiled = self._compiled("fit")
         if data_source_params is not None:
             self.solver = self.solver.with_values(data_source_params=data_source_params)
         solver = self.solver
@@ -209,7 +210,7 @@ class Model:
             num_epochs, max_iter, display = solver.num_epochs, solver.max_iter, solver.display
             eval_interval, snapshot = solver.eval_interval, solver.snapshot
         every = Intervals(display=display, evaluation=eval_interval, snapshot=snapshot, snapshot_prefix=snapshot_prefix)
-        self._fit = Fit(self, made, every, self._cache, num_epochs=num_epochs, max_iter=max_iter)
+        self._fit = Fit(self, compiled, every, self._cache, num_epochs=num_epochs, max_iter=max_iter)
         self._fit.run()
 
     def train(self, is_first_batch: bool = True) -> bool:
@@ -220,17 +221,17 @@ class Model:
             OutOfBoundError: An embedding holds more keys than its workspace has room for, or a key outside its table.
             BrokenFileError: A file is damaged.
         """
-        made = self._compiled("train")
-        reader = started(made.train_reader, "train")
+        compiled = self._compiled("train")
+        reader = started(compiled.train_reader, "train")
         batch = reader.next_batch()
         if batch is None:
             return False
         # The loss is a mean over the batch of all ranks, of which this one has read its share.
         totals = None if reader.share is None else [reader.batch_rows]
         with as_hugectr_errors("train"):
-            made.trainer.train_step(to_device(batch, made.model.device), totals=totals)
+            compiled.trainer.train_step(to_device(batch, compiled.model.device), totals=totals)
         # A script's own loop has no callbacks, which `fit` runs.
-        made.capacity_check.on_step(made.trainer)
+        compiled.capacity_check.on_step(compiled.trainer)
         return True
 
     def eval(self, is_first_batch: bool = True, *, eval_batch: int = -1) -> bool:
@@ -240,14 +241,14 @@ class Model:
             IllegalCallError: With a reader that was not started.
             LossCannotConvergeError: Predictions are NaN.
         """
-        made = self._compiled("eval")
-        reader = started(made.eval_reader, "eval")
+        compiled = self._compiled("eval")
+        reader = started(compiled.eval_reader, "eval")
         batch = reader.next_batch()
         if batch is None:
             return False
         total = batch.batch_size if reader.share is None else reader.batch_rows
         with as_hugectr_errors("eval"):
-            made.evaluation.score(made.model, batch, made.trainer.spec.precision, total=total)
+            compiled.evaluation.score(compiled.model, batch, compiled.trainer.spec.precision, total=total)
         return True
 
     def get_current_loss(self) -> float:
@@ -301,10 +302,10 @@ class Model:
         Raises:
             IllegalCallError: With ``repeat_dataset=False``, where `set_source` of a reader starts it.
         """
-        made = self._compiled("start_data_reading")
+        compiled = self._compiled("start_data_reading")
         if not self.solver.repeat_dataset:
             raise IllegalCallError("start_data_reading", "got repeat_dataset=False, expected set_source of the readers")
-        for reader in (made.train_reader, made.eval_reader):
+        for reader in (compiled.train_reader, compiled.eval_reader):
             if not reader.is_started():
                 reader.set_source()
 
@@ -321,11 +322,14 @@ class Model:
         """
         if self.solver.repeat_dataset:
             raise IllegalCallError("set_source", "got repeat_dataset=True, expected epochs (repeat_dataset=False)")
-        given = sources_by_name(args, kwargs)
-        self._reader_params = self.reader_params.with_values(**given)
-        made = self._compiled("set_source")
+        values = sources_by_name(args, kwargs)
+        self._reader_params = self.reader_params.with_values(**values)
+        compiled = self._compiled("set_source")
         # Only the names: HugeCTR's loops open the data of the next epoch, or call `set_source` of a reader.
-        made.train_reader.name, made.eval_reader.name = self.reader_params.source[0], self.reader_params.eval_source
+        compiled.train_reader.name, compiled.eval_reader.name = (
+            self.reader_params.source[0],
+            self.reader_params.eval_source,
+        )
 
     def get_data_reader_train(self) -> DataReader:
         """Return the reader of training data."""
@@ -578,11 +582,11 @@ class Model:
             FileCannotOpenError: Data that is not there.
             BrokenFileError: Data that does not hold what it should.
         """
-        made = self._compiled("save_run")
+        compiled = self._compiled("save_run")
         if self._cache is not None:
             raise IllegalCallError("save_run", "the model has a training cache, expected one that trains on one source")
         is_running = self._fit is not None and self._fit.is_running
-        return run_parts(made, self.reader_params, self.solver, self._scheduler, is_running=is_running)
+        return run_parts(compiled, self.reader_params, self.solver, self._scheduler, is_running=is_running)
 
     def _compiled(self, call: str) -> Compiled:
         if self._made is None:

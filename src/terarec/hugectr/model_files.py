@@ -1,8 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
 """The files of a compiled model: weights and optimizer states of its layers, embeddings and tables."""
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,7 +16,8 @@ from torch import optim
 
 from terarec.checkpoint import Checkpoint, load, save
 from terarec.dist import Ranks
-from terarec.formats.hugectr import COLLECTION_FILES, SPARSE_FOLDER_FILES, STATISTICS_SUFFIX
+from terarec.formats.hugectr.collection import COLLECTION_FILES
+from terarec.formats.hugectr.weights import SPARSE_FOLDER_FILES, STATISTICS_SUFFIX
 from terarec.hugectr.collection_weights import check_collection, dump_collection, dump_folder, load_collection
 from terarec.hugectr.compilation import Compiled
 from terarec.hugectr.data import FileNames, file_url, model_home, stored_path
@@ -38,7 +39,7 @@ from terarec.hugectr.objects import (
     Solver,
     SparseEmbedding,
 )
-from terarec.hugectr.schema.types import release_number
+from terarec.hugectr.release import release_number
 from terarec.hugectr.sparse_weights import (
     EmbeddingFile,
     check_sparse,
@@ -50,7 +51,9 @@ from terarec.hugectr.sparse_weights import (
     save_sparse_optimizer_states,
 )
 from terarec.hugectr.training_cache import TrainingCache
-from terarec.io import atomic_entries, local_copy
+from terarec.io.directories import atomic_entries
+from terarec.io.remote import local_copy
+from terarec.io.removal import mark, remove_tree
 from terarec.models.artifact import load_weights
 from terarec.models.graph import tensor_shapes
 from terarec.storage import AnyTable
@@ -75,12 +78,12 @@ class ModelFiles:
     def __init__(
         self,
         network: Network,
-        made: Compiled,
+        compiled: Compiled,
         solver: Solver,
         optimizer: OptParamsPy,
         source: DataSourceParams | None = None,
     ) -> None:
-        self._network, self._made, self._solver, self._optimizer = network, made, solver, optimizer
+        self._network, self._made, self._solver, self._optimizer = network, compiled, solver, optimizer
         self._source = source_of(solver, source)
         self._key_bytes: Literal[4, 8] = 8 if solver.i64_input_key else 4
 
@@ -161,37 +164,37 @@ class ModelFiles:
         """Write tables as `Model.embedding_dump` does."""
         # A list, so that an unknown name raises before anything is written.
         collections = list(self._collections("embedding_dump", table_names))
-        with atomic_entries(file_url(self._source, path), replaceable=COLLECTION_FILES) as held:
+        with atomic_entries(file_url(self._source, path), replaceable=COLLECTION_FILES) as local:
             for number, tables, names in collections:
-                folder = dump_folder(held, number)
+                folder = dump_folder(local, number)
                 dump_collection(tables, folder, names=names, key_bytes=self._key_bytes)
 
     def load_tables(self, path: str, table_names: Sequence[str]) -> None:
         """Load tables as `Model.embedding_load` does."""
         collections = list(self._collections("embedding_load", table_names))
-        with local_copy(file_url(self._source, path)) as held:
+        with local_copy(file_url(self._source, path)) as local:
             for number, tables, names in collections[1:]:
-                check_collection(tables, dump_folder(held, number), names=names)
+                check_collection(tables, dump_folder(local, number), names=names)
             for number, tables, names in collections:
-                load_collection(tables, dump_folder(held, number), names=names)
+                load_collection(tables, dump_folder(local, number), names=names)
 
     @contextmanager
     def _chosen(self, call: str, files: SparseFiles) -> Iterator[list[tuple[EmbeddingFile, Path]]]:
         """Yield each embedding to load with its path, or with a local copy of its URL."""
-        held = {file.name: file for file in self.embeddings()}
+        files_by_name = {file.name: file for file in self.embeddings()}
         if not isinstance(files, Mapping):
-            if len(files) != len(held):
+            if len(files) != len(files_by_name):
                 raise WrongInputError(
-                    call, f"got {len(files)} files, expected one for each of the {len(held)} embeddings"
+                    call, f"got {len(files)} files, expected one for each of the {len(files_by_name)} embeddings"
                 )
-            files = dict(zip(held, files, strict=True))
+            files = dict(zip(files_by_name, files, strict=True))
         for name in files:
-            if name not in held:
-                raise WrongInputError(call, f"got {name!r}, expected one of {', '.join(held) or 'none'}")
+            if name not in files_by_name:
+                raise WrongInputError(call, f"got {name!r}, expected one of {', '.join(files_by_name) or 'none'}")
         with ExitStack() as stack:
             copies = {name: local_copy(file_url(self._source, path)) for name, path in files.items()}
             # All URLs are copied before the first is read: a missing one must not leave half of the embeddings loaded.
-            yield [(held[name], stack.enter_context(copy)) for name, copy in copies.items()]
+            yield [(files_by_name[name], stack.enter_context(copy)) for name, copy in copies.items()]
 
     def _collections(
         self, call: str, table_names: Sequence[str]
@@ -212,10 +215,10 @@ class ModelFiles:
                 )
         model = self._made.model
         for number, (config, parts) in enumerate(zip(configs, self._made.plan.collections, strict=True)):
-            held = {name: table for part in parts for name, table in model.collection(part).tables.items()}
-            names = [name for name in table_names if name in held]
+            tables = {name: table for part in parts for name, table in model.collection(part).tables.items()}
+            names = [name for name in table_names if name in tables]
             if names or not table_names:
-                yield number, {name: held[name] for name in config.table_names()}, names
+                yield number, {name: tables[name] for name in config.table_names()}, names
 
 
 def describe_graph(network: Network, plan: NetworkPlan, solver: Solver, optimizer: OptParamsPy) -> dict[str, Any]:
@@ -263,36 +266,36 @@ def in_one_process(
     ) -> Callable[Concatenate[Model, Given], None]:
         @wraps(method)
         def wrapped(model: Model, /, *args: Given.args, **kwargs: Given.kwargs) -> None:
-            made = model._made
-            if made is None or made.trainer.ranks.size == 1:
+            compiled = model._made
+            if compiled is None or compiled.trainer.ranks.size == 1:
                 method(model, *args, **kwargs)
                 return
-            ranks, what = made.trainer.ranks, method.__name__
+            ranks, what = compiled.trainer.ranks, method.__name__
             folder = _shared_folder(ranks)
             try:
-                held = save(folder / "held", capture(made.trainer, {}), writers=ranks)
+                saved = save(folder / "held", capture(compiled.trainer, {}), writers=ranks)
 
                 def alone() -> None:
                     # Building a trainer seeds the generator of torch, from which dropout of this model still draws.
                     with torch.random.fork_rng(devices=()):
-                        trainer = made.build_alone()
-                    _restore(trainer, load(held))
+                        trainer = compiled.build_alone()
+                    _restore(trainer, load(saved))
                     # The method sees a model with all rows; the sharded one returns even if it fails.
-                    model._made = replace(made, trainer=trainer, model=trainer.model)  # type: ignore[arg-type]
+                    model._made = replace(compiled, trainer=trainer, model=trainer.model)  # type: ignore[arg-type]
                     try:
                         method(model, *args, **kwargs)
                     finally:
-                        model._made = made
+                        model._made = compiled
                     if changes:
                         save(folder / "changed", capture(trainer, {}))
 
                 ranks.on_first(what, alone)
                 if changes:
-                    _restore(made.trainer, load(folder / "changed" / held.name))
+                    _restore(compiled.trainer, load(folder / "changed" / saved.name))
                     ranks.barrier(what)
             finally:
                 if ranks.is_first:
-                    shutil.rmtree(folder, ignore_errors=True)
+                    remove_tree(folder, ignore_errors=True)
 
         return wrapped
 
@@ -303,6 +306,7 @@ def _shared_folder(ranks: Ranks) -> Path:
     folder = ""
     if ranks.is_first:
         folder = tempfile.mkdtemp(prefix=".terarec-", dir=Path.cwd() if max(ranks.nodes) else None)
+        mark(Path(folder))
     return Path(ranks.gather("folder of a model's rows", folder)[0])
 
 

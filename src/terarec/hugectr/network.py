@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The parts of a model in the order of their calls, and their `GraphSpec` with optimizers."""
 
 from __future__ import annotations
@@ -263,8 +264,8 @@ def _title(part: Part) -> str:
 def _key_of(rule: SparseOptimizerSpec, rules: dict[str, SparseOptimizerSpec]) -> str:
     """Return the name of `rule` in `rules`, to which it is added if it is new."""
     # By value, so that embeddings with equal optimizers share one, and its step count.
-    for name, held in rules.items():
-        if held == rule:
+    for name, own in rules.items():
+        if own == rule:
             return name
     name = f"rows{len(rules)}"
     rules[name] = rule

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The objects that calls of HugeCTR create. Their attributes and signatures are in ``objects.pyi``.
 
 ``python -m tests.hugectr.generate stub > src/terarec/hugectr/objects.pyi`` writes that file.
@@ -126,15 +127,21 @@ class ModelOversubscriberParams(Record, call="CreateMOS"):
 
 
 class VolatileDatabaseParams(Record, call="VolatileDatabaseParams"):
-    """The memory or the server that keeps the rows of served tables."""
+    """The memory or the server that keeps the rows of served tables; its attributes may be set."""
+
+    is_writable = True
 
 
 class PersistentDatabaseParams(Record, call="PersistentDatabaseParams"):
-    """The disk that keeps the rows of served tables."""
+    """The disk that keeps the rows of served tables; its attributes may be set."""
+
+    is_writable = True
 
 
 class UpdateSourceParams(Record, call="UpdateSourceParams"):
-    """A queue of changed rows."""
+    """A queue of changed rows; its attributes may be set."""
+
+    is_writable = True
 
 
 class InferenceParams(Record, call="InferenceParams"):
@@ -148,7 +155,7 @@ class ParameterServerConfig(Record, call="ParameterServerConfig"):
 
 
 class ParameterServer:
-    """The tables of models of release 3.0, which `CreateParameterServer` loads."""
+    """The tables of models: `inference.ParameterServer`, which `CreateParameterServer` makes in release 3.0."""
 
     def close(self) -> None:
         """Free the memory of the tables."""
@@ -158,7 +165,7 @@ CLASSES.add("ParameterServer", ParameterServer)
 
 
 class EmbeddingCache:
-    """The caches of a model's tables in release 3.0, which `CreateEmbeddingCache` makes."""
+    """The caches of a model's tables, of `ParameterServer.get_embedding_cache`, or `CreateEmbeddingCache` of 3.0."""
 
     def close(self) -> None:
         """Free the memory of the caches."""

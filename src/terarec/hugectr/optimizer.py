@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """hugectr.optimizer of 3.0, and optimizers of every release as terarec's: of dense layers and of embeddings."""
 
 from __future__ import annotations

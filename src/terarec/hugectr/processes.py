@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The processes that torchrun or mpirun started with this one, which train a script's models together."""
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ def ranks() -> Ranks:
     from terarec.dist import join  # loads torch
 
     with as_hugectr_errors("start"):
-        found = join()
-    atexit.register(_leave, found)
-    return found
+        joined = join()
+    atexit.register(_leave, joined)
+    return joined
 
 
 def rank() -> int:
@@ -39,10 +40,10 @@ def rank() -> int:
     return 0 if launched is None else launched.rank
 
 
-def _leave(found: Ranks) -> None:
+def _leave(joined: Ranks) -> None:
     # At exit another process may be gone already, which is not an error of this one.
     with suppress(RuntimeError):
-        found.close()
+        joined.close()
 
 
 class Communicator:
@@ -85,8 +86,8 @@ class Communicator:
 
     def gather(self, value: Data, root: int = 0) -> list[Data] | None:
         """Return the values of all processes to `root`."""
-        found = self.allgather(value)
-        return found if self.rank == root else None
+        values = self.allgather(value)
+        return values if self.rank == root else None
 
     def allgather(self, value: Data) -> list[Data]:
         """Return the values of all processes."""
@@ -94,15 +95,15 @@ class Communicator:
 
     def reduce(self, value: Number, op: str = "sum", root: int = 0) -> Number | None:
         """Return `op` over all processes to `root`."""
-        found = self.allreduce(value, op)
-        return found if self.rank == root else None
+        total = self.allreduce(value, op)
+        return total if self.rank == root else None
 
     def allreduce(self, value: Number, op: str = "sum") -> Number:
         """Return `op` over all processes."""
-        found = self.allgather(value)
+        values = self.allgather(value)
         if op == "sum":
-            return sum(found)
-        return max(found) if op == "max" else min(found)
+            return sum(values)
+        return max(values) if op == "max" else min(values)
 
     def Abort(self, errorcode: int = 0) -> None:  # noqa: N802
         """Exit; the other processes exit as well."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`DataReaderParams` as readers of records."""
 
 from __future__ import annotations
@@ -8,23 +9,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from typing_extensions import override
+
 from terarec.batch import Batch
 from terarec.data import RankShare
-from terarec.data.records import (
-    NormSource,
-    ParquetSource,
-    RawAsyncSource,
-    RawSource,
-    RecordLayout,
-    RecordReader,
-    RecordSource,
-    SparseInput,
-)
+from terarec.data.batch_stream import BatchStream
+from terarec.data.feed import StreamOptions
+from terarec.data.records import NormSource, ParquetSource, RawAsyncSource, RawSource
+from terarec.data.records.reader import RecordDecoder, record_feed
+from terarec.data.records.sources import RecordSource
 from terarec.hugectr.data import file_url
 from terarec.hugectr.enums import Check_t, DataReaderType_t
 from terarec.hugectr.errors import IllegalCallError, WrongInputError, as_hugectr_errors
 from terarec.hugectr.objects import AsyncParam, DataReaderParams, Input, Solver
-from terarec.spec import RecordKind
+from terarec.spec import RecordLayout, SparseInput
+from terarec.spec.dataset import RecordKind
 
 OpenSource = Callable[[str], RecordSource]
 
@@ -37,15 +36,13 @@ KIND_OF_READER: Mapping[DataReaderType_t, RecordKind] = {
 """Formats of HugeCTR as ``records.json`` names them."""
 
 
-class DataReader:
+class DataReader(BatchStream):
     """One of the two readers of a model, which `Model.get_data_reader_train` and ``..._eval`` return.
 
-    It is a `terarec.data.BatchReader` that continues where it stopped: only `set_source` starts over.
+    It continues where it stopped: only `set_source` starts over. It has no batch before.
 
     Attributes:
-        repeat: Whether the data starts over at its end.
         name: Name of the data to read.
-        records: The reader of the data, a `terarec.data.BatchReader`; None until `set_source` is called.
 
     Args:
         open_source: Function that opens the data of a name.
@@ -71,23 +68,22 @@ class DataReader:
         share: RankShare | None = None,
     ) -> None:
         self.name = name
-        self.repeat = repeat
-        self.records: RecordReader | None = None
         self._open = open_source
-        self._share = share
-        self._make = partial(
-            RecordReader,
+        self._decoder = RecordDecoder()
+        self._batches: Iterator[Batch] | None = None
+        self._is_started = self._is_eof = False
+        options = StreamOptions(
             batch_size=batch_size,
             shuffle=shuffle_seed is not None,
-            shuffles_rows=False,  # HugeCTR's reader keeps the order inside a block, too
             seed=shuffle_seed or 0,
             drop_last=drop_last and not repeat,  # a stream has no short batch
             repeat=repeat,
             # Scripts ask for the workers of a server with many GPUs; more threads than cores only cost memory.
             threads=min(threads, os.cpu_count() or 1),
+            prefetch=0,
         )
-        self._batches: Iterator[Batch] | None = None
-        self._is_eof = False
+        super().__init__(None, options)
+        self.take_share(share)
 
     def set_source(self, file_name: str = "") -> None:
         """Read `file_name` from its start, or the current data if no name is given.
@@ -98,12 +94,10 @@ class DataReader:
         """
         with as_hugectr_errors("set_source"):
             source = self._open(file_name or self.name)
-            if self.records is None:
-                self.records = self._make(source)
-                self.records.take_share(self._share)
-            else:
-                self.records.set_source(source)
-        self.name, self._batches, self._is_eof = file_name or self.name, None, False
+            # HugeCTR's reader keeps the order inside a block, too.
+            self.replace_feed(record_feed(source, self._decoder, shuffles_rows=False))
+        self.name = file_name or self.name
+        self._is_started, self._is_eof = True, False
 
     def set_file_list_source(self, file_list: str = "") -> None:
         """Call `set_source`, under its name in release 2.3."""
@@ -121,28 +115,7 @@ class DataReader:
 
     def is_started(self) -> bool:
         """Return whether there is data to read."""
-        return self.records is not None
-
-    @property
-    def share(self) -> RankShare | None:
-        """The rank whose samples are read alone; None for whole batches."""
-        return self._share
-
-    @property
-    def batch_rows(self) -> int:
-        """Samples of the last batch, those of all ranks."""
-        return 0 if self.records is None else self.records.batch_rows
-
-    def take_share(self, share: RankShare | None) -> None:
-        """Read the samples of one rank alone, from the start on; see `terarec.data.BatchReader`."""
-        self._share, self._batches = share, None
-        if self.records is not None:
-            self.records.take_share(share)
-
-    @property
-    def num_skipped(self) -> int:
-        """Number of records skipped so far because of a wrong checksum."""
-        return 0 if self.records is None else self.records.num_skipped
+        return self._is_started
 
     def is_eof(self) -> bool:
         """Return whether the end of the data was reached."""
@@ -155,10 +128,10 @@ class DataReader:
             BrokenFileError: A file is damaged. The next call starts over.
         """
         # At the end it stays: HugeCTR's loops call once more and see the same answer.
-        if self.records is None or self._is_eof:
+        if not self._is_started or self._is_eof:
             return None
         if self._batches is None:
-            self._batches = iter(self.records)
+            self._batches = super().__iter__()
         with as_hugectr_errors("read"):
             try:
                 batch = next(self._batches, None)
@@ -174,42 +147,25 @@ class DataReader:
         while (batch := self.next_batch()) is not None:
             yield batch
 
+    @property
+    def has_no_batch(self) -> bool:
+        """Whether the data is too little for a batch."""
+        return super().__len__() == 0
+
     def __len__(self) -> int:
-        """Return the number of batches in an epoch, at least 1.
+        """Return the number of batches in an epoch, at least 1."""
+        return max(1, super().__len__())  # HugeCTR trains epochs without a batch, too
 
-        Raises:
-            IllegalCallError: The reader was not started.
-        """
-        return max(1, len(self._started("len")))  # HugeCTR trains epochs without a batch, too
+    @override
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        super().load_state_dict(state)
+        self._is_eof = False
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position after the last batch, which a `RecordReader` of the same data continues from.
-
-        Raises:
-            IllegalCallError: The reader was not started.
-        """
-        return dict(self._started("state_dict").state_dict())
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from the result of `state_dict`.
-
-        Raises:
-            IllegalCallError: The reader was not started.
-            ConfigError: The state of other data or options.
-        """
-        self._started("load_state_dict").load_state_dict(state)
-        self._batches, self._is_eof = None, False
-
-    def _started(self, call: str) -> RecordReader:
-        if self.records is None:
-            raise IllegalCallError(call, "the data reader was not started, expected start_data_reading() before")
-        return self.records
-
+    @override
     def close(self) -> None:
-        """Stop the threads that read."""
+        # Every new position ends it, so that the next batch begins another one.
+        super().close()
         self._batches = None
-        if self.records is not None:
-            self.records.close()
 
 
 def params_of_input(inputs: Input) -> DataReaderParams:
@@ -279,6 +235,20 @@ def shuffle_seed(solver: Solver, reader: DataReaderParams) -> int | None:
     return solver.seed or secrets.randbits(62) + 1
 
 
+def check_sample_counts(reader: DataReaderParams) -> None:
+    """Check that files which do not hold the number of their samples come with it.
+
+    Raises:
+        WrongInputError: Raw or RawAsync files, of which a number is 0.
+    """
+    if reader.data_reader_type in (DataReaderType_t.Raw, DataReaderType_t.RawAsync):
+        for field, count in (("num_samples", reader.num_samples), ("eval_num_samples", reader.eval_num_samples)):
+            if not count:
+                kind = reader.data_reader_type.name
+                problem = f"got 0, expected the number of samples, which a {kind} file does not hold"
+                raise WrongInputError(f"DataReaderParams: {field}", problem, field=field)
+
+
 def source_opener(
     reader: DataReaderParams, layout: RecordLayout, *, num_samples: int, async_layout: tuple[bool, bool]
 ) -> OpenSource:
@@ -303,7 +273,8 @@ def started(reader: DataReader, call: str) -> DataReader:
     Raises:
         IllegalCallError: It was not; names the `call` that needs it.
     """
-    reader._started(call)
+    if not reader.is_started():
+        raise IllegalCallError(call, "the data reader was not started, expected start_data_reading() before")
     return reader
 
 
@@ -311,11 +282,11 @@ def sources_by_name(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str,
     """Return the arguments of either form of `Model.set_source` by name, ``source`` and ``keyset`` as lists."""
     # HugeCTR overloads the method: with three arguments the second is the keyset.
     names = ("source", "keyset", "eval_source") if len(args) + len(kwargs) == 3 else ("source", "eval_source")
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    if set(given) != set(names):
+    values = {**dict(zip(names, args, strict=False)), **kwargs}
+    if set(values) != set(names):
         raise WrongInputError(
-            "set_source", f"got {', '.join(given)}, expected source and eval_source, or source, keyset and eval_source"
+            "set_source", f"got {', '.join(values)}, expected source and eval_source, or source, keyset and eval_source"
         )
     return {
-        name: [value] if name != "eval_source" and isinstance(value, str) else value for name, value in given.items()
+        name: [value] if name != "eval_source" and isinstance(value, str) else value for name, value in values.items()
     }

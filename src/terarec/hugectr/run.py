@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model of the facade as a RUN, which `terarec train --resume`, `evaluate`, `predict`, `export` and `serve` take."""
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ import torch
 from terarec.checkpoint import TrainState, save
 from terarec.data import BatchReader, open_reader, read_spec
 from terarec.errors import ConfigError
-from terarec.formats.hugectr import RECORDS_FILE, write_records
+from terarec.formats.hugectr.records import RECORDS_FILE, write_records
 from terarec.hugectr.compilation import Compiled
 from terarec.hugectr.data import file_url
 from terarec.hugectr.enums import Check_t
 from terarec.hugectr.objects import DataReaderParams, Solver
 from terarec.hugectr.readers import KIND_OF_READER, DataReader
 from terarec.hugectr.schedule import LearningRateScheduler
-from terarec.io import is_remote
+from terarec.io.remote import is_remote
 from terarec.models import GraphModel
 from terarec.optim import LearningRateSchedule, build_schedulers
 from terarec.optim.schedules import scheduler_states
@@ -30,13 +31,13 @@ from terarec.spec import (
     GraphModelSpec,
     GraphSpec,
     RecordLayout,
-    RecordSplit,
     RecordsSpec,
     RunSpec,
     SparseOptimizerSpec,
     TableSpec,
     WarmupDecaySchedule,
 )
+from terarec.spec.dataset import RecordSplit
 from terarec.train import Trainer
 from terarec.train.checkpointing import capture
 from terarec.train.run_dir import RunDirectory
@@ -101,9 +102,9 @@ def describe_data(
         layout=layout,
         splits={
             split: RecordSplit(
-                path=_absolute(file_url(reader.data_source_params, held.name)), rows=sum(held.open_source().group_rows)
+                path=_absolute(file_url(reader.data_source_params, one.name)), rows=sum(one.open_source().group_rows)
             )
-            for split, held in readers.items()
+            for split, one in readers.items()
         },
         label_names=tuple(name for label in graph.labels for name in _numbered(label.name, label.dim)),
         dense_names=_numbered(graph.dense_name, graph.dense_dim),
@@ -116,12 +117,12 @@ def describe_data(
 
 
 def run_parts(
-    made: Compiled, params: DataReaderParams, solver: Solver, scheduler: LearningRateScheduler, *, is_running: bool
+    compiled: Compiled, params: DataReaderParams, solver: Solver, scheduler: LearningRateScheduler, *, is_running: bool
 ) -> tuple[RecordsSpec, Training]:
     """Describe the data and the training of a compiled model.
 
     Args:
-        made: The model.
+        compiled: The model.
         params: Its data.
         solver: Its solver.
         scheduler: Its rates.
@@ -131,19 +132,19 @@ def run_parts(
         FileCannotOpenError: A file is not there.
         BrokenFileError: A file does not hold what it should.
     """
-    trainer, reader = made.trainer, made.train_reader
+    trainer, reader = compiled.trainer, compiled.train_reader
     # On a GPU the trainer copies a batch ahead: the position of its reader is beyond what was trained on.
-    is_ahead = is_running and made.model.device.type != "cpu"
+    is_ahead = is_running and compiled.model.device.type != "cpu"
     started = trainer.reader_state() if is_ahead else reader.state_dict() if reader.is_started() else None
-    readers = {"train": reader, "valid": made.eval_reader}
-    records = describe_data(made.plan.spec, made.layout, params, readers, made.async_layout)
+    readers = {"train": reader, "valid": compiled.eval_reader}
+    records = describe_data(compiled.plan.spec, compiled.layout, params, readers, compiled.async_layout)
     training = Training(
         trainer=trainer,
-        dense=made.dense,
-        rules=made.plan.rules,
+        dense=compiled.dense,
+        rules=compiled.plan.rules,
         schedule=scheduler.schedule,
         next_step=scheduler.get_step() + 1,
-        shuffle=made.is_shuffled,
+        shuffle=compiled.is_shuffled,
         repeat=solver.repeat_dataset,
         reader_threads=min(params.num_workers, os.cpu_count() or 1),
         reader_state=started,
@@ -298,14 +299,14 @@ def _with_columns(graph: GraphSpec, records: RecordsSpec) -> GraphSpec:
 
 def _static_rows(graph: GraphSpec, layout: RecordLayout) -> tuple[int, ...]:
     """Return for each slot the rows of the smallest static table that it is looked up in; 0 without any."""
-    found = dict.fromkeys(layout.slot_names, 0)
+    counts = dict.fromkeys(layout.slot_names, 0)
     for embedding in graph.embeddings:
         rows = {table.name: table.rows for table in embedding.tables if isinstance(table, TableSpec)}
         for feature in embedding.features:
             if feature.table in rows:
-                known, own = found[feature.read_column], rows[feature.table]
-                found[feature.read_column] = min(known, own) if known else own
-    return tuple(found.values())
+                known, own = counts[feature.read_column], rows[feature.table]
+                counts[feature.read_column] = min(known, own) if known else own
+    return tuple(counts.values())
 
 
 def _numbered(name: str, count: int) -> tuple[str, ...]:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A graph's JSON with dense and sparse files, which HugeCTR or the facade saved, as a RUN."""
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from pathlib import Path
 from torch import Tensor
 
 from terarec.errors import ConfigError
-from terarec.formats.hugectr import read_records
+from terarec.formats.hugectr.records import read_records
 from terarec.hugectr.embedding_collection import EmbeddingCollectionConfig
 from terarec.hugectr.enums import Alignment_t, Check_t
 from terarec.hugectr.graph_json import Part, read_graph
@@ -19,8 +20,9 @@ from terarec.hugectr.model import Model
 from terarec.hugectr.objects import AsyncParam, DataReaderParams, OptParamsPy, Solver, SparseEmbedding
 from terarec.hugectr.readers import KIND_OF_READER
 from terarec.hugectr.run import save_run
-from terarec.io import is_remote
-from terarec.spec import RecordLayout, RecordsSpec, SavedModel
+from terarec.io.remote import is_remote
+from terarec.spec import RecordLayout, RecordsSpec
+from terarec.spec.preparation import SavedModel
 
 _READER_TYPES = {kind: reader_type for reader_type, kind in KIND_OF_READER.items()}
 
@@ -84,13 +86,13 @@ def _optimizer_of(parts: tuple[Part, ...]) -> OptParamsPy:
             named.append(part.optimizer)
         elif isinstance(part, EmbeddingCollectionConfig):
             named += [lookup.table.opt_params for lookup in part.lookups]
-    return next((found for found in named if found is not None), OptParamsPy())
+    return next((params for params in named if params is not None), OptParamsPy())
 
 
 def _reader(path: Path, records: RecordsSpec) -> DataReaderParams:
     def where(split: str) -> str:
-        found = records.split(split).path
-        return found if is_remote(found) else str((path.absolute().parent / found).absolute())
+        split_path = records.split(split).path
+        return split_path if is_remote(split_path) else str((path.absolute().parent / split_path).absolute())
 
     evaluated = "valid" if "valid" in records.splits else "train"
     return DataReaderParams(
@@ -132,8 +134,8 @@ def _load(model: Model, saved: SavedModel) -> None:
 
 def _go_on_from(model: Model, saved: SavedModel) -> None:
     """Set the number of steps to that of the files, and skip the batches of these steps."""
-    made = model._compiled("convert")
-    trainer, reader = made.trainer, made.train_reader
+    compiled = model._compiled("convert")
+    trainer, reader = compiled.trainer, compiled.train_reader
     model.start_data_reading()
     samples = saved.step * saved.batch_size
     rows = sum(reader.open_source().group_rows)

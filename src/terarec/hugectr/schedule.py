@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The learning rate of each step, and when a release displays, evaluates and saves."""
 
 from __future__ import annotations
@@ -5,8 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from terarec.hugectr.objects import OptimizerWithSchedule, OptParamsPy, Solver
+from terarec.hugectr.release import release_number
 from terarec.hugectr.schema.table import bind_arguments
-from terarec.hugectr.schema.types import release_number
 from terarec.optim.schedules import LearningRateSchedule
 
 

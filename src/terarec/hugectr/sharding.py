@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Placements of a script's tables as a plan of `terarec.dist`: vvgpu, kinds of embeddings, ``shard``, plan files."""
 
 from __future__ import annotations
@@ -6,25 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor
 
+from terarec.apps.sharding import distinct_keys
 from terarec.batch import Batch
-from terarec.dist import (
-    ColumnWise,
-    DataParallel,
-    Hybrid,
-    Placement,
-    RowWise,
-    ShardingPlan,
-    TablePlan,
-    TableWise,
-)
+from terarec.dist import ColumnWise, DataParallel, Hybrid, Placement, RowWise, ShardingPlan, TableWise
 from terarec.dist.costs import hot_keys
-from terarec.dist.plan import default_plan
+from terarec.dist.plan import TablePlan, default_plan
 from terarec.hugectr.embedding_collection import EmbeddingCollectionConfig
 from terarec.hugectr.enums import Embedding_t
 from terarec.hugectr.network import LOCALIZED, Network
 from terarec.hugectr.objects import SparseEmbedding
 from terarec.spec import GraphEmbedding, GraphSpec
-from terarec.train.sharding import distinct_keys
 
 
 def sharding_plan(
@@ -63,23 +55,23 @@ def sharding_plan(
     to_rank = [gpu * world_size // num_gpus for gpu in range(num_gpus)]
     tables = [table for embedding in graph.embeddings for table in embedding.tables]
     # The script's plan replaces it table by table; a collection without a plan keeps it.
-    found: dict[str, Placement] = dict(default_plan(tables, world_size).placements)
+    placements: dict[str, Placement] = dict(default_plan(tables, world_size).placements)
     embeddings = {embedding.name: embedding for embedding in graph.embeddings}
     for part in network.of_type(SparseEmbedding):
         names = [table.name for table in embeddings[part.sparse_embedding_name].tables]
         if part.embedding_type in LOCALIZED:
-            found |= {name: TableWise(rank=to_rank[slot % num_gpus]) for slot, name in enumerate(names)}
+            placements |= {name: TableWise(rank=to_rank[slot % num_gpus]) for slot, name in enumerate(names)}
         elif part.embedding_type is not Embedding_t.HybridSparseEmbedding:
-            found |= dict.fromkeys(names, RowWise())
-    found |= _hybrid(network, embeddings, world_size, batches)
+            placements |= dict.fromkeys(names, RowWise())
+    placements |= _hybrid(network, embeddings, world_size, batches)
     widths = {table.name: table.width for table in tables}
     for config in network.of_type(EmbeddingCollectionConfig):
         if config.plan is not None:
-            found |= _of_collection(config, to_rank, widths, messages)
+            placements |= _of_collection(config, to_rank, widths, messages)
     size = len(vvgpu[0])
     # Nodes of a plan hold as many ranks each, in order, so only such a vvgpu tells them.
     has_nodes = num_gpus == world_size and all(len(node) == size for node in vvgpu)
-    entries = tuple(TablePlan(table=name, placement=placement) for name, placement in found.items())
+    entries = tuple(TablePlan(table=name, placement=placement) for name, placement in placements.items())
     plan = ShardingPlan(world_size=world_size, tables=entries, ranks_per_node=size if has_nodes else None)
     return plan, messages
 
@@ -88,7 +80,7 @@ def _of_collection(
     config: EmbeddingCollectionConfig, to_rank: Sequence[int], widths: Mapping[str, int], messages: list[str]
 ) -> dict[str, Placement]:
     assert config.plan is not None, "it has one"
-    matrix, found = config.plan.matrix, {}
+    matrix, placements = config.plan.matrix, {}
     if len(matrix) != len(to_rank):
         messages.append(
             f"the shard_matrix has {len(matrix)} GPUs, and vvgpu {len(to_rank)}: tables are placed by their sizes"
@@ -97,7 +89,7 @@ def _of_collection(
     for kind, group in config.plan.strategy:
         for entry in group:
             name, parts = (entry, 1) if isinstance(entry, str) else entry
-            gpus = [gpu for gpu, held in enumerate(matrix) if name in held]
+            gpus = [gpu for gpu, names_on_gpu in enumerate(matrix) if name in names_on_gpu]
             ranks = tuple(dict.fromkeys(to_rank[gpu] for gpu in gpus))
             placement: Placement = RowWise(ranks=ranks)
             if kind == "dp":
@@ -112,8 +104,8 @@ def _of_collection(
                     f"table {name!r} is cut into {parts} parts by column for {len(ranks)} processes: its rows are "
                     "spread instead"
                 )
-            found[name] = placement
-    return found
+            placements[name] = placement
+    return placements
 
 
 def _hybrid(
@@ -131,10 +123,10 @@ def _hybrid(
     for batch in batches:
         for table_name, keys in distinct_keys(batch, world_size, features, columns).items():
             shares.setdefault(table_name, []).extend(keys)
-    found: dict[str, Placement] = {}
+    placements: dict[str, Placement] = {}
     for part in parts:
         most = part.hybrid_embedding_param.max_num_frequent_categories
         for table in embeddings[part.sparse_embedding_name].tables:
             hot = hot_keys(shares.get(table.name, []), most=None if most < 0 else most)
-            found[table.name] = Hybrid(hot_keys=hot) if hot else RowWise()
-    return found
+            placements[table.name] = Hybrid(hot_keys=hot) if hot else RowWise()
+    return placements

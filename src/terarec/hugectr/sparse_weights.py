@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The rows of a `SparseEmbedding` and their optimizer's states as HugeCTR's files."""
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from terarec.embedding import EmbeddingCollection
-from terarec.formats.hugectr import (
+from terarec.formats.hugectr.weights import (
     CHUNK_ROWS,
     SparseFileLayout,
     SparseRows,
@@ -90,8 +91,8 @@ class EmbeddingFile:
     @property
     def state_names(self) -> tuple[str, ...]:
         """The optimizer states that files hold: those of one number for each weight."""
-        held = self.tables[0].arena.state
-        return tuple(name for name, tensor in held.items() if tensor.dim() == 2)
+        state = self.tables[0].arena.state
+        return tuple(name for name, tensor in state.items() if tensor.dim() == 2)
 
     def parts(self) -> Iterator[Part]:
         """Yield all rows, slot by slot, with ascending keys, `CHUNK_ROWS` at a time."""
@@ -101,9 +102,9 @@ class EmbeddingFile:
 
     def keys(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return key in the file, and slot, of all rows in the order of `parts`."""
-        held = [table.keys().cpu().numpy() for table in self.tables]
-        keys = np.concatenate([own + base for own, base in zip(held, self.bases, strict=True)])
-        return keys, np.repeat(np.arange(len(held)), [len(own) for own in held])
+        keys_of_tables = [table.keys().cpu().numpy() for table in self.tables]
+        keys = np.concatenate([own + base for own, base in zip(keys_of_tables, self.bases, strict=True)])
+        return keys, np.repeat(np.arange(len(keys_of_tables)), [len(own) for own in keys_of_tables])
 
     def to_file(self, part: Part) -> SparseRows:
         """Return `part` in the form of the file."""
@@ -347,8 +348,8 @@ def _opened_states(
     if rows_from is None:
         keys, slots = embedding.keys()
     else:
-        keys, found = keys_of(embedding, rows_from)
-        slots = embedding.slot_of(keys, found, rows_from)
+        keys, keys_of_states = keys_of(embedding, rows_from)
+        slots = embedding.slot_of(keys, keys_of_states, rows_from)
     used = np.bincount(embedding.device_of(keys, slots), minlength=embedding.devices)
     if num_states and used.max() > states.layout.rows:
         raise BrokenFileError(
@@ -369,8 +370,8 @@ def _import_states(
         mine = slots == slot
         table = embedding.tables[slot]
         # `import_` sets weights and states of a row together, so the weights are taken out and put back as they are.
-        held = table.export(torch.from_numpy(keys[mine] - embedding.bases[slot]).to(table.arena.device))
+        rows = table.export(torch.from_numpy(keys[mine] - embedding.bases[slot]).to(table.arena.device))
         state = {name: torch.from_numpy(array[mine]) for name, array in values.items()}
-        if LAST_UPDATE in held.state:  # which no file holds: as if the rows had seen no step
-            state[LAST_UPDATE] = torch.zeros_like(held.state[LAST_UPDATE])
-        table.import_(dataclasses.replace(held, state=state))
+        if LAST_UPDATE in rows.state:  # which no file holds: as if the rows had seen no step
+            state[LAST_UPDATE] = torch.zeros_like(rows.state[LAST_UPDATE])
+        table.import_(dataclasses.replace(rows, state=state))

@@ -1,14 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
 """hugectr.tools and ``terarec-hugectr data_generator``: random data of HugeCTR's layouts."""
 
 from __future__ import annotations
 
 import argparse
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from terarec.data.records import RecordGenerator, RecordLayout, SparseInput, generate_records
+from terarec.apps.synthetic.records import RecordGenerator, generate_records
 from terarec.hugectr.enums import Check_t, DataReaderType_t, Distribution_t, PowerLaw_t
 from terarec.hugectr.errors import WrongInputError
 from terarec.hugectr.json_files import KEY_TYPES, read_json
@@ -16,6 +16,8 @@ from terarec.hugectr.objects import DataGeneratorParams, DataReaderParams
 from terarec.hugectr.processes import ranks
 from terarec.hugectr.readers import KIND_OF_READER
 from terarec.hugectr.training_json import read_training
+from terarec.io.opening import copy_file
+from terarec.spec import RecordLayout, SparseInput
 
 __all__ = [
     "DataGenerator",
@@ -102,10 +104,10 @@ def generate(arguments: Sequence[str]) -> None:
     params, reader = generator_params(options)
     DataGenerator(params).generate()
     if params.format is not DataReaderType_t.Raw:
-        for made, wanted in ((params.source, reader.source[0]), (params.eval_source, reader.eval_source)):
+        for own, wanted in ((params.source, reader.source[0]), (params.eval_source, reader.eval_source)):
             # The generator writes into its directory; training reads the list where the training file says.
-            if Path(made).resolve() != Path(wanted).resolve():
-                shutil.copyfile(made, wanted)
+            if Path(own).resolve() != Path(wanted).resolve():
+                copy_file(own, wanted)
 
 
 def generator_params(options: argparse.Namespace) -> tuple[DataGeneratorParams, DataReaderParams]:
@@ -116,8 +118,8 @@ def generator_params(options: argparse.Namespace) -> tuple[DataGeneratorParams, 
         WrongInputError: Its clauses or the options do not fit.
     """
     training = read_training(options.config)
-    reader, given = training.reader, training.parts[0].values()
-    sparse = given["data_reader_sparse_param_array"]
+    reader, arguments = training.reader, training.parts[0].values()
+    sparse = arguments["data_reader_sparse_param_array"]
     slots = sum(part.slot_num for part in sparse)
     # From the file: `read_training` leaves out the clause `solver`.
     key_type = read_json(options.config).child("solver").take("input_key_type", KEY_TYPES, "I32")
@@ -131,8 +133,8 @@ def generator_params(options: argparse.Namespace) -> tuple[DataGeneratorParams, 
             )
     params = DataGeneratorParams(
         format=reader.data_reader_type,
-        label_dim=given["label_dim"],
-        dense_dim=given["dense_dim"],
+        label_dim=arguments["label_dim"],
+        dense_dim=arguments["dense_dim"],
         num_slot=slots,
         i64_input_key=key_type == "I64",
         source=source,

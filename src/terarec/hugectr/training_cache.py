@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training in passes, for `CreateETC` and `CreateMOS`."""
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from terarec.batch import Jagged
 from terarec.embedding import EmbeddingCollection
-from terarec.formats.hugectr import read_keyset
+from terarec.formats.hugectr.split_writer import read_keyset
 from terarec.hugectr.data import FileNames
 from terarec.hugectr.enums import TrainPSType_t
 from terarec.hugectr.errors import MissingKeyError, WrongInputError
@@ -29,13 +30,13 @@ from terarec.hugectr.objects import (
 )
 from terarec.hugectr.schema.table import bind_arguments
 from terarec.hugectr.sparse_weights import EmbeddingFile, held_rows, load_sparse, save_sparse
-from terarec.io import is_remote
+from terarec.io.remote import is_remote
 from terarec.kernels import memory
 from terarec.kernels.hash_index import HashIndex, new_hash_index
 from terarec.kernels.slots import SLOT_BYTES
+from terarec.memory.files import own_directory
+from terarec.memory.row_store import MOST_ROW_BYTES
 from terarec.spec import GraphEmbedding, Tiers
-from terarec.storage.row_store import MOST_ROW_BYTES
-from terarec.storage.tier_files import own_directory
 from terarec.train.passes import PartKeys, PartRows
 
 IncrementalModel = list[tuple[NDArray[np.int64], NDArray[np.float32]]]
@@ -162,9 +163,9 @@ class TrainingCache:
 
         These are the rows of all keys of the keysets; a key that has no row is left out.
         """
-        found = [held_rows(file, keys) for file, keys in zip(self._files, self._consumed, strict=True)]
+        rows_of_files = [held_rows(file, keys) for file, keys in zip(self._files, self._consumed, strict=True)]
         self._consumed = [np.empty(0, np.int64) for _ in self._files]
-        return found
+        return rows_of_files
 
 
 class _Pass:
@@ -211,9 +212,9 @@ class _Pass:
             if absent.numel():
                 bags = jagged.offsets[number * jagged.batch_size :][: jagged.batch_size + 1].cpu()
                 sample = int(torch.searchsorted(bags, absent[0] + start, right=True)) - 1
-                found = (sample, name, int(keys[absent[0]]))
+                unknown = (sample, name, int(keys[absent[0]]))
                 # Features come one after the other, so a later one may hold the earlier sample.
-                first = found if first is None else min(first, found, key=lambda one: one[0])
+                first = unknown if first is None else min(first, unknown, key=lambda one: one[0])
         if first is not None:
             sample, name, key = self._samples + first[0], first[1], first[2]
             raise MissingKeyError(

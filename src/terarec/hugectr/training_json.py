@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training files of 2.3 to 3.0, `Session`, for a script's own loop over one, and ``terarec-hugectr --train``."""
 
 from __future__ import annotations
@@ -5,6 +6,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from typing import Any
+
+from typing_extensions import override
 
 from terarec.hugectr.enums import Check_t, DataReaderType_t, MetricsType
 from terarec.hugectr.errors import WrongInputError
@@ -73,7 +76,7 @@ THRESHOLD = number()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Training:
+class TrainingClauses:
     """The clauses of a training file besides its solver.
 
     Attributes:
@@ -87,7 +90,7 @@ class Training:
     parts: tuple[Part, ...]
 
 
-def read_training(path: str) -> Training:
+def read_training(path: str) -> TrainingClauses:
     """Return the clauses ``optimizer`` and ``layers`` of the file `path`.
 
     Raises:
@@ -99,7 +102,7 @@ def read_training(path: str) -> Training:
     # The first layer is read twice, half by half: as an `Input` and as the location of the data.
     layers = data.children("layers")
     parts = read_parts(layers)
-    return Training(
+    return TrainingClauses(
         optimizer=read_optimizer_with_schedule(data.child("optimizer")), reader=_read_reader(layers[0]), parts=parts
     )
 
@@ -114,23 +117,23 @@ def SolverParser(file: str) -> SolverConfig:  # noqa: N802 - HugeCTR's name
     """
     data = read_json(file).child("solver")
     data.take("lr_policy", LR_POLICY)
-    given = {key.parameter: data.take(key.name, key.kind, key.default) for key in KEYS}
+    values = {key.parameter: data.take(key.name, key.kind, key.default) for key in KEYS}
     # A file may have one batch size for both.
-    given["batchsize_eval"] = data.take("batchsize_eval", integer(1), given["batchsize"])
+    values["batchsize_eval"] = data.take("batchsize_eval", integer(1), values["batchsize"])
     # The clause names one of max_iter and num_epochs; which one it is decides whether the data repeats.
-    given |= _read_length(data) | _read_precision(data)
-    given["max_eval_batches"] = _read_eval_batches(data, given["batchsize_eval"])
+    values |= _read_length(data) | _read_precision(data)
+    values["max_eval_batches"] = _read_eval_batches(data, values["batchsize_eval"])
     devices = data.take("gpu", GPU)
-    given["vvgpu"] = devices if isinstance(devices[0], list) else [devices]
-    given["i64_input_key"] = data.take("input_key_type", KEY_TYPES, "I32") == "I64"
+    values["vvgpu"] = devices if isinstance(devices[0], list) else [devices]
+    values["i64_input_key"] = data.take("input_key_type", KEY_TYPES, "I32") == "I64"
     of_run = {
         "metrics_spec": _read_metrics(data),
-        "snapshot_prefix": given.pop("snapshot_prefix"),
-        "export_predictions_prefix": given.pop("export_predictions_prefix"),
+        "snapshot_prefix": values.pop("snapshot_prefix"),
+        "export_predictions_prefix": values.pop("export_predictions_prefix"),
     }
     data.take("auc_threshold", THRESHOLD, 1.0)
     data.finish()
-    return data.make(SolverConfig, given).with_values(**of_run)
+    return data.make(SolverConfig, values).with_values(**of_run)
 
 
 def get_learning_rate_scheduler(configure_file: str) -> LearningRateScheduler:
@@ -165,43 +168,46 @@ def _read_eval_batches(data: JsonObject, batchsize: int) -> int:
         "max_eval_batches": data.take("max_eval_batches", integer(1), None),
         "max_eval_samples": data.take("max_eval_samples", integer(1), None),
     }
-    given = {key: value for key, value in ways.items() if value is not None}
-    if len(given) != 1:
-        raise WrongInputError(data.where, f"got {', '.join(given) or 'none'} of {', '.join(ways)}, expected one")
-    (key, value), *_ = given.items()
+    chosen = {key: value for key, value in ways.items() if value is not None}
+    if len(chosen) != 1:
+        raise WrongInputError(data.where, f"got {', '.join(chosen) or 'none'} of {', '.join(ways)}, expected one")
+    (key, value), *_ = chosen.items()
     return math.ceil(value / batchsize) if key == "max_eval_samples" else int(value)
 
 
 def _read_metrics(data: JsonObject) -> dict[MetricsType, float]:
-    found: dict[MetricsType, float] = {}
+    thresholds: dict[MetricsType, float] = {}
     for text in data.take("eval_metrics", METRICS, ["AUC"]):
         name, _, target = text.partition(":")
         try:
-            found[member_name(MetricsType).read(name)] = float(target or 1.0)
+            thresholds[member_name(MetricsType).read(name)] = float(target or 1.0)
         except ValueError:
             known = ", ".join(MetricsType.__members__)
             raise WrongInputError(
                 f"{data.where}.eval_metrics", f"got {quoted(text)}, expected one of {known}, or 'AUC:0.8' for a target"
             ) from None
-    return found
+    return thresholds
 
 
 def _read_reader(data: JsonObject) -> DataReaderParams:
     # `read_input` has taken the other half of this clause, and looked for keys that neither half knows.
     checks = {"None": Check_t.Non, "Sum": Check_t.Sum}
-    given: dict[str, Any] = {
-        "data_reader_type": data.take("format", member_name(DataReaderType_t), DataReaderType_t.Norm),
+    kind = data.take("format", member_name(DataReaderType_t), DataReaderType_t.Norm)
+    # A Raw file does not hold how many samples it has.
+    is_raw = kind in (DataReaderType_t.Raw, DataReaderType_t.RawAsync)
+    counts = ("num_samples", "eval_num_samples")
+    values: dict[str, Any] = {
+        "data_reader_type": kind,
         "source": data.take("source", STRING),
         "eval_source": data.take("eval_source", STRING),
         "check_type": checks[data.take("check", one_of(*checks))],
         "cache_eval_data": data.take("cache_eval_data", integer(0), 0),
         "num_workers": data.take("num_workers", integer(1), 12),
-        "num_samples": data.take("num_samples", integer(0), 0),
-        "eval_num_samples": data.take("eval_num_samples", integer(0), 0),
+        **{name: data.take(name, integer(1)) if is_raw else data.take(name, integer(0), 0) for name in counts},
         "float_label_dense": data.take("float_label_dense", BOOL, False),
         "slot_size_array": data.take("slot_size_array", list_of(integer(0)), []),
     }
-    return data.make(DataReaderParams, given)
+    return data.make(DataReaderParams, values)
 
 
 class Session:
@@ -310,7 +316,7 @@ class Session:
         self.model.save_params_to_files(prefix, iter)
 
 
-def compiled(solver: SolverConfig, training: Training, *, kind: type[Model] = Model) -> Model:
+def compiled(solver: SolverConfig, training: TrainingClauses, *, kind: type[Model] = Model) -> Model:
     """Return the compiled model of a training file, with the initial weights that `solver` names.
 
     Args:
@@ -357,6 +363,7 @@ class _Exporting(Model):
 
     predictions_prefix = ""
 
+    @override
     def eval(self, is_first_batch: bool = True, *, eval_batch: int = -1) -> bool:
         is_there = super().eval(is_first_batch, eval_batch=eval_batch)
         if is_there:

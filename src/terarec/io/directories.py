@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Directories that appear complete or not at all: written next to their place, flushed, then renamed.
 
 At once, or phase by phase under a lock: after a kill the next run continues from the committed phases.
@@ -7,24 +8,24 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from terarec.errors import ClusterError, FormatError, RunInterruptedError, StorageError
+from terarec.errors import ClusterError, ConfigError, FormatError, NoSpaceError, RunInterruptedError, StorageError
 from terarec.io.files import (
     DISK_FULL,
     flush,
     flush_tree,
     read_versioned_json,
-    under_construction,
     write_versioned_json,
 )
+from terarec.io.opening import open_file
 from terarec.io.remote import PARTIAL_SUFFIX, is_remote, upload
-from terarec.spec import FieldError
+from terarec.io.removal import MARKER, mark, new_directory, published, remove_tree
+from terarec.spec.checks import FieldError
 
 
 @contextmanager
@@ -46,16 +47,14 @@ def atomic_dir(out: Path, *, replaceable: str | None = None) -> Iterator[Path]:
     """
     out = out.resolve()
     check_replaceable(out, replaceable)
-    partial = out.with_name(f"{out.name}{PARTIAL_SUFFIX}-{os.getpid()}")
-    with rewrite_error_paths(partial, out), ensure_parents(out):
+    place = out.with_name(f"{out.name}{PARTIAL_SUFFIX}-{os.getpid()}")
+    with rewrite_error_paths(place, out), ensure_parents(out):
+        partial = new_directory(place)
         try:
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir()
-            with under_construction(partial):
-                yield partial
-                replace_directory(partial, out)
+            yield partial
+            replace_directory(partial, out, replaceable)
         finally:
-            shutil.rmtree(partial, ignore_errors=True)
+            remove_tree(partial, ignore_errors=True)
 
 
 @contextmanager
@@ -76,24 +75,22 @@ def atomic_entries(directory: str | Path, *, replaceable: str = "") -> Iterator[
         StorageError: The disk is full, or cannot be written.
     """
     if is_remote(directory):
-        with tempfile.TemporaryDirectory(prefix="terarec-") as held:
-            partial = Path(held)
-            with rewrite_error_paths(partial, Path(str(directory))), under_construction(partial):
+        with tempfile.TemporaryDirectory(prefix="terarec-") as local:
+            partial = Path(local)
+            with rewrite_error_paths(partial, Path(str(directory))):
                 yield partial
             upload(partial, str(directory), replaceable=replaceable)
         return
     out = Path(directory).resolve()
     # Inside `out`, so that both are on one file system: a rename across two would be a copy.
-    partial = out / f"{PARTIAL_SUFFIX}-{os.getpid()}"
+    out.mkdir(parents=True, exist_ok=True)
+    partial = new_directory(out / f"{PARTIAL_SUFFIX}-{os.getpid()}")
     try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
         with rewrite_error_paths(partial, out):
-            with under_construction(partial):
-                yield partial
+            yield partial
             _move_entries(partial, out, replaceable)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        remove_tree(partial, ignore_errors=True)
 
 
 def _move_entries(partial: Path, out: Path, replaceable: str) -> None:
@@ -107,7 +104,7 @@ def _move_entries(partial: Path, out: Path, replaceable: str) -> None:
             raise FieldError("", "out", f"{target} is a folder, expected a file or nothing there")
     for entry in entries:
         if entry.is_dir():
-            replace_directory(entry, out / entry.name)
+            replace_directory(entry, out / entry.name, replaceable)
         else:
             flush(entry)
             os.replace(entry, out / entry.name)
@@ -156,26 +153,36 @@ def rewrite_error_paths(partial: Path, out: Path) -> Iterator[None]:
         if is_kept or str(partial) not in str(error):
             raise
         parts = (part.replace(str(partial), str(out)) for part in (error.where, error.problem))
-        raise (StorageError if isinstance(error, StorageError) else FormatError)(*parts) from error
+        raise next(kind for kind in (NoSpaceError, StorageError, FormatError) if isinstance(error, kind))(
+            *parts
+        ) from error
     except OSError as error:
         if isinstance(error, ValueError):  # a FormatError such as a missing source is complete already
             raise
         reason = f"{error.strerror or error}"
-        what = f"{reason}; nothing was left behind" if error.errno in DISK_FULL else f"cannot write there: {reason}"
-        raise StorageError(out, f"{what}") from error
+        place = Path(error.filename) if isinstance(error.filename, str) else partial
+        if not (place.is_relative_to(partial) or place.is_relative_to(out) or out.is_relative_to(place)):
+            raise StorageError(place, reason) from error  # of a file that was read
+        if error.errno in DISK_FULL:
+            raise NoSpaceError(out, f"{reason}; nothing was left behind") from error
+        raise StorageError(out, f"cannot write there: {reason}") from error
 
 
-def replace_directory(partial: Path, out: Path) -> None:
-    """Flush `partial` to the disk and rename it to `out`; remove a former `out`."""
+def replace_directory(partial: Path, out: Path, replaceable: str | None = None) -> None:
+    """Flush `partial` to the disk and rename it to `out`; remove a former `out` of names that are `replaceable`."""
     flush_tree(partial)
     if not out.exists() or not any(out.iterdir()):  # a rename replaces an empty directory alone
         os.replace(partial, out)
     else:
+        # Again, for a file that appeared while this one was written.
+        check_replaceable(out, replaceable)
         # A rename replaces no directory that holds files, so the former one moves aside first.
-        former = out.with_name(f"{out.name}.former-{os.getpid()}")
+        former = new_directory(out.with_name(f"{out.name}.former-{os.getpid()}"))
+        former.rmdir()  # systems other than POSIX rename to free names alone
         os.replace(out, former)
         os.replace(partial, out)
-        shutil.rmtree(former)
+        remove_tree(former)
+    published(partial, out)
     flush(out.parent)
 
 
@@ -189,6 +196,10 @@ def file_lock(path: Path) -> Iterator[bool]:
 
     Args:
         path: The lock file; its holder removes it after the block.
+
+    Raises:
+        ConfigError: A file of others is there: lock files are empty.
+        FormatError: Something else than a file is there.
     """
     try:
         import fcntl
@@ -196,7 +207,9 @@ def file_lock(path: Path) -> Iterator[bool]:
         yield True
         return
     # Not "w": until the lock is held, the content of the file belongs to its holder.
-    with path.open("a") as file:
+    with open_file(path, "ab") as file:
+        if os.fstat(file.fileno()).st_size:
+            raise ConfigError(path, "holds something, expected no file, or an empty one; it stays")
         try:
             # `flock` and not `lockf`, whose lock ends when any descriptor of the file in this process is closed.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -216,6 +229,8 @@ def file_lock(path: Path) -> Iterator[bool]:
 def remove_abandoned(directory: Path) -> bool:
     """Remove a directory whose owner locks files ``*.lock`` in it, unless a process holds one of them.
 
+    It stays, too, with a file that is no lock: its owner keeps nothing else there but directories.
+
     Where the system has no ``flock`` nothing is removed.
 
     Returns:
@@ -227,15 +242,19 @@ def remove_abandoned(directory: Path) -> bool:
         return False
     try:
         with ExitStack() as locks:
-            found = list(directory.glob("*.lock"))
-            if not all(locks.enter_context(file_lock(path)) for path in found):
+            lock_files = list(directory.glob("*.lock"))
+            others = set(directory.iterdir()) - set(lock_files)
+            # Before the locks, which go when they are released: what is none of the owner's keeps the directory.
+            if not all(entry.is_dir() for entry in others):
+                return False
+            if not all(locks.enter_context(file_lock(path)) for path in lock_files):
                 return False  # of a living process
             # Without a lock file nobody says whether the owner lives: then only an empty directory is removed.
-            if found:
-                for entry in set(directory.iterdir()) - set(found):
-                    shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+            if lock_files:
+                for entry in others:
+                    remove_tree(entry)
         directory.rmdir()  # last, so that a removal that ends early leaves the locks to the next one
-    except OSError:  # another removal
+    except (OSError, ConfigError):  # another removal, or a directory of others
         return False
     return True
 
@@ -275,9 +294,9 @@ class Journal:
         self._fingerprint = dict(fingerprint)
         self._phases: dict[str, Any] = {}
         if self._path.exists():
-            found = _read(self._path)
-            _check(found["fingerprint"], fingerprint, directory)
-            self._phases = found["phases"]
+            recorded = _read(self._path)
+            _check(recorded["fingerprint"], fingerprint, directory)
+            self._phases = recorded["phases"]
 
     @property
     def phases(self) -> tuple[str, ...]:
@@ -289,14 +308,14 @@ class Journal:
         return self._phases.get(phase)
 
     def commit(self, phase: str, result: Mapping[str, Any]) -> None:
-        """Record that `phase` is done; its atomic files reach the disk before. Others must be there already.
+        """Record that `phase` is done, whose files are on the disk already: the record must not outlive them.
 
         Raises:
             StorageError: The disk is full.
         """
         phases = {**self._phases, phase: dict(result)}
         content = {"fingerprint": self._fingerprint, "phases": phases}
-        write_versioned_json(self._path, FORMAT, VERSION, content, durable=True)
+        write_versioned_json(self._path, FORMAT, VERSION, content)
         # After the file is written: on a full disk the phase does not count as done.
         self._phases = phases
 
@@ -329,6 +348,7 @@ def resumable_dir(out: Path, fingerprint: Mapping[str, str], *, restart: bool = 
     partial = out.with_name(out.name + PARTIAL_SUFFIX)
     with rewrite_error_paths(partial, out), ensure_parents(out):
         partial.mkdir(exist_ok=True)
+        mark(partial)
         with file_lock(partial / LOCK_FILE) as is_held:
             if not is_held:
                 raise FieldError("", "out", f"{out} is being written by another run, expected one run at a time")
@@ -337,13 +357,12 @@ def resumable_dir(out: Path, fingerprint: Mapping[str, str], *, restart: bool = 
                 _empty(partial)
             journal = Journal(partial, fingerprint)
             try:
-                with under_construction(partial):
-                    yield journal
-                    journal.remove()
-                    # Before the rename, or the complete directory would hold the file for a moment, or for good after a
-                    # kill.
-                    (partial / LOCK_FILE).unlink()
-                    replace_directory(partial, out)
+                yield journal
+                journal.remove()
+                # Before the rename, or the complete directory would hold the file for a moment, or for good after a
+                # kill.
+                (partial / LOCK_FILE).unlink()
+                replace_directory(partial, out)
             except BaseException as error:
                 if isinstance(error, KeyboardInterrupt | ClusterError) and journal.phases:
                     kept = f"{partial} keeps the phases {', '.join(journal.phases)}; the same call continues from there"
@@ -351,34 +370,34 @@ def resumable_dir(out: Path, fingerprint: Mapping[str, str], *, restart: bool = 
                         raise ClusterError(error.where, f"{error.problem}; {kept}", phases=journal.phases) from error
                     raise RunInterruptedError(kept, phases=journal.phases) from error
                 # Any other error comes from the data or the disk, and would come again: the next call starts anew.
-                shutil.rmtree(partial, ignore_errors=True)
+                remove_tree(partial, ignore_errors=True)
                 raise
 
 
 def _empty(directory: Path) -> None:
     for entry in directory.iterdir():
         if entry.is_dir():
-            shutil.rmtree(entry)
+            remove_tree(entry)
         # The lock is that of this very file: with another one at the path a second run could lock that.
-        elif entry.name != LOCK_FILE:
+        elif entry.name not in (LOCK_FILE, MARKER):
             entry.unlink()
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = read_versioned_json(path, FORMAT, VERSION)
-        if not all(isinstance(found.get(part), dict) for part in ("fingerprint", "phases")):
+        content = read_versioned_json(path, FORMAT, VERSION)
+        if not all(isinstance(content.get(part), dict) for part in ("fingerprint", "phases")):
             raise FormatError(path, "expected the objects fingerprint and phases")
-        return found
+        return content
     except FormatError as error:
         raise FormatError(
             error.where, f"{error.problem}; restart=True discards the work of the interrupted run"
         ) from error
 
 
-def _check(found: Mapping[str, str], expected: Mapping[str, str], directory: Path) -> None:
+def _check(recorded: Mapping[str, str], expected: Mapping[str, str], directory: Path) -> None:
     for part, value in expected.items():
-        if found.get(part) != value:
+        if recorded.get(part) != value:
             problem = (
                 f"an interrupted run left {directory} with other {part}, expected the same to continue, "
                 "or restart=True to discard its work"

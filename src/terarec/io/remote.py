@@ -1,7 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files and folders on a disk, or behind any URL that fsspec supports (``s3://``, ``gs://``, ``hdfs://``)."""
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -10,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from terarec.errors import ConfigError, DataNotFoundError, FormatError, MissingDependencyError, StorageError
-from terarec.spec import FieldError
+from terarec.io.opening import MOST_BYTES, arrow_file, open_file, read_bytes
+from terarec.spec.checks import FieldError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,6 +21,16 @@ if TYPE_CHECKING:
 
 PARTIAL_SUFFIX = ".partial"
 """End of the name of a file or directory under construction."""
+
+
+def adjacent_name(name: str) -> str:
+    """Return a new name for a file under construction next to the one of `name`."""
+    return f"{name}.{os.urandom(4).hex()}{PARTIAL_SUFFIX}"
+
+
+def final_name(name: str) -> str:
+    """Return the name that a file under construction is to have, or `name` itself."""
+    return re.sub(rf"(\.[0-9a-f]{{8}})?{re.escape(PARTIAL_SUFFIX)}$", "", name)
 
 
 class Location(Protocol):
@@ -39,8 +52,8 @@ class Location(Protocol):
         """
         ...
 
-    def open(self) -> Any:
-        """Return an input for PyArrow: a path, or a new binary file object that the caller closes."""
+    def input(self) -> Any:
+        """Return an input for PyArrow, which the caller closes: a file of its own, or a binary file object."""
         ...
 
 
@@ -68,25 +81,37 @@ def locate(path: str | Path) -> Location:
     return _RemoteFile(str(path)) if is_remote(path) else _LocalFile(Path(path))
 
 
-def read_text(path: str | Path) -> str:
-    """Read the text of a small file.
+def read_content(path: str | Path) -> bytes:
+    """Return the content of a small file at a path or a URL.
 
     Raises:
-        FormatError: Not UTF-8; besides what `locate` raises.
+        FormatError: A larger file; besides what `locate` raises.
     """
+    if not is_remote(path):
+        return read_bytes(path)
     file = locate(path)
+    if file.size > MOST_BYTES:
+        raise FormatError(path, f"has {file.size:,} bytes, expected at most {MOST_BYTES:,}")
+    return file.read(0, file.size).tobytes()
+
+
+def read_text(path: str | Path) -> str:
+    """Read the text of a small file at a path or a URL.
+
+    Raises:
+        FormatError: Not UTF-8; besides what `read_content` raises.
+    """
     try:
-        return file.read(0, file.size).tobytes().decode()
+        return read_content(path).decode()
     except UnicodeDecodeError as error:
         raise FormatError(path, f"byte {error.start} is not UTF-8 text") from None
 
 
 class _LocalFile:
     def __init__(self, path: Path) -> None:
-        if not path.is_file():
-            raise DataNotFoundError(path, "no such file")
+        with open_file(path, is_buffered=False) as file:
+            self.size = os.fstat(file.fileno()).st_size
         self.name = str(path)
-        self.size = path.stat().st_size
         self._path = path
 
     def read(self, start: int, stop: int) -> NDArray[np.uint8]:
@@ -95,7 +120,7 @@ class _LocalFile:
         content = np.empty(stop - start, dtype=np.uint8)
         view = content.data
         done = 0
-        with self._path.open("rb", buffering=0) as stream:
+        with open_file(self._path, is_buffered=False) as stream:
             stream.seek(start)
             while done < len(view):  # one read call stops at 2 GiB
                 count = stream.readinto(view[done:])
@@ -104,8 +129,8 @@ class _LocalFile:
                 done += count
         return content
 
-    def open(self) -> Any:
-        return str(self._path)
+    def input(self) -> Any:
+        return arrow_file(self._path)
 
 
 class _RemoteFile:
@@ -113,19 +138,29 @@ class _RemoteFile:
         self.name = url
         self._files, self._path = file_system(url)
         try:
-            self.size = int(self._files.size(self._path))
+            information = self._files.info(self._path)
         except FileNotFoundError:
             raise DataNotFoundError(url, "no such file") from None
+        except OSError as error:
+            raise StorageError(url, f"cannot be read: {error}") from error
+        if information["type"] != "file" or information["size"] is None:  # as a pipe behind file://, or a folder
+            raise FormatError(url, f"is of type {information['type']} and size {information['size']}, expected a file")
+        self.size = int(information["size"])
 
     def read(self, start: int, stop: int) -> NDArray[np.uint8]:
-        content = self._files.cat_file(self._path, start=start, end=stop) if stop > start else b""
+        try:
+            content = self._files.cat_file(self._path, start=start, end=stop) if stop > start else b""
+        except FileNotFoundError:
+            raise DataNotFoundError(self.name, "no such file") from None
+        except OSError as error:
+            raise StorageError(self.name, f"cannot be read: {error}") from error
         if len(content) != stop - start:
             raise _cut_short(self.name, start + len(content), stop)
         import numpy as np
 
         return np.frombuffer(content, dtype=np.uint8)
 
-    def open(self) -> Any:
+    def input(self) -> Any:
         return self._files.open(self._path, "rb")
 
 
@@ -149,8 +184,8 @@ def file_system(url: str) -> tuple[Any, str]:
     return files, path
 
 
-def _cut_short(name: str, found: int, stop: int) -> FormatError:
-    return FormatError(name, f"ends at byte {found}, expected at least {stop} bytes as when it was opened")
+def _cut_short(name: str, size: int, stop: int) -> FormatError:
+    return FormatError(name, f"ends at byte {size}, expected at least {stop} bytes as when it was opened")
 
 
 @contextmanager
@@ -170,8 +205,8 @@ def local_copy(path: str | Path, *, adjacent: Sequence[str] = ()) -> Iterator[Pa
         return
     # With a slash at its end the copy would have no name.
     url = str(path).rstrip("/")
-    with tempfile.TemporaryDirectory(prefix="terarec-") as held:
-        local = Path(held) / url.rpartition("/")[2]
+    with tempfile.TemporaryDirectory(prefix="terarec-") as scratch:
+        local = Path(scratch) / url.rpartition("/")[2]
         for suffix in ("", *adjacent):
             _download(url + suffix, Path(f"{local}{suffix}"))
         try:
@@ -200,21 +235,22 @@ def upload(local: Path, url: str, *, replaceable: str) -> None:
     for place in places.values():
         if files.isdir(place):
             raise FieldError("", "out", f"{place} is a folder, expected a file or nothing there")
+    partial = {place: adjacent_name(place) for place in places.values()}
     try:
         for path, place in places.items():
             files.makedirs(place.rpartition("/")[0], exist_ok=True)
-            files.put_file(str(path), place + PARTIAL_SUFFIX)
+            files.put_file(str(path), partial[place])
         # Everything is there under adjacent names by now; what is left to do is short.
         for name in former:
             files.rm(name)
         for place in places.values():
             if files.exists(place):
                 files.rm(place)
-            files.mv(place + PARTIAL_SUFFIX, place)
+            files.mv(partial[place], place)
     finally:
-        for place in places.values():
-            if files.exists(place + PARTIAL_SUFFIX):
-                files.rm(place + PARTIAL_SUFFIX)
+        for place in partial.values():
+            if files.exists(place):
+                files.rm(place)
 
 
 def _download(url: str, local: Path) -> None:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The arguments and errors of embedding kernels of every implementation: plain tensors and numbers, without names.
 
 A layout array is int64[S, 4] in host memory with a row for each feature: the first arena row of its table, the rows of

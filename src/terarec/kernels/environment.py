@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The only module that reads terarec's environment variables.
 
 ``TERAREC_CPU`` = ``generic``, ``avx2``, ``avx512`` or ``neon`` forces the instruction set of the compiled kernels.
@@ -5,6 +6,9 @@
 ``TERAREC_LINEAR`` = ``onednn`` or ``torch`` forces the library that multiplies in fully connected layers on the CPU.
 ``TRITON_INTERPRET`` = ``1``, which is Triton's own, makes its kernels run on the CPU, slowly.
 ``HUGECTR_DISABLE_OVERFLOW_CHECK`` = ``1``, which is HugeCTR's own, lets the facade's tables outgrow their workspace.
+``TERAREC_HUGECTR_RELEASE`` = ``3.1``, for instance, selects the release of HugeCTR that the facade behaves like.
+``TERAREC_ALLOW_URLS`` = ``s3://bucket,https://host/data`` lets files, such as lists of files, name URLs that begin so.
+``OMP_WAIT_POLICY``, which is OpenMP's own, is set for a server whose executor has threads of its own.
 ``JAVA_HOME``, which is Java's own, is the Java that Spark runs on.
 ``RANK`` and ``WORLD_SIZE``, which are torchrun's, say that a process is one of several that train together, and
 ``TORCHELASTIC_RESTART_COUNT`` how often they were started again. ``OMPI_COMM_WORLD_RANK``, ``OMPI_COMM_WORLD_SIZE``
@@ -15,6 +19,7 @@ are those of MPICH's family, say the same where there are several; ``MASTER_ADDR
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,6 +29,17 @@ CPU_SETS = ("generic", "avx2", "avx512", "neon")
 IMPLEMENTATIONS = ("triton", "cpu", "ref")
 """Packages of ``terarec.kernels``, the fastest first. Triton has no ops of processors alone."""
 LINEAR_LIBRARIES = ("onednn", "torch")
+HUGECTR_RELEASE = "TERAREC_HUGECTR_RELEASE"
+ALLOW_URLS = "TERAREC_ALLOW_URLS"
+
+
+def let_threads_sleep() -> None:
+    """Let OpenMP's threads sleep while they wait, unless ``OMP_WAIT_POLICY`` is set; before torch is imported.
+
+    They would spin for milliseconds after each parallel region, on cores that other threads may need.
+    """
+    if "torch" not in sys.modules:
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def forced_cpu() -> str | None:
@@ -61,6 +77,27 @@ def triton_interprets() -> bool:
 def checks_overflow() -> bool:
     """Return whether tables of the HugeCTR facade are held to the size of their workspace."""
     return os.environ.get("HUGECTR_DISABLE_OVERFLOW_CHECK") != "1"
+
+
+def hugectr_release() -> str | None:
+    """Return the release that ``TERAREC_HUGECTR_RELEASE`` names; None if it is not set."""
+    return os.environ.get(HUGECTR_RELEASE) or None
+
+
+def set_hugectr_release(release: str) -> None:
+    """Select a release of HugeCTR for this process and those that it starts."""
+    os.environ[HUGECTR_RELEASE] = release
+
+
+def allowed_urls() -> tuple[str, ...]:
+    """Return the beginnings of URLs that ``TERAREC_ALLOW_URLS`` names."""
+    return tuple(filter(None, map(str.strip, os.environ.get(ALLOW_URLS, "").split(","))))
+
+
+def add_search_path(folder: str) -> None:
+    """Put a folder first in the search path of the Python processes that this one starts."""
+    others = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != folder]
+    os.environ["PYTHONPATH"] = os.pathsep.join([folder, *others])
 
 
 def java_home() -> str | None:
@@ -103,15 +140,15 @@ def launch() -> Launch | None:
     for rank, size, local in (("RANK", "WORLD_SIZE", ""), *_MPI_VARIABLES):
         if not os.environ.get(rank) or not os.environ.get(size):
             continue
-        found = Launch(
+        variables = Launch(
             rank=_number(rank),
             size=_number(size),
             local_size=_number(local) if os.environ.get(local) else None,
             has_address=has_address or not local,
             is_mpi=bool(local),
         )
-        if not local or found.size > 1:  # mpirun may start a single process
-            return found
+        if not local or variables.size > 1:  # mpirun may start a single process
+            return variables
     return None
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hash indexes, int64 key -> row, on the device of the keys, with the checks of all implementations."""
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 from terarec.errors import ConfigError, StorageError
-from terarec.kernels.registry import choose
+from terarec.kernels.registry import Op, choose
 
 MOST_ROWS = 1 << 36
 """Rows are below it: an index keeps 36 bits of a row."""
@@ -99,7 +100,7 @@ def new_hash_index(device: torch.device | str = "cpu", implementation: str = "au
         KernelError: An implementation that does not run on `device`.
     """
     device = torch.device(device)
-    index: HashIndex = choose("HashIndex", device, implementation)(device=device)
+    index: HashIndex = choose(Op.HASH_INDEX, device, implementation)(device=device)
     return index
 
 

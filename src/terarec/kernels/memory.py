@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Available memory, to reject or spill what does not fit, and the memory that this process uses."""
 
 from __future__ import annotations
@@ -5,7 +6,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from terarec.errors import StorageError
+from terarec.errors import NoSpaceError
 
 _MEMINFO = Path("/proc/meminfo")
 _STATUS = Path("/proc/self/status")
@@ -41,7 +42,7 @@ def require(num_bytes: int, purpose: str) -> None:
     """Raise `StorageError` if `num_bytes` for `purpose` are more than what is available."""
     available = available_bytes()
     if available is not None and num_bytes > available:
-        raise StorageError(purpose, f"{num_bytes:,} bytes requested, {available:,} available")
+        raise NoSpaceError(purpose, f"{num_bytes:,} bytes requested, {available:,} available")
 
 
 def _system_available() -> int | None:

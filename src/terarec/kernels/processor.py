@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The processor of this machine, by name."""
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ _CPUINFO = Path("/proc/cpuinfo")
 @functools.cache
 def processor_name() -> str:
     """Return the name of the processor from the system, or its architecture where the system has none."""
-    found = _field("model name")
-    return found or platform.processor() or platform.machine()
+    model = _field("model name")
+    return model or platform.processor() or platform.machine()
 
 
 @functools.cache
@@ -31,5 +32,5 @@ def amd_family() -> int:
 
 def _field(name: str) -> str | None:
     text = _CPUINFO.read_text() if _CPUINFO.is_file() else ""
-    found = re.search(rf"^{name}\s*:\s*(.+)$", text, re.MULTILINE)
-    return found[1].strip() if found else None
+    match = re.search(rf"^{name}\s*:\s*(.+)$", text, re.MULTILINE)
+    return match[1].strip() if match else None

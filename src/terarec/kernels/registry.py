@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Selection of the implementation of a kernel.
 
 "auto" selects the first that runs on the device; a fallback to a later one is logged once, with the reason. An
@@ -12,8 +13,9 @@ import importlib.util
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from types import ModuleType
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -22,32 +24,48 @@ from terarec.kernels.environment import IMPLEMENTATIONS, forced_implementation, 
 
 _LOGGER = logging.getLogger(__name__)
 
-OPS = {
-    "lookup_fits": "bag_lookup",
-    "bag_lookup": "bag_lookup",
-    "quantized_bag_lookup": "bag_lookup",
-    "row_dots": "bag_lookup",
-    "row_update_": "row_update",
-    "row_gradient_norm": "row_update",
-    "allocate_rows": "rows",
-    "reserve_rows": "rows",
-    "fill_rows": "rows",
-    "fill_keyed_rows": "rows",
-    "HashIndex": "hash_index",
-    "rows_at_most": "rows",
-    "mask_gradient": "dense",
-    "has_pair_dots": "dense",
-    "pair_dots": "dense",
-    "pair_gradients": "dense",
-    "SlotMap": "slots",
-    "RowSet": "slots",
-    "gather_rows": "slots",
-    "scatter_rows": "slots",
-    "touch_maps": "slots",
-    "admit_maps": "slots",
-    "gather_from": "slots",
-}
-"""Op, which is the name of a function or a class -> its module."""
+
+class Op(StrEnum):
+    """An op: the name of the function or class that runs it.
+
+    Attributes:
+        module: Module of each implementation that may define the name.
+    """
+
+    module: str
+
+    def __new__(cls, name: str, module: str) -> Self:
+        """Make a member."""
+        self = str.__new__(cls, name)
+        self._value_ = name
+        self.module = module
+        return self
+
+    LOOKUP_FITS = "lookup_fits", "bag_lookup"
+    BAG_LOOKUP = "bag_lookup", "bag_lookup"
+    QUANTIZED_BAG_LOOKUP = "quantized_bag_lookup", "bag_lookup"
+    ROW_DOTS = "row_dots", "bag_lookup"
+    ROW_UPDATE = "row_update_", "row_update"
+    ROW_GRADIENT_NORM = "row_gradient_norm", "row_update"
+    ALLOCATE_ROWS = "allocate_rows", "rows"
+    RESERVE_ROWS = "reserve_rows", "rows"
+    FILL_ROWS = "fill_rows", "rows"
+    FILL_KEYED_ROWS = "fill_keyed_rows", "rows"
+    HASH_INDEX = "HashIndex", "hash_index"
+    ROWS_AT_MOST = "rows_at_most", "rows"
+    MASK_GRADIENT = "mask_gradient", "dense"
+    HAS_PAIR_DOTS = "has_pair_dots", "dense"
+    PAIR_DOTS = "pair_dots", "dense"
+    PAIR_GRADIENTS = "pair_gradients", "dense"
+    SLOT_MAP = "SlotMap", "slots"
+    ROW_SET = "RowSet", "slots"
+    GATHER_ROWS = "gather_rows", "slots"
+    SCATTER_ROWS = "scatter_rows", "slots"
+    TOUCH_MAPS = "touch_maps", "slots"
+    ADMIT_MAPS = "admit_maps", "slots"
+    GATHER_FROM = "gather_from", "slots"
+
+
 _DEVICES = {"triton": ("cuda",), "cpu": ("cpu",), "ref": None}  # types that an implementation runs on; None: any
 
 
@@ -71,18 +89,18 @@ def available() -> dict[str, str]:
 
 
 @functools.cache
-def active(op: str, device: str, among: tuple[str, ...] = IMPLEMENTATIONS) -> Choice:
+def active(op: Op, device: str, among: tuple[str, ...] = IMPLEMENTATIONS) -> Choice:
     """Return the choice of "auto".
 
     Args:
-        op: Name of the op.
+        op: The op.
         device: Device type, such as "cpu" or "cuda".
         among: Implementations that support the arguments of the call.
 
     Raises:
         KernelError: An unknown op, or ``TERAREC_KERNELS`` names an implementation that does not load.
     """
-    _check_op(op)
+    op = _known(op)
     # Read here, inside the cache: the variable counts as it is at the first choice of an op.
     forced = forced_implementation()
     if forced is not None:
@@ -103,12 +121,12 @@ def active(op: str, device: str, among: tuple[str, ...] = IMPLEMENTATIONS) -> Ch
 
 @functools.cache
 def choose(
-    op: str, device: str | torch.device, implementation: str = "auto", among: tuple[str, ...] = IMPLEMENTATIONS
+    op: Op, device: str | torch.device, implementation: str = "auto", among: tuple[str, ...] = IMPLEMENTATIONS
 ) -> Callable[..., Any]:
     """Return the function that runs `op`.
 
     Args:
-        op: Name of the op.
+        op: The op.
         device: Device, or a device type.
         implementation: "auto", or one of `IMPLEMENTATIONS` by name.
         among: Implementations that support the arguments of the call.
@@ -119,7 +137,7 @@ def choose(
     # The cache has an entry for devices, too: reading the type of one takes as long as the rest of this call.
     if isinstance(device, torch.device):
         return choose(op, device.type, implementation, among)
-    _check_op(op)
+    op = _known(op)
     if implementation == "auto":
         choice = active(op, device, among)
         # Once for each op and device, since `choose` caches what it returns.
@@ -131,13 +149,15 @@ def choose(
         raise KernelError("implementation", f"got {implementation!r}, expected one of {names}")
     elif obstacle := _obstacle_by_name(op, implementation, device, among):
         raise KernelError(op, f"implementation {implementation!r} cannot run on {device}: {obstacle}")
-    function: Callable[..., Any] = getattr(_module(implementation, OPS[op]), op)
+    function: Callable[..., Any] = getattr(_module(implementation, op.module), op)
     return function
 
 
-def _check_op(op: str) -> None:
-    if op not in OPS:
-        raise KernelError("op", f"got {op!r}, expected one of {', '.join(OPS)}")
+def _known(name: str) -> Op:
+    op = next((op for op in Op if op == name), None)
+    if op is None:
+        raise KernelError("op", f"got {name!r}, expected one of {', '.join(Op)}")
+    return op
 
 
 def _fastest_for(device: str) -> str | None:
@@ -145,7 +165,7 @@ def _fastest_for(device: str) -> str | None:
     return next((name for name in IMPLEMENTATIONS if device in (_DEVICES[name] or ())), None)
 
 
-def _obstacle(op: str, name: str, device: str, among: tuple[str, ...]) -> str:
+def _obstacle(op: Op, name: str, device: str, among: tuple[str, ...]) -> str:
     """Return why an implementation does not run an op on a device type; empty if it does."""
     devices = _DEVICES[name]
     if devices is not None and device not in devices:
@@ -153,19 +173,19 @@ def _obstacle(op: str, name: str, device: str, among: tuple[str, ...]) -> str:
     return _lack(op, name, among)
 
 
-def _obstacle_by_name(op: str, name: str, device: str, among: tuple[str, ...]) -> str:
+def _obstacle_by_name(op: Op, name: str, device: str, among: tuple[str, ...]) -> str:
     """Return `_obstacle` for an implementation requested by name: Triton may then interpret its kernels on the CPU."""
     if name == "triton" and device == "cpu" and triton_interprets():
         return _lack(op, name, among)
     return _obstacle(op, name, device, among)
 
 
-def _lack(op: str, name: str, among: tuple[str, ...]) -> str:
+def _lack(op: Op, name: str, among: tuple[str, ...]) -> str:
     """Return why an implementation does not run an op on any device; empty if it does."""
     if reason := available()[name]:
         return reason
     # By attribute: an implementation has an op if its module defines the name, so there is no second list to maintain.
-    if not hasattr(_module(name, OPS[op]), op):
+    if not hasattr(_module(name, op.module), op):
         return "it has no such op"
     return "" if name in among else "it does not support these arguments"
 
@@ -179,8 +199,8 @@ def _loading_fault(name: str) -> str:
             return "no CUDA device is there"
     try:
         # All modules at once: an implementation that half loads would fail later, in the middle of a run.
-        for module in OPS.values():
-            _module(name, module)
+        for op in Op:
+            _module(name, op.module)
     except (ImportError, KernelError) as error:
         return str(error)
     return ""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Row rules: one class for each optimizer of rows, with its numbers, its states and its formula.
 
 In the formulas w is a row and g the sum of its gradients; powers and roots are elementwise. `RowRule.update_` is the
@@ -14,6 +15,7 @@ from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from terarec.errors import ConfigError
 
@@ -177,8 +179,8 @@ class SGDRule(RowRule):
     kind: ClassVar[str] = "sgd"
     kernels = FAST_KERNELS
 
+    @override
     def update_(self, weights: Tensor, state: Sequence[Tensor], grad: Tensor, lr: Tensor, step: int) -> None:
-        """Apply the formula of this rule; see `RowRule.update_`."""
         weights -= lr * grad
 
 
@@ -205,23 +207,23 @@ class MomentumRule(RowRule):
     lr_in_momentum: bool = False
 
     @property
+    @override
     def rate(self) -> float:
-        """Learning rate of the formula."""
         return -1.0 if self.lr_in_momentum else self.lr
 
+    @override
     def scales(self, step: int) -> tuple[float, float]:
-        """Return the factor of a step's gradient, and 1."""
         return (-self.lr, 1.0) if self.lr_in_momentum else (1.0, 1.0)
 
+    @override
     def update_(self, weights: Tensor, state: Sequence[Tensor], grad: Tensor, lr: Tensor, step: int) -> None:
-        """Apply the formula of this rule; see `RowRule.update_`."""
         # With `lr_in_momentum` the rate is a factor of the gradient, and `rate` is -1: one formula serves both forms.
         grad = self.scales(step)[0] * grad
         state[0].mul_(self.beta1).add_(grad)
         weights -= lr * self._movement(grad, state[0])
 
+    @override
     def catch_up_(self, weights: Tensor, state: Sequence[Tensor], lr: Tensor, last: Tensor, missed: Tensor) -> None:
-        """Apply the steps that rows missed; see `RowRule.catch_up_`."""
         weights -= lr * self._drift(state[0], missed)
         state[0].mul_(self.beta1**missed)
 
@@ -251,9 +253,11 @@ class NesterovRule(MomentumRule):
     kind: ClassVar[str] = "nesterov"
     kernels = FAST_KERNELS
 
+    @override
     def _movement(self, grad: Tensor, momentum: Tensor) -> Tensor:
         return grad + self.beta1 * momentum
 
+    @override
     def _drift(self, momentum: Tensor, missed: Tensor) -> Tensor:
         return self.beta1 * (_sum_of_powers(self.beta1, missed) * momentum)
 
@@ -272,8 +276,8 @@ class AdaGradRule(RowRule):
 
     eps: float = 0.0
 
+    @override
     def update_(self, weights: Tensor, state: Sequence[Tensor], grad: Tensor, lr: Tensor, step: int) -> None:
-        """Apply the formula of this rule; see `RowRule.update_`."""
         state[0].add_(grad * grad)
         weights -= lr * (grad / (state[0].sqrt() + self.eps))
 
@@ -286,13 +290,13 @@ class RowWiseAdaGradRule(AdaGradRule):
     row_states = ("sum",)
     kernels = FAST_KERNELS
 
+    @override
     def update_(self, weights: Tensor, state: Sequence[Tensor], grad: Tensor, lr: Tensor, step: int) -> None:
-        """Apply the formula of this rule; see `RowRule.update_`."""
         state[0].add_((grad * grad).mean(dim=1))
         weights -= self.rates(state[0], lr) * grad
 
+    @override
     def rates(self, sums: Tensor, lr: Tensor) -> Tensor:
-        """Return the factors lr / (sqrt(s) + eps); see `RowRule.rates`."""
         # By way of double: torch's float32 root is off by one unit for a sixth of all numbers, the core's is not.
         rates: Tensor = lr / (sums[:, None].double().sqrt().to(sums.dtype) + self.eps)
         return rates
@@ -317,13 +321,13 @@ class RMSPropRule(RowRule):
     eps: float = 0.0
     beta2: float = 0.0
 
+    @override
     def update_(self, weights: Tensor, state: Sequence[Tensor], grad: Tensor, lr: Tensor, step: int) -> None:
-        """Apply the formula of this rule; see `RowRule.update_`."""
         state[0].mul_(self.beta2).add_((1.0 - self.beta2) * (grad * grad))
         weights -= lr * (grad / (state[0].sqrt() + self.eps))
 
+    @override
     def catch_up_(self, weights: Tensor, state: Sequence[Tensor], lr: Tensor, last: Tensor, missed: Tensor) -> None:
-        """Apply the steps that rows missed; see `RowRule.catch_up_`."""
         state[0].mul_(self.beta2**missed)
 
 
@@ -355,13 +359,13 @@ class AdamRule(RowRule):
     beta1: float = 0.0
     beta2: float = 0.0
 
+    @override
     def scales(self, step: int) -> tuple[float, float]:
-        """Return a step's factors of the first moment and of the root of the second."""
         # In double: 1 - beta2^t is small in the first steps, where float32 would lose digits.
         return 1.0 / (1.0 - self.beta1**step), 1.0 / math.sqrt(1.0 - self.beta2**step)
 
+    @override
     def update_(self, weights: Tensor, state: Sequence[Tensor], grad: Tensor, lr: Tensor, step: int) -> None:
-        """Apply the formula of this rule; see `RowRule.update_`."""
         first, second = state[:2]
         # As `torch.optim.Adam`, which interpolates: beta1 m + (1 - beta1) g rounds two products.
         first += (1.0 - self.beta1) * (grad - first)
@@ -370,8 +374,8 @@ class AdamRule(RowRule):
         eps = self.eps + self.eps_hat * root_scale
         weights -= lr * first_scale * (first / (second.sqrt() * root_scale + eps))
 
+    @override
     def catch_up_(self, weights: Tensor, state: Sequence[Tensor], lr: Tensor, last: Tensor, missed: Tensor) -> None:
-        """Apply the steps that rows missed; see `RowRule.catch_up_`."""
         first, second = state[:2]
         # A row that no step touched has p = 0, for which the bias corrections divide by zero.
         seen = last.clamp(min=1)
@@ -399,14 +403,14 @@ class AdamWRule(AdamRule):
 
     weight_decay: float = 0.0
 
+    @override
     def update_(self, weights: Tensor, state: Sequence[Tensor], grad: Tensor, lr: Tensor, step: int) -> None:
-        """Apply the formula of this rule; see `RowRule.update_`."""
         # Decay before the step, and not through the gradient: "decoupled", as in `torch.optim.AdamW`.
         weights *= 1.0 - lr * self.weight_decay
         AdamRule.update_(self, weights, state, grad, lr, step)
 
+    @override
     def catch_up_(self, weights: Tensor, state: Sequence[Tensor], lr: Tensor, last: Tensor, missed: Tensor) -> None:
-        """Apply the steps that rows missed; see `RowRule.catch_up_`."""
         weights *= (1.0 - lr * self.weight_decay) ** missed
         AdamRule.catch_up_(self, weights, state, lr, last, missed)
 
@@ -430,8 +434,8 @@ class FTRLRule(RowRule):
     eps: float = 0.0
     beta: float = 0.0
 
+    @override
     def update_(self, weights: Tensor, state: Sequence[Tensor], grad: Tensor, lr: Tensor, step: int) -> None:
-        """Apply the formula of this rule; see `RowRule.update_`."""
         total, linear = state
         before = (total + self.eps).sqrt()
         total += grad * grad

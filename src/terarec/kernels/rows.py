@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Memory for the rows of tables, their initial values, and the scan for rows to evict."""
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
-from terarec.errors import ConfigError, StorageError
-from terarec.kernels.registry import active, choose
+from terarec.errors import ConfigError, NoSpaceError, StorageError
+from terarec.kernels.registry import Op, active, choose
 from terarec.spec import Initializer
 
 
@@ -67,12 +68,12 @@ class ReservedRows:
             StorageError: More rows than are reserved, or too little memory; nothing has changed then.
         """
         if rows > self.shape[0]:
-            raise StorageError("rows", f"got {rows}, expected at most the {self.shape[0]} that are reserved")
+            raise NoSpaceError("rows", f"got {rows}, expected at most the {self.shape[0]} that are reserved")
         if rows <= self._rows:
             return
         begin, end = self._rows * self.row_bytes, rows * self.row_bytes
         if not self._commit(begin, end):
-            raise StorageError(
+            raise NoSpaceError(
                 f"rows {self.dtype}{list(self.shape)}",
                 f"{end - begin:,} bytes more requested, the system has too little memory",
             )
@@ -107,7 +108,7 @@ def allocate_rows(shape: tuple[int, ...]) -> NDArray[np.float32]:
     Raises:
         StorageError: The system has too little memory; the message has the bytes requested.
     """
-    rows: NDArray[np.float32] = choose("allocate_rows", "cpu")(shape)
+    rows: NDArray[np.float32] = choose(Op.ALLOCATE_ROWS, "cpu")(shape)
     return rows
 
 
@@ -121,7 +122,7 @@ def reserve_rows(shape: tuple[int, ...], dtype: DTypeLike) -> ReservedRows:
     Raises:
         StorageError: The system has too little address space.
     """
-    reserved: ReservedRows = choose("reserve_rows", "cpu")(shape, dtype)
+    reserved: ReservedRows = choose(Op.RESERVE_ROWS, "cpu")(shape, dtype)
     return reserved
 
 
@@ -153,7 +154,7 @@ def initialise_rows(
     if initializer == "zeros":
         rows.fill(0.0)
         return
-    choose("fill_rows", "cpu")(rows, initializer, _table_seed(table, seed), scale, first_row)
+    choose(Op.FILL_ROWS, "cpu")(rows, initializer, _table_seed(table, seed), scale, first_row)
 
 
 def initialise_keys(
@@ -191,10 +192,10 @@ def initialise_keys(
         return
     seed, device = _table_seed(table, seed), weights.device.type
     # Where no kernel runs on the device, values are made in host memory and copied: `ref` and `cpu` take arrays.
-    if active("fill_keyed_rows", device).implementation == "triton":
-        choose("fill_keyed_rows", device)(weights, rows, keys, initializer, seed, scale)
+    if active(Op.FILL_KEYED_ROWS, device).implementation == "triton":
+        choose(Op.FILL_KEYED_ROWS, device)(weights, rows, keys, initializer, seed, scale)
         return
-    fill = choose("fill_keyed_rows", "cpu")
+    fill = choose(Op.FILL_KEYED_ROWS, "cpu")
     keys = keys.cpu().contiguous()
     # Written in place, without a staged copy.
     if weights.dtype == torch.float32 and weights.device.type == "cpu":
@@ -243,5 +244,5 @@ def rows_at_most(scores: Tensor, limit: float, spared: Tensor) -> Tensor:
     Returns:
         int64[m].
     """
-    rows: Tensor = choose("rows_at_most", scores.device)(scores, limit, spared)
+    rows: Tensor = choose(Op.ROWS_AT_MOST, scores.device)(scores, limit, spared)
     return rows

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Slots: which rows have one of a bounded number of them, what keeps them there, and copies of rows as bytes."""
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from terarec.errors import ConfigError
-from terarec.kernels.registry import choose
+from terarec.kernels.registry import Op, choose
 
 NO_ROW = -1
 """Owner of a slot without a row."""
@@ -38,7 +39,7 @@ class RowBatch(NamedTuple):
 
     def to(self, device: torch.device) -> RowBatch:
         """Return the rows on `device`."""
-        return RowBatch(*(held.to(device) for held in self))
+        return RowBatch(*(tensor.to(device) for tensor in self))
 
 
 class Touched(NamedTuple):
@@ -177,20 +178,28 @@ class RowSet(Protocol):
         """Return the numbers int64[n] of ``rows int64[n]``, distinct, as `find` does, and take those away."""
 
 
-def new_slot_map(capacity: int, device: torch.device, implementation: str = "auto") -> SlotMap:
+def new_slot_map(
+    capacity: int, device: torch.device, implementation: str = "auto", *, is_sparse: bool = False
+) -> SlotMap:
     """Return an empty map of `capacity` slots.
+
+    Args:
+        capacity: As above.
+        device: Device of the map.
+        implementation: "auto", or one by name.
+        is_sparse: Whether few of the slots are used: in host memory the others then take address space alone.
 
     Raises:
         KernelError: An implementation that does not run on `device`.
     """
-    made: SlotMap = choose("SlotMap", device, _for(device, implementation))(capacity, device)
-    return made
+    slot_map: SlotMap = choose(Op.SLOT_MAP, device, _for(device, implementation))(capacity, device, is_sparse=is_sparse)
+    return slot_map
 
 
 def row_set(rows: Tensor, implementation: str = "auto") -> RowSet:
     """Return the distinct ones of ``rows int64[n]``."""
-    made: RowSet = choose("RowSet", rows.device, _for(rows.device, implementation))(rows)
-    return made
+    chosen: RowSet = choose(Op.ROW_SET, rows.device, _for(rows.device, implementation))(rows)
+    return chosen
 
 
 def touch_maps(
@@ -206,8 +215,8 @@ def touch_maps(
         implementation: That of the maps.
     """
     device = maps[0].device
-    found: TouchedMaps = choose("touch_maps", device, _for(device, implementation))(maps, rows, ends, pins)
-    return found
+    touched: TouchedMaps = choose(Op.TOUCH_MAPS, device, _for(device, implementation))(maps, rows, ends, pins)
+    return touched
 
 
 def admit_maps(
@@ -234,7 +243,7 @@ def admit_maps(
     """
     device = maps[0].device
     admitted: tuple[Tensor, list[tuple[int, int]]]
-    admitted = choose("admit_maps", device, _for(device, implementation))(maps, rows, ends, at_once)
+    admitted = choose(Op.ADMIT_MAPS, device, _for(device, implementation))(maps, rows, ends, at_once)
     return admitted
 
 
@@ -254,17 +263,31 @@ def gather_from(
         ConfigError: As `gather_rows`.
     """
     _check_parts([RowPart(values, 0) for values in memories], slots, out)
-    choose("gather_from", slots.device, _for(slots.device, implementation))(memories, slots, ends, out)
+    choose(Op.GATHER_FROM, slots.device, _for(slots.device, implementation))(memories, slots, ends, out)
 
 
-def gather_rows(parts: Sequence[RowPart], slots: Tensor, out: Tensor, implementation: str = "auto") -> None:
+def gather_rows(
+    parts: Sequence[RowPart],
+    slots: Tensor,
+    out: Tensor,
+    implementation: str = "auto",
+    *,
+    threads: int | None = None,
+) -> None:
     """Copy rows ``slots int64[n]`` of all parts to ``out uint8[n, row_bytes]``; those of slot -1 stay as they are.
+
+    Args:
+        parts: Tensors on the device of `slots`.
+        slots: As above.
+        out: As above.
+        implementation: "auto", or one by name.
+        threads: Maximum number of threads of the compiled core; None for those of torch.
 
     Raises:
         ConfigError: Tensors of other types or shapes, or bytes outside of a row.
     """
     _check_parts(parts, slots, out)
-    choose("gather_rows", slots.device, _for(slots.device, implementation))(parts, slots, out)
+    choose(Op.GATHER_ROWS, slots.device, _for(slots.device, implementation))(parts, slots, out, threads)
 
 
 def scatter_rows(
@@ -292,7 +315,7 @@ def scatter_rows(
     _check_parts(parts, slots, values)
     if places is not None and (places.dtype != torch.int64 or places.shape != slots.shape):
         raise ConfigError("places", f"got {places.dtype}{list(places.shape)}, expected torch.int64{list(slots.shape)}")
-    choose("scatter_rows", slots.device, _for(slots.device, implementation))(parts, slots, values, places, threads)
+    choose(Op.SCATTER_ROWS, slots.device, _for(slots.device, implementation))(parts, slots, values, places, threads)
 
 
 def _for(device: torch.device, implementation: str) -> str:
@@ -397,5 +420,5 @@ class SlotLimit:
         slots.pin(tail)
         slots.release(tail)
         self.limit = limit
-        held = slots.is_held[limit : slots.used_slots].nonzero()
-        return limit + (int(held[-1]) + 1 if held.numel() else 0)
+        places = slots.is_held[limit : slots.used_slots].nonzero()
+        return limit + (int(places[-1]) + 1 if places.numel() else 0)

@@ -1,33 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
 """Metrics: streaming classes, sets of metrics by name with groups and slices, and the evaluation of retrieval."""
 
 from terarec.metrics.auc import AUC
+from terarec.metrics.calibration import Calibration, calibration_curve
 from terarec.metrics.hugectr import NDCG, HitRate
-from terarec.metrics.means import MAE, MSE, RMSE, SMAPE, Accuracy, AverageLoss, LogLoss, NormalizedEntropy, Throughput
-from terarec.metrics.metric_set import LabelValues, MetricSet, MetricValues, Results, SliceResults, SliceValues
-from terarec.metrics.ranking import RetrievalResults, evaluate_retrieval
-from terarec.metrics.registry import Metric, find_metric, metric_names
+from terarec.metrics.means import SMAPE, AverageLoss
+from terarec.metrics.metric_set import MetricSet
+from terarec.metrics.ranking import evaluate_retrieval
+from terarec.metrics.registry import find_metric, metric_names
 
 __all__ = [
     "AUC",
-    "MAE",
-    "MSE",
     "NDCG",
-    "RMSE",
     "SMAPE",
-    "Accuracy",
     "AverageLoss",
+    "Calibration",
     "HitRate",
-    "LabelValues",
-    "LogLoss",
-    "Metric",
     "MetricSet",
-    "MetricValues",
-    "NormalizedEntropy",
-    "Results",
-    "RetrievalResults",
-    "SliceResults",
-    "SliceValues",
-    "Throughput",
+    "calibration_curve",
     "evaluate_retrieval",
     "find_metric",
     "metric_names",

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Area under the ROC curve: exact, weighted, ties counted by half; of all samples, of parts of them, and of groups."""
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ class AUC:
         sample_weights = as_weights("AUC", weights, len(score_columns))
         check_labels("AUC", label_columns, "share")
         self._expect_labels(score_columns.shape[1])
-        for label, held in enumerate(self._labels):
-            held.add(score_columns[:, label], label_columns[:, label], sample_weights)
+        for label, scores_of_label in enumerate(self._labels):
+            scores_of_label.add(score_columns[:, label], label_columns[:, label], sample_weights)
         return self
 
     def merge(self, other: AUC) -> AUC:
@@ -74,7 +75,7 @@ class AUC:
 
     def per_label(self) -> tuple[float, ...]:
         """Return the AUC of every label; NaN where one side is empty. Empty before the first update."""
-        return tuple(held.auc() for held in self._labels)
+        return tuple(scores_of_label.auc() for scores_of_label in self._labels)
 
     def compute(self) -> float:
         """Return the mean over the labels; NaN before the first update or if a label has one side only."""

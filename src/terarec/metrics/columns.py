@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks that the metrics share: scores, labels and weights of a batch as float32 columns, and the mean over labels."""
 
 from __future__ import annotations
@@ -56,16 +57,16 @@ def as_weights(metric: str, weights: Values | None, rows: int) -> FloatColumns |
     """
     if weights is None:
         return None
-    held = as_float32(weights)
-    if held.shape == (rows, 1):
-        held = held[:, 0]
-    if held.shape != (rows,):
-        raise ConfigError(f"{metric}.update", f"got weights {list(held.shape)} for {rows} samples, expected [{rows}]")
+    values = as_float32(weights)
+    if values.shape == (rows, 1):
+        values = values[:, 0]
+    if values.shape != (rows,):
+        raise ConfigError(f"{metric}.update", f"got weights {list(values.shape)} for {rows} samples, expected [{rows}]")
     # Negated, since NaN fails every comparison.
-    bad = ~((held >= 0) & (held < np.inf))
+    bad = ~((values >= 0) & (values < np.inf))
     if bad.any():
-        raise ConfigError(f"{metric}.update", f"got the weight {held[bad][0]}, expected finite numbers >= 0")
-    return held
+        raise ConfigError(f"{metric}.update", f"got the weight {values[bad][0]}, expected finite numbers >= 0")
+    return values
 
 
 def check_labels(metric: str, labels: FloatColumns, accepted: LabelRange) -> None:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """NDCG and HitRate as HugeCTR defines them: over all samples of an evaluation, without groups."""
 
 from __future__ import annotations

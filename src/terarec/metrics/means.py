@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Metrics that are means over samples or batches: log loss, errors of values, accuracy, mean loss, throughput."""
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import ClassVar, Self
 
 import numpy as np
 from torch import Tensor
+from typing_extensions import override
 
 from terarec.errors import ConfigError
 from terarec.metrics.columns import (
@@ -161,8 +163,8 @@ class LogLoss(LabelMeanMetric):
     TAKES_CLASSES = True
 
     @classmethod
+    @override
     def terms(cls, predictions: FloatColumns, labels: FloatColumns) -> Floats:
-        """Return the cross-entropy of each sample."""
         if predictions.shape != labels.shape:
             return _softmax_loss(predictions, labels)[None]
         return _logistic_loss(predictions, labels)[None]
@@ -180,13 +182,13 @@ class NormalizedEntropy(LabelMeanMetric):
     LABELS = "share"
 
     @classmethod
+    @override
     def terms(cls, predictions: FloatColumns, labels: FloatColumns) -> Floats:
-        """Return the cross-entropy and the label of each sample."""
         return np.stack([_logistic_loss(predictions, labels), labels.astype(np.float64)])
 
     @classmethod
+    @override
     def finish(cls, means: Floats) -> Floats:
-        """Return the cross-entropy / entropy of the mean label."""
         loss, mean_label = means
         with np.errstate(divide="ignore", invalid="ignore"):
             entropy = -(mean_label * np.log(mean_label) + (1 - mean_label) * np.log1p(-mean_label))
@@ -225,8 +227,8 @@ class MSE(LabelMeanMetric):
     LABELS = "value"
 
     @classmethod
+    @override
     def terms(cls, predictions: FloatColumns, labels: FloatColumns) -> Floats:
-        """Return the square of each error."""
         return np.square(predictions.astype(np.float64) - labels)[None]
 
 
@@ -236,8 +238,8 @@ class RMSE(MSE):
     NAME = "RMSE"
 
     @classmethod
+    @override
     def finish(cls, means: Floats) -> Floats:
-        """Return the root of the mean square."""
         value: Floats = np.sqrt(means[0])
         return value
 
@@ -249,8 +251,8 @@ class MAE(LabelMeanMetric):
     LABELS = "value"
 
     @classmethod
+    @override
     def terms(cls, predictions: FloatColumns, labels: FloatColumns) -> Floats:
-        """Return the absolute value of each error."""
         return np.abs(predictions.astype(np.float64) - labels)[None]
 
 
@@ -269,8 +271,8 @@ class SMAPE(LabelMeanMetric):
     LABELS = "gain"
 
     @classmethod
+    @override
     def check(cls, predictions: FloatColumns, labels: FloatColumns) -> None:
-        """Raise `ConfigError` unless predictions and labels are finite and not negative."""
         # Negated, since NaN fails every comparison.
         bad = ~((predictions >= 0) & (predictions < np.inf))
         if bad.any():
@@ -278,8 +280,8 @@ class SMAPE(LabelMeanMetric):
         super().check(predictions, labels)
 
     @classmethod
+    @override
     def terms(cls, predictions: FloatColumns, labels: FloatColumns) -> Floats:
-        """Return the relative error of each prediction."""
         p, y = predictions.astype(np.float64), labels.astype(np.float64)
         half_sum = (p + y) / 2
         return np.divide(np.abs(p - y), half_sum, out=np.zeros_like(p), where=half_sum > 0)[None]
@@ -304,8 +306,8 @@ class Accuracy(LabelMeanMetric):
     TAKES_CLASSES = True
 
     @classmethod
+    @override
     def terms(cls, predictions: FloatColumns, labels: FloatColumns) -> Floats:
-        """Return 1 for a sample whose class is predicted, 0 for another."""
         if predictions.shape != labels.shape:
             right = predictions.argmax(axis=1)[:, None] == labels
         else:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sets of metrics by name over the batches of an evaluation: overall, by label and by slice."""
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from terarec.errors import ConfigError
+from terarec.metrics.calibration import Calibration, CalibrationCurve
 from terarec.metrics.columns import FloatColumns, Integers, Values, as_columns, as_weights, mean_over_labels
 from terarec.metrics.means import AverageLoss
-from terarec.metrics.registry import Reads, find_metric
-from terarec.metrics.samples import ColumnValues, PartedSamples, SampleStore, column_array
+from terarec.metrics.registry import Reads, find_metric, monitored_metric
+from terarec.metrics.samples import ColumnValues, NamesOfIds, PartedSamples, SampleStore, column_array
 from terarec.spec.codec import finite_data
 
 JsonValue = None | bool | int | float | str | list["JsonValue"] | dict[str, "JsonValue"]
@@ -27,10 +29,12 @@ class LabelValues:
     Attributes:
         rows: Samples whose label is known.
         values: Metric -> value; NaN where it is undefined.
+        calibration: Curve of its scores; None where it was not requested.
     """
 
     rows: int
     values: dict[str, float]
+    calibration: CalibrationCurve | None = None
 
     def to_json(self) -> dict[str, JsonValue]:
         """Return the same as JSON values; None for NaN and infinity."""
@@ -43,7 +47,7 @@ class MetricValues:
 
     Attributes:
         rows: Samples with a weight above 0.
-        values: Metric -> mean over the labels; NaN where it is undefined for a label.
+        values: Metric -> mean over the labels but untrained ones; NaN where it is undefined for one of them.
         labels: Label -> its metrics; ``average_loss`` has no value for a label.
     """
 
@@ -114,9 +118,41 @@ class Results:
         """Return the overall value of `metric`."""
         return self.overall.values[metric]
 
+    def value(self, name: str) -> float:
+        """Return the value of a metric, or of ``metric/LABEL``; NaN where it is undefined or was not computed."""
+        metric, _, label = name.partition("/")
+        of = self.overall.labels.get(label) if label else self.overall
+        return math.nan if of is None else of.values.get(metric, math.nan)
+
+    def named_values(self) -> dict[str, float]:
+        """Return all values but those of slices: each metric and, with several labels, each ``metric/LABEL``."""
+        labels = self.overall.labels if len(self.overall.labels) > 1 else {}
+        by_label = {f"{metric}/{label}": value for label, of in labels.items() for metric, value in of.values.items()}
+        return {**self.overall.values, **by_label}
+
+    def undefined(self) -> dict[str, str]:
+        """Return where metrics are undefined (NaN): ``auc``, ``auc/LABEL`` or ``auc by COLUMN`` -> the reason."""
+        reasons = {
+            name: f"needs {monitored_metric(name).needs}"
+            for name, value in self.named_values().items()
+            if math.isnan(value)
+        }
+        for column, of_column in self.slices.items():
+            slices = [of_value.found.values for of_value in of_column.values]
+            for metric in self.overall.values:
+                count = sum(math.isnan(values[metric]) for values in slices if metric in values)
+                if count:
+                    reasons[f"{metric} by {column}"] = (
+                        f"needs {find_metric(metric).needs}, which {count} of {len(slices)} slices lack"
+                    )
+        return reasons
+
     def to_json(self) -> dict[str, JsonValue]:
         """Return the same as JSON values; None for NaN and infinity."""
-        return {**self.overall.to_json(), "slices": {name: found.to_json() for name, found in self.slices.items()}}
+        return {
+            **self.overall.to_json(),
+            "slices": {name: slice_results.to_json() for name, slice_results in self.slices.items()},
+        }
 
 
 MAX_SLICES = 1000
@@ -135,6 +171,9 @@ class MetricSet:
         slices: Columns for whose values the metrics are reported, too.
         group: Column that says which samples belong together (a user, a query); for the metrics that need groups.
         max_slices: Values of a slice column to report, the most frequent ones.
+        calibration: Whether `compute` has the calibration curve of each label, whose scores are probabilities.
+        names: Names of the ids in slice columns; None to report the ids.
+        untrained: Labels that means over the labels leave out, since no model was trained for them.
 
     Raises:
         ConfigError: An unknown metric or one that occurs twice, a metric that needs groups without `group`, no label,
@@ -155,9 +194,12 @@ class MetricSet:
         slices: Sequence[str] = (),
         group: str | None = None,
         max_slices: int = MAX_SLICES,
+        calibration: bool = False,
+        names: NamesOfIds | None = None,
+        untrained: Sequence[str] = (),
     ) -> None:
-        for what, names in (("metrics", metrics), ("labels", labels), ("slices", slices)):
-            repeated = [name for number, name in enumerate(names) if name in names[:number]]
+        for what, values in (("metrics", metrics), ("labels", labels), ("slices", slices)):
+            repeated = [value for number, value in enumerate(values) if value in values[:number]]
             if repeated:
                 raise ConfigError(what, f"{repeated[0]!r} occurs twice, expected distinct names")
         if not labels:
@@ -169,13 +211,17 @@ class MetricSet:
         if grouped and group is None:
             raise ConfigError(f"metric {grouped[0]!r}", "got no group column, expected one, such as the user's id")
         self._labels, self._slices, self._max_slices = tuple(labels), tuple(slices), max_slices
+        self._trained = tuple(label for label in labels if label not in untrained)
         self._group = group if grouped else None
+        self._names = names
+        self._calibration = Calibration() if calibration else None
         self.reset()
 
     @property
     def reads(self) -> frozenset[Reads]:
         """Inputs that `update` needs: "logits", "scores" and "loss" where a metric reads them."""
-        return frozenset(metric.reads for metric in self._metrics)
+        of_curves: frozenset[Reads] = frozenset() if self._calibration is None else frozenset(["scores"])
+        return of_curves.union(metric.reads for metric in self._metrics)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -194,6 +240,8 @@ class MetricSet:
             if metric.streaming is not None and not keeps_samples
         }
         self._loss = AverageLoss()
+        if self._calibration is not None:
+            self._calibration.reset()
         self._rows = 0
         self._label_rows = np.zeros(len(self._labels), np.int64)
 
@@ -238,15 +286,15 @@ class MetricSet:
         if truth.shape[1] != len(self._labels):
             expected = f"{len(self._labels)}: {', '.join(self._labels)}"
             raise ConfigError("MetricSet.update", f"got {truth.shape[1]} labels, expected {expected}")
-        held = as_weights("MetricSet", weights, len(truth))
+        factors = as_weights("MetricSet", weights, len(truth))
         arrays = {name: column_array(name, _column(name, columns), len(truth)) for name in self.columns}
-        if held is not None and not held.all():
+        if factors is not None and not factors.all():
             # Left out here, as a sample of weight 0 would still take a rank among the others of its group.
-            counts = held > 0
+            counts = factors > 0
             inputs = {name: values[counts] for name, values in inputs.items()}
-            truth, held = truth[counts], held[counts]
+            truth, factors = truth[counts], factors[counts]
             arrays = {name: array.filter(pa.array(counts)) for name, array in arrays.items()}
-        self._take(inputs, truth, held, arrays)
+        self._take(inputs, truth, factors, arrays)
 
     def compute(self) -> Results:
         """Return the metrics of all samples since the last `reset`, by label and by slice."""
@@ -256,12 +304,20 @@ class MetricSet:
             overall = self._by_part(np.zeros(self._rows, np.int64), 1, group)[0]
             for name in self._slices:
                 parted = Slices(*self._store.column(name), self._max_slices)
+                if self._names is not None:
+                    parted.rename(name, self._names)
                 slices[name] = parted.results(self._by_part(parted.part, parted.parts, group))
         # The loss of a batch belongs to no label and to no slice.
         loss = {metric.name: self._loss.compute() for metric in self._metrics if metric.reads == "loss"}
         values = overall.values | loss
         in_order = {metric.name: values[metric.name] for metric in self._metrics}
-        return Results(overall=replace(overall, values=in_order), slices=slices)
+        curves = () if self._calibration is None else self._calibration.curves()
+        # Before the first update there are no curves.
+        labels = overall.labels | {
+            name: replace(overall.labels[name], calibration=curve)
+            for name, curve in zip(self._labels, curves, strict=False)
+        }
+        return Results(overall=replace(overall, values=in_order, labels=labels), slices=slices)
 
     def _take(
         self,
@@ -279,6 +335,9 @@ class MetricSet:
                 if metric.check is not None:
                     metric.check(inputs[metric.reads], labels)
             self._store.add(inputs.get("logits"), inputs.get("scores"), labels, weights, columns)
+        # After the metrics, whose errors name what rejects a label.
+        if self._calibration is not None:
+            self._calibration.update(inputs["scores"], labels, weights)
         self._rows += len(labels)
         self._label_rows += (~np.isnan(labels)).sum(axis=0)
 
@@ -299,10 +358,10 @@ class MetricSet:
         label_rows = np.zeros((len(self._labels), parts), np.int64)
         for label in range(len(self._labels)):
             samples, known = self._store.samples(label, group)
-            held = PartedSamples(samples, part[known], parts)
-            label_rows[label] = np.bincount(held.part, minlength=parts)
+            parted = PartedSamples(samples, part[known], parts)
+            label_rows[label] = np.bincount(parted.part, minlength=parts)
             for name, by_part in computed.items():
-                for number, value in enumerate(by_part(held).tolist()):
+                for number, value in enumerate(by_part(parted).tolist()):
                     values[number][label][name] = value
         rows = np.bincount(part, minlength=parts)
         return [self._values(int(rows[number]), label_rows[:, number], values[number]) for number in range(parts)]
@@ -314,7 +373,7 @@ class MetricSet:
             label: LabelValues(rows=int(count), values={name: of_label.get(name, math.nan) for name in names})
             for label, count, of_label in zip(self._labels, label_rows, values, strict=True)
         }
-        means = {name: mean_over_labels([held.values[name] for held in labels.values()]) for name in names}
+        means = {name: mean_over_labels([labels[label].values[name] for label in self._trained]) for name in names}
         return MetricValues(rows=rows, values=means, labels=labels)
 
 
@@ -360,10 +419,20 @@ class Slices:
         self.part = part_of[codes]
         self.parts = len(chosen) + bool(self._others)
 
-    def results(self, found: Sequence[MetricValues]) -> SliceResults:
+    def rename(self, column: str, names: NamesOfIds) -> None:
+        """Replace the values, if they are ids, by their names."""
+        ids = [value for value in self._values if isinstance(value, int) and not isinstance(value, bool)]
+        names_of_ids = names(column, np.array(ids, np.int64)) if ids else None
+        if names_of_ids is not None:
+            by_id: dict[object, str | None] = dict(zip(ids, names_of_ids, strict=True))
+            self._values = [by_id.get(value, value) for value in self._values]
+
+    def results(self, values_of_parts: Sequence[MetricValues]) -> SliceResults:
         """Return the metrics of each part, with its value."""
         values = tuple(
             SliceValues(value=value, found=of_value)
-            for value, of_value in zip(self._values, found[: len(self._values)], strict=True)
+            for value, of_value in zip(self._values, values_of_parts[: len(self._values)], strict=True)
         )
-        return SliceResults(values=values, other=found[-1] if self._others else None, other_values=self._others)
+        return SliceResults(
+            values=values, other=values_of_parts[-1] if self._others else None, other_values=self._others
+        )

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranking metrics over many groups, and the evaluation of retrieval by exact search of the top items of each user."""
 
 from __future__ import annotations
@@ -225,8 +226,8 @@ def evaluate_retrieval(
     values = {}
     for length in k:
         for name in metrics:
-            found = RANKING_METRICS[name](ranks, length)
-            values[f"{name}@{length}"] = float(found.mean()) if len(found) else float("nan")
+            of_users = RANKING_METRICS[name](ranks, length)
+            values[f"{name}@{length}"] = float(of_users.mean()) if len(of_users) else float("nan")
     return RetrievalResults(
         values=values,
         users=len(users),
@@ -258,10 +259,10 @@ def _ranks(
     counts = np.flatnonzero(np.isin(masked // num_items, users))
     masked = places[counts] * num_items + masked[counts] % num_items
     pairs = np.searchsorted(users, findable // num_items) * num_items + findable % num_items
-    held = torch.empty(min(block, len(users)), num_items, device=device)  # new memory costs more than the product
+    memory = torch.empty(min(block, len(users)), num_items, device=device)  # new memory costs more than the product
     for start in range(0, len(users), block):
         chosen = torch.from_numpy(users[start : start + block]).to(device)
-        scores = torch.mm(user_vectors[chosen].float(), transposed, out=held[: len(chosen)])
+        scores = torch.mm(user_vectors[chosen].float(), transposed, out=memory[: len(chosen)])
         first, last = np.searchsorted(masked, (start * num_items, (start + len(chosen)) * num_items))
         # Who has seen nearly all items gets seen ones at the end of the list; they are not hits, as findable pairs lack
         # them.
@@ -269,9 +270,9 @@ def _ranks(
         top = best_items(scores, k).cpu().numpy()
         first, last = np.searchsorted(pairs, (start * num_items, (start + len(chosen)) * num_items))
         of_block = pairs[first:last]
-        found = (np.arange(start, start + len(chosen))[:, None] * num_items + top).ravel()
-        position = np.searchsorted(of_block, found).clip(max=len(of_block) - 1)
-        is_hit = of_block[position] == found
+        flat_places = (np.arange(start, start + len(chosen))[:, None] * num_items + top).ravel()
+        position = np.searchsorted(of_block, flat_places).clip(max=len(of_block) - 1)
+        is_hit = of_block[position] == flat_places
         ranks[first + position[is_hit]] = np.flatnonzero(is_hit) % k + 1
     return ranks
 
@@ -348,7 +349,7 @@ def _pairs(name: str, lists: IntegerLists, num_users: int, num_items: int) -> In
 
 
 def _as_int64(name: str, values: Tensor | npt.NDArray[np.int64]) -> Integers:
-    held = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
-    if held.dtype.kind not in "iu":
-        raise ConfigError(name, f"got {held.dtype}, expected integers")
-    return held.astype(np.int64)
+    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    if array.dtype.kind not in "iu":
+        raise ConfigError(name, f"got {array.dtype}, expected integers")
+    return array.astype(np.int64)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Metrics by name: inputs, which values are better, and computation of each."""
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from typing import Literal, Protocol
 
 from terarec.errors import ConfigError
 from terarec.metrics.auc import AUC
+from terarec.metrics.calibration import BINS, Calibration, check_probabilities
 from terarec.metrics.columns import FloatColumns, Floats, LabelRange, Values, check_labels, check_one_score
 from terarec.metrics.means import MAE, MSE, RMSE, SMAPE, Accuracy, LabelMeanMetric, LogLoss, NormalizedEntropy
 from terarec.metrics.ranking import RANKING_METRICS
@@ -37,6 +39,7 @@ class Metric:
         name: Name with its k, such as ``ndcg@10``.
         reads: Input.
         higher_is_better: Whether a higher value is better: the direction for early stopping and plateaus.
+        needs: What samples must have for it to be defined, for a warning.
         needs_group: Whether it is computed in groups of samples, such as the samples of a user.
         streaming: Maker of the streaming form; None for a metric that needs groups or reads the loss.
         by_part: Function from samples of one label to a value for each part; None for a metric that reads the loss.
@@ -46,6 +49,7 @@ class Metric:
     name: str
     reads: Reads
     higher_is_better: bool
+    needs: str = "a sample whose label is known"
     needs_group: bool = False
     streaming: Callable[[], StreamingMetric] | None = None
     by_part: Callable[[PartedSamples], Floats] | None = None
@@ -76,24 +80,36 @@ def find_metric(name: str) -> Metric:
     return kind.make(name, int(text) if has_k else None)
 
 
+def monitored_metric(name: str) -> Metric:
+    """Return the metric of a monitor: ``auc``, or ``auc/LABEL`` for the value of one label.
+
+    Raises:
+        ConfigError: See `find_metric`.
+    """
+    return find_metric(name.partition("/")[0])
+
+
 def metric_names() -> tuple[str, ...]:
-    """Return the names of all metrics; ``@K`` is the length of a list."""
+    """Return the names of all metrics; ``@K`` is the length of a list, or the number of bins."""
     suffix = {"none": "", "optional": "[@K]", "required": "@K"}
     return tuple(base + suffix[kind.k] for base, kind in _METRICS.items())
 
 
-def _mean(metric: type[LabelMeanMetric], reads: Reads, *, higher_is_better: bool = False) -> _Kind:
-    def by_part(held: PartedSamples) -> Floats:
-        samples = held.samples
+def _mean(
+    metric: type[LabelMeanMetric], reads: Reads, *, higher_is_better: bool = False, needs: str = Metric.needs
+) -> _Kind:
+    def by_part(parted: PartedSamples) -> Floats:
+        samples = parted.samples
         predictions = samples.logits if reads == "logits" else samples.scores
         assert predictions is not None
-        return metric.by_part(predictions, samples.labels[:, None], samples.weights, held.part, held.parts)
+        return metric.by_part(predictions, samples.labels[:, None], samples.weights, parted.part, parted.parts)
 
     def make(name: str, k: int | None) -> Metric:
         return Metric(
             name=name,
             reads=reads,
             higher_is_better=higher_is_better,
+            needs=needs,
             streaming=metric,
             by_part=by_part,
             check=metric.check,
@@ -110,8 +126,9 @@ def _ranking(base: str) -> _Kind:
             name=name,
             reads="logits",
             higher_is_better=True,
+            needs="a group with a label above 0",
             needs_group=True,
-            by_part=lambda held: held.ranking(function(held.ranks, k)),
+            by_part=lambda samples: samples.ranking(function(samples.ranks, k)),
             check=_one_score(name, "gain"),
         )
 
@@ -123,6 +140,7 @@ def _auc(name: str, k: int | None) -> Metric:
         name=name,
         reads="logits",
         higher_is_better=True,
+        needs="labels of both classes",
         streaming=AUC,
         by_part=PartedSamples.auc,
         check=_one_score(name, "share"),
@@ -134,14 +152,31 @@ def _gauc(name: str, k: int | None) -> Metric:
         name=name,
         reads="logits",
         higher_is_better=True,
+        needs="a group with labels of both classes",
         needs_group=True,
         by_part=PartedSamples.gauc,
         check=_one_score(name, "share"),
     )
 
 
+def _ece(name: str, k: int | None) -> Metric:
+    def metric() -> Calibration:
+        return Calibration(bins=k or BINS)
+
+    def check(predictions: FloatColumns, labels: FloatColumns) -> None:
+        check_one_score(name, predictions, labels)
+        check_probabilities(predictions, labels)
+
+    def by_part(parted: PartedSamples) -> Floats:
+        samples = parted.samples
+        assert samples.scores is not None
+        return metric().by_part(samples.scores[:, 0], samples.labels, samples.weights, parted.part, parted.parts)
+
+    return Metric(name=name, reads="scores", higher_is_better=False, streaming=metric, by_part=by_part, check=check)
+
+
 def _average_loss(name: str, k: int | None) -> Metric:
-    return Metric(name=name, reads="loss", higher_is_better=False)
+    return Metric(name=name, reads="loss", higher_is_better=False, needs="a batch")
 
 
 def _one_score(name: str, accepted: LabelRange) -> Callable[[FloatColumns, FloatColumns], None]:
@@ -158,12 +193,13 @@ _KINDS: Mapping[str, _Kind] = {
     # Entropies read logits, since float32 probabilities round to 0 and 1; errors and accuracy read what the objective
     # predicts.
     "logloss": _mean(LogLoss, "logits"),
-    "ne": _mean(NormalizedEntropy, "logits"),
+    "ne": _mean(NormalizedEntropy, "logits", needs="labels that are neither all 0 nor all 1"),
     "rmse": _mean(RMSE, "scores"),
     "mae": _mean(MAE, "scores"),
     "mse": _mean(MSE, "scores"),
     "smape": _mean(SMAPE, "scores"),
     "accuracy": _mean(Accuracy, "scores", higher_is_better=True),
+    "ece": _Kind(make=_ece, k="optional"),
     **{base: _ranking(base) for base in RANKING_METRICS},
     "average_loss": _Kind(make=_average_loss),
 }

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The samples of an evaluation, kept for metrics by group and by slice."""
 
 from __future__ import annotations
@@ -5,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,13 @@ from terarec.metrics.ranking import RelevantRanks, ranks_of_samples
 
 ColumnValues: TypeAlias = "Tensor | npt.NDArray[np.generic] | pa.Array | pa.ChunkedArray"
 """One value a sample: integers, booleans, numbers or strings."""
+
+
+class NamesOfIds(Protocol):
+    """The names of the ids in columns, such as `terarec.etl.workflow.ValueNames`."""
+
+    def __call__(self, column: str, ids: Integers) -> Sequence[str | None] | None:
+        """Return the name of each id, None for a missing value; None for a column without names."""
 
 
 class SampleStore:
@@ -64,9 +72,9 @@ class SampleStore:
 
     def join(self) -> None:
         """Put the batches together."""
-        for held in (self._logits, self._scores, self._labels, self._weights):
-            if len(held) > 1:
-                held[:] = [np.concatenate(held)]
+        for columns in (self._logits, self._scores, self._labels, self._weights):
+            if len(columns) > 1:
+                columns[:] = [np.concatenate(columns)]
 
     def samples(self, label: int, group: Integers | None) -> tuple[Samples, Integers]:
         """Return the samples whose label number `label` is known, and their indices.
@@ -79,10 +87,10 @@ class SampleStore:
         labels = self._labels[0]
         known = np.flatnonzero(~np.isnan(labels[:, label]))
 
-        def of_label(held: list[FloatColumns]) -> FloatColumns | None:
-            if not held:
+        def of_label(of_batches: list[FloatColumns]) -> FloatColumns | None:
+            if not of_batches:
                 return None
-            columns = held[0] if labels.shape[1] == 1 else held[0][:, label : label + 1]
+            columns = of_batches[0] if labels.shape[1] == 1 else of_batches[0][:, label : label + 1]
             return columns[known]
 
         samples = Samples(
@@ -144,9 +152,9 @@ def _as_stored(values: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_integer(kind):
         return values.cast(pa.int64())
     if pa.types.is_floating(kind):
-        held = values.cast(pa.float64())
+        floats = values.cast(pa.float64())
         # NaN becomes null, since NaN equals nothing, and each would be a value of its own.
-        return pa.array(held.to_numpy(zero_copy_only=False), from_pandas=True)
+        return pa.array(floats.to_numpy(zero_copy_only=False), from_pandas=True)
     raise pa.ArrowInvalid("not a type of a column")
 
 
@@ -185,17 +193,17 @@ class PartedSamples:
 
     def auc(self) -> Floats:
         """Return the weighted AUC of each part, float64[parts]."""
-        held = self.samples
-        assert held.logits is not None
-        return auc_by_group(held.logits[:, 0], held.labels, held.weights, self.part, self.parts)
+        samples = self.samples
+        assert samples.logits is not None
+        return auc_by_group(samples.logits[:, 0], samples.labels, samples.weights, self.part, self.parts)
 
     def gauc(self) -> Floats:
         """Return the mean AUC of the groups in each part that have both classes, weighted by their impressions."""
-        held, grouped = self.samples, self._groups
-        assert held.logits is not None
+        samples, grouped = self.samples, self._groups
+        assert samples.logits is not None
         kept = grouped.kept
-        weights = None if held.weights is None else held.weights[kept]
-        values = auc_by_group(held.logits[kept, 0], held.labels[kept], weights, grouped.code, grouped.count)
+        weights = None if samples.weights is None else samples.weights[kept]
+        values = auc_by_group(samples.logits[kept, 0], samples.labels[kept], weights, grouped.code, grouped.count)
         return self._mean_of_groups(values, grouped.weight)
 
     def ranking(self, values: Floats) -> Floats:
@@ -206,22 +214,22 @@ class PartedSamples:
     @cached_property
     def ranks(self) -> RelevantRanks:
         """The ranks of the samples with labels above 0, in the groups of each part."""
-        held, grouped = self.samples, self._groups
-        assert held.logits is not None
+        samples, grouped = self.samples, self._groups
+        assert samples.logits is not None
         kept = grouped.kept
-        return ranks_of_samples(held.logits[kept, 0], held.labels[kept], grouped.code, grouped.count)
+        return ranks_of_samples(samples.logits[kept, 0], samples.labels[kept], grouped.code, grouped.count)
 
     @cached_property
     def _groups(self) -> _Groups:
         """The groups of each part: a group that occurs in two parts is one group in each."""
-        held = self.samples
-        assert held.group is not None
-        kept = np.flatnonzero(held.group >= 0)
-        num_groups = int(held.group.max(initial=-1)) + 1
+        samples = self.samples
+        assert samples.group is not None
+        kept = np.flatnonzero(samples.group >= 0)
+        num_groups = int(samples.group.max(initial=-1)) + 1
         # A pair (part, group) as one integer, so that one pass of `unique` numbers the groups of all parts.
-        pairs, code = np.unique(self.part[kept] * num_groups + held.group[kept], return_inverse=True)
+        pairs, code = np.unique(self.part[kept] * num_groups + samples.group[kept], return_inverse=True)
         size = np.bincount(code, minlength=len(pairs))
-        weight = size if held.weights is None else np.bincount(code, held.weights[kept], len(pairs))
+        weight = size if samples.weights is None else np.bincount(code, samples.weights[kept], len(pairs))
         return _Groups(
             kept=kept, code=code, part=pairs // max(num_groups, 1), size=size, weight=weight.astype(np.float64)
         )

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models: single-device code, one file a family; `registry` has a row for each."""
 
 from terarec.models.autoint import AutoInt
@@ -5,7 +6,7 @@ from terarec.models.dcn import DCN
 from terarec.models.din import DIN
 from terarec.models.dlrm import DLRM
 from terarec.models.graph import GraphModel
-from terarec.models.registry import MODELS, build_model
+from terarec.models.registry import build_model
 from terarec.models.two_tower import TowerVectors, TwoTower
 from terarec.models.wide_deep import DNN, FM, LR, DeepFM, WideDeep, XDeepFM
 
@@ -16,7 +17,6 @@ __all__ = [
     "DNN",
     "FM",
     "LR",
-    "MODELS",
     "AutoInt",
     "DeepFM",
     "GraphModel",

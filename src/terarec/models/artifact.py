@@ -1,8 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models of RUN directories, for evaluation, prediction and serving."""
 
 from __future__ import annotations
 
-import filecmp
+import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,19 +14,20 @@ import torch
 from torch import Tensor, nn
 
 from terarec.checkpoint import Checkpoint, complete_checkpoints, find, load
-from terarec.checkpoint.directory import best_step
-from terarec.config import CHECKPOINT_DIRECTORY, DATASET_DIRECTORY, RUN_FILE, load_run
-from terarec.embedding import BagSource, EmbeddingCollection, LookupCollection, RowLookup
+from terarec.checkpoint.directory import best_step, step_of
+from terarec.config import load_run
+from terarec.config.files import CHECKPOINT_DIRECTORY, DATASET_DIRECTORY, RUN_FILE
+from terarec.embedding import EmbeddingCollection
+from terarec.embedding.lookups import BagSource, LookupCollection, RowLookup
 from terarec.embedding.tables import record_tables
 from terarec.errors import ConfigError, FormatError
-from terarec.formats import read_dataset, workflow_files
+from terarec.formats import read_dataset
+from terarec.memory.files import own_directory
 from terarec.models.registry import build_model
 from terarec.nn.objectives import build_objective
-from terarec.spec import CategoricalColumn, DatasetSpec, DynamicTableSpec, RunSpec, TableSpec, Tiers
-from terarec.spec.codec import parse_json
+from terarec.spec import DatasetSpec, DynamicTableSpec, RunSpec, TableSpec, Tiers
 from terarec.spec.model import ModelSpec
 from terarec.storage import Store
-from terarec.storage.tier_files import own_directory
 
 
 class LoadedModel(NamedTuple):
@@ -41,6 +44,10 @@ class LoadedModel(NamedTuple):
     spec: RunSpec
     dataset: DatasetSpec
     step: int
+
+
+_LOADED = ".terarec-loaded"
+"""Start of the names of directories with the tables of loaded runs."""
 
 
 def find_checkpoint(run_dir: Path, spec: RunSpec, which: int | str | None = None) -> Path:
@@ -63,6 +70,20 @@ def find_checkpoint(run_dir: Path, spec: RunSpec, which: int | str | None = None
         has_best = wants_best and best_step(directory) is not None
         which = "best" if has_best else "last"
     return find(directory, which)
+
+
+def extended_step(spec: RunSpec) -> int | None:
+    """Return the step of the checkpoint whose chain a run extends; None for a run that extends none.
+
+    Raises:
+        ConfigError: ``init_from`` names no checkpoint, as it does in every ``run.json`` of such a run.
+    """
+    if not spec.extend_chain or spec.init_from is None:
+        return None
+    name = Path(spec.init_from).name
+    if not name.removeprefix("step-").isdecimal():
+        raise ConfigError("init_from", f"got {spec.init_from}, expected RUN/{CHECKPOINT_DIRECTORY}/step-N")
+    return step_of(Path(name))
 
 
 def load_model(
@@ -89,7 +110,7 @@ def load_model(
     run_dir = Path(run_dir)
     spec = load_run(run_dir / RUN_FILE)
     dataset = read_dataset(run_dir / DATASET_DIRECTORY)
-    model = _build(spec, _with_own_files(spec.model), dataset, allow_import)
+    model = _build(spec, _with_own_files(spec.model, run_dir), dataset, allow_import)
     if device is not None:
         model = model.to(device)
     while True:
@@ -105,7 +126,7 @@ def load_model(
 
 
 class ModelWithoutTables(NamedTuple):
-    """A trained model whose collections are `terarec.embedding.LookupCollection`, to be connected to rows elsewhere.
+    """A trained model whose collections are `LookupCollection`, to be connected to rows elsewhere.
 
     Attributes:
         model: The model in evaluation mode.
@@ -146,26 +167,26 @@ def load_without_tables(
     load_dense_state(model, opened.dense())
     if device is not None:
         model = model.to(device)
-    found = [module for module in model.modules() if isinstance(module, LookupCollection)]
+    lookups = [module for module in model.modules() if isinstance(module, LookupCollection)]
     return ModelWithoutTables(
         model=model.eval(),
         spec=spec,
         dataset=dataset,
         checkpoint=opened,
-        tables={table.name: table for collection in found for table in collection.specs},
+        tables={table.name: table for collection in lookups for table in collection.specs},
     )
 
 
 def without_tables(model: nn.Module) -> nn.Module:
     """Replace the collections of `model` by ones without rows, and return it."""
-    made: dict[EmbeddingCollection, LookupCollection] = {}
+    replaced: dict[EmbeddingCollection, LookupCollection] = {}
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):
             if isinstance(child, EmbeddingCollection):
                 # A collection may be registered under two names; it stays one.
-                if child not in made:
-                    made[child] = LookupCollection(child.specs, child.features)
-                setattr(parent, name, made[child])
+                if child not in replaced:
+                    replaced[child] = LookupCollection(child.specs, child.features)
+                setattr(parent, name, replaced[child])
     return model
 
 
@@ -183,13 +204,17 @@ def _without_tiers(spec: ModelSpec) -> ModelSpec:
     return loaded
 
 
-def _with_own_files(spec: ModelSpec) -> ModelSpec:
-    """Return `spec` with a separate directory for tables in a file tier, since a training may be using the original."""
+def _with_own_files(spec: ModelSpec, run_dir: Path) -> ModelSpec:
+    """Return `spec` with a separate directory for tables in a file tier: the run's, or for temporary files.
+
+    A training may be using the directory of the spec, and whoever loads a run of somebody else has not chosen it.
+    """
     described: Any = spec
     tiers: Tiers | None = getattr(getattr(described, "tables", None), "tiers", None)
     if tiers is None or tiers.file is None:
         return spec
-    own = replace(tiers, file=str(own_directory(Path(tiers.file), "loaded")))
+    parent = run_dir.absolute() if os.access(run_dir, os.W_OK) else Path(tempfile.gettempdir())
+    own = replace(tiers, file=str(own_directory(parent, _LOADED)))
     loaded: ModelSpec = replace(described, tables=replace(described.tables, tiers=own))
     return loaded
 
@@ -246,72 +271,3 @@ def load_dense_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
             )
     # Not strict, since the collections' own entries are absent from `state`.
     model.load_state_dict(state, strict=False)
-
-
-_FREE = ("split", "weight", "metadata")
-"""Fields of a workflow that do not change the inputs of a model."""
-
-
-def check_columns(dataset: DatasetSpec, directory: Path, trained_on: DatasetSpec, trained_directory: Path) -> None:
-    """Raise `ConfigError` unless `dataset` has the columns of `trained_on`: names, order, rows, hotness, workflow.
-
-    Equal rows are not enough: ids that were fitted on other logs mean other values. So the fitted state of
-    workflows is compared to the byte, and their steps; how rows were split, sample weights and metadata change neither.
-
-    Args:
-        dataset: Description of the data to read.
-        directory: Directory of the data set.
-        trained_on: Description of the training data.
-        trained_directory: Directory of its workflow, ``RUN/dataset``.
-    """
-    if dataset.column_names != trained_on.column_names:
-        raise ConfigError(
-            f"data set {dataset.name!r}",
-            f"got the columns {', '.join(dataset.column_names)}, "
-            f"expected those that the model was trained on: {', '.join(trained_on.column_names)}",
-        )
-    for column, known in zip(dataset.categorical, trained_on.categorical, strict=True):
-        if column != known:
-            raise ConfigError(
-                f"data set {dataset.name!r}, column {column.name!r}",
-                f"{_shape(column)}, expected {_shape(known)} as in training; were its ids fitted again?",
-            )
-    files = workflow_files(dataset, directory)
-    known_files = workflow_files(trained_on, trained_directory)
-    for file in sorted({*files, *known_files}):
-        is_known = file in files and file in known_files
-        if not is_known or not _are_alike(directory / file, trained_directory / file):
-            raise ConfigError(
-                f"data set {dataset.name!r}",
-                f"{file} is not that of the training in {trained_directory}; were its ids fitted again?",
-            )
-
-
-def _are_alike(path: Path, known: Path) -> bool:
-    """Return whether two files of workflows are equal, apart from fields that no model depends on."""
-    # Bytes first: most data sets have a copy of the file, and only a difference needs parsing. Not shallow, because a
-    # copy may have the size and time of another file.
-    if filecmp.cmp(path, known, shallow=False):
-        return True
-    if path.name != "workflow.json":
-        return False
-    one, other = _encoding(path), _encoding(known)
-    return one is not None and one == other
-
-
-def _encoding(path: Path) -> dict[str, Any] | None:
-    """Return the part of a ``workflow.json`` that determines the encoding of values; None for another file."""
-    try:
-        content = parse_json(path.read_bytes())
-    except ValueError:
-        return None
-    if not isinstance(content, dict) or not isinstance(content.get("workflow"), dict):
-        return None
-    if content.get("version") == 2:
-        content["version"] = 3  # which has added `weight` and `metadata` alone
-    return {**content, "workflow": {name: value for name, value in content["workflow"].items() if name not in _FREE}}
-
-
-def _shape(column: CategoricalColumn) -> str:
-    rows = "any keys" if column.rows is None else f"{column.rows} rows"
-    return rows if column.hotness == 1 else f"{rows} in lists of {column.hotness}"

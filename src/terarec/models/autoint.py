@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """AutoInt and AutoInt+ (Song et al. 2019, arXiv 1810.11921)."""
 
 from __future__ import annotations

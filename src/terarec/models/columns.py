@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parts that models share: embeddings of columns, linear terms, and an MLP as a spec describes it."""
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from terarec.batch import Batch
 from terarec.embedding import EmbeddingCollection
 from terarec.nn import MLP
 from terarec.nn.initializers import Distribution, dense_distributions, normal, uniform
-from terarec.spec import CategoricalColumn, ColumnPooling, DatasetSpec, FeatureSpec, Initializer, TablesSpec
-from terarec.spec.model import EmbeddedSpec, NetworkSpec
+from terarec.spec import CategoricalColumn, DatasetSpec, FeatureSpec, Initializer
+from terarec.spec.model import ColumnPooling, EmbeddedSpec, NetworkSpec
+from terarec.spec.tables import TablesSpec
 
 WIDE_SUFFIX = ".wide"
 

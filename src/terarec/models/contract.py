@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The interface of a model besides ``forward``, for training, evaluation and serving.
 
 A model is a module that turns a `Batch` into logits float[B, C]. One whose ``forward`` returns something else has
@@ -53,8 +54,8 @@ def logits_of(model: nn.Module, output: object) -> Tensor:
 
 def device_of(model: nn.Module) -> torch.device:
     """Return where the parameters of `model`, and so its tables, are; the CPU for a model without any."""
-    held = next(model.parameters(), None)
-    return torch.device("cpu") if held is None else held.device
+    parameter = next(model.parameters(), None)
+    return torch.device("cpu") if parameter is None else parameter.device
 
 
 def score_names(labels: Sequence[str], num_scores: int) -> tuple[str, ...]:

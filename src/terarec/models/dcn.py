@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Deep & Cross Networks: DCN (Wang et al. 2017, arXiv 1708.05123) and DCN V2 (Wang et al. 2021, arXiv 2008.13535)."""
 
 from __future__ import annotations

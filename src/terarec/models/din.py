@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Deep Interest Network (Zhou et al. 2018, arXiv 1706.06978)."""
 
 from __future__ import annotations
@@ -10,15 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from terarec.batch import Batch, Jagged
-from terarec.embedding import EmbeddingCollection, PaddedKeys, PaddedSequences
+from terarec.embedding import EmbeddingCollection, PaddedSequences
+from terarec.embedding.output import PaddedKeys
 from terarec.errors import ConfigError
 from terarec.models.columns import join, mlp
 from terarec.nn import MLP
 from terarec.nn.attention import TargetAttention
 from terarec.nn.initializers import dense_distributions
 from terarec.ragged import Ragged
-from terarec.spec import MISSING_ID, MISSING_KEY, CategoricalColumn, DatasetSpec, DINSpec, FeatureSpec
+from terarec.spec import CategoricalColumn, DatasetSpec, DINSpec, FeatureSpec
 from terarec.spec.checks import did_you_mean
+from terarec.spec.dataset import MISSING_ID, MISSING_KEY
 
 
 class DIN(nn.Module):
@@ -82,11 +85,11 @@ class DIN(nn.Module):
             attention = cast(TargetAttention, module)
             # A view: pooled vectors lie side by side in the order of the plain columns.
             target = pooled[:, place * self.width : (place + 1) * self.width]
-            held: Ragged[Tensor, Tensor] | PaddedSequences = sequences[history]
-            if isinstance(held, PaddedSequences):  # in an exported program
-                parts.append(attention.padded(target, held.values, held.mask))
+            vectors: Ragged[Tensor, Tensor] | PaddedSequences = sequences[history]
+            if isinstance(vectors, PaddedSequences):  # in an exported program
+                parts.append(attention.padded(target, vectors.values, vectors.mask))
             else:
-                parts.append(attention(target, held.values, held.offsets))
+                parts.append(attention(target, vectors.values, vectors.offsets))
         logits: Tensor = self.deep(join(batch.dense, torch.cat(parts, dim=1)))
         return logits
 

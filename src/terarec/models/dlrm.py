@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """DLRM (Naumov et al. 2019, arXiv 1906.00091)."""
 
 from __future__ import annotations

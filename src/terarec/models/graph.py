@@ -1,9 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model made of named tensors, as a `GraphSpec` describes it."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -11,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from terarec.batch import Batch, Jagged, select
-from terarec.config import read_graph
-from terarec.embedding import EmbeddingCollection, EmbeddingOutput, pad_sequences
+from terarec.config.files import read_graph
+from terarec.embedding import EmbeddingCollection
+from terarec.embedding.output import pad_sequences
 from terarec.errors import ConfigError
 from terarec.nn.batch_ranks import BatchRanks, sum_over
 from terarec.nn.layer import Layer, TensorShape
@@ -89,11 +91,7 @@ class GraphModel(nn.Module):
 
     def compute(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the result of `forward`, from the result of `inputs`."""
-        tensors = dict(inputs)
-        for layer, module in self._steps:
-            tops = module(*(tensors[name] for name in layer.bottoms))
-            tensors.update(zip(layer.tops, (tops,) if isinstance(tops, Tensor) else tops, strict=True))
-        return tensors
+        return run_layers(self._steps, inputs)
 
     def losses(self, tensors: Mapping[str, Tensor], weight: Tensor | None = None) -> dict[str, Tensor]:
         """Return each loss by name: its mean over the batch, without the label's weight, from the output of `forward`.
@@ -146,12 +144,12 @@ class GraphModel(nn.Module):
         Raises:
             ConfigError: A label that no loss reads.
         """
-        found = {layer.bottoms[1]: tensors[layer.bottoms[0]] for layer, _ in self._losses}
+        logits_by_label = {layer.bottoms[1]: tensors[layer.bottoms[0]] for layer, _ in self._losses}
         columns = []
         for label in self.spec.labels:
-            if label.name not in found:
+            if label.name not in logits_by_label:
                 raise ConfigError(f"label {label.name!r}", "no loss reads it, expected one for logits of all labels")
-            logits = found[label.name]
+            logits = logits_by_label[label.name]
             # Two logits for a label of one column are those of a softmax over two classes.
             columns.append(logits if logits.shape[1] == label.dim else logits[:, 1:] - logits[:, :1])
         return torch.cat(columns, dim=1)
@@ -217,6 +215,15 @@ class GraphModel(nn.Module):
         return tensors
 
 
+def run_layers(steps: Sequence[tuple[GraphLayer, Layer]], inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the inputs and the outputs of the layers by name."""
+    tensors = dict(inputs)
+    for layer, module in steps:
+        tops = module(*(tensors[name] for name in layer.bottoms))
+        tensors.update(zip(layer.tops, (tops,) if isinstance(tops, Tensor) else tops, strict=True))
+    return tensors
+
+
 def graph_model(
     spec: GraphModelSpec, dataset: DatasetSpec, *, num_outputs: int | None = None, seed: int = 0
 ) -> GraphModel:
@@ -271,12 +278,12 @@ def _check_dataset(graph: GraphSpec, dataset: DatasetSpec, num_outputs: int | No
                     f"does not have{did_you_mean(feature.read_column, columns)}, expected one of "
                     f"{', '.join(columns) or 'its categorical columns, which are none'}",
                 )
-            held = rows.get(feature.table)
-            if held is not None and (column.rows is None or column.rows > held):
+            num_rows = rows.get(feature.table)
+            if num_rows is not None and (column.rows is None or column.rows > num_rows):
                 ids = "any keys" if column.rows is None else f"{column.rows} ids"
                 raise ConfigError(
                     "graph",
-                    f"table {feature.table!r} has {held} rows, column {column.name!r} {ids}, expected a row for "
+                    f"table {feature.table!r} has {num_rows} rows, column {column.name!r} {ids}, expected a row for "
                     "each id",
                 )
 
@@ -375,13 +382,29 @@ def embedding_shapes(spec: GraphEmbedding) -> dict[str, TensorShape]:
 
 def embed(spec: GraphEmbedding, collection: EmbeddingCollection, jagged: Jagged) -> dict[str, Tensor]:
     """Return the tops of `spec` for the keys of a batch."""
-    batch_size = jagged.batch_size
-    vectors = _side_by_side(spec, collection(_renamed(jagged, spec)), batch_size)
+    output = collection(_renamed(jagged, spec))
+    padded = {
+        feature.name: pad_sequences(output.sequences[feature.name], feature.vectors).values
+        for feature in spec.features
+        if feature.pooling == "concat"
+    }
+    return embedding_tops(spec, output.pooled, padded)
+
+
+def embedding_tops(spec: GraphEmbedding, pooled: Tensor, sequences: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tops of `spec`.
+
+    Args:
+        spec: The embedding.
+        pooled: float32[B, sum of widths], the pooled features side by side.
+        sequences: Other features -> their vectors float32[B, K, D], zeros where there is none.
+    """
+    vectors = _side_by_side(spec, pooled, sequences)
     if spec.output == "flat":
         return {spec.name: vectors}
     if spec.output == "stacked":
         # A view of [B, S * D], so stacked outputs cost no copy.
-        return {spec.name: vectors.view(batch_size, len(spec.features), spec.width_of(spec.features[0]))}
+        return {spec.name: vectors.view(-1, len(spec.features), spec.width_of(spec.features[0]))}
     widths = [spec.width_of(feature) for feature in spec.features]
     parts = torch.split(vectors, widths, dim=1)
     return {top: part.unsqueeze(1) for top, part in zip(spec.tops, parts, strict=True)}
@@ -395,21 +418,13 @@ def _renamed(jagged: Jagged, spec: GraphEmbedding) -> Jagged:
     return dataclasses.replace(part, names=tuple(feature.name for feature in spec.features))
 
 
-def _side_by_side(spec: GraphEmbedding, output: EmbeddingOutput, batch_size: int) -> Tensor:
+def _side_by_side(spec: GraphEmbedding, pooled: Tensor, sequences: Mapping[str, Tensor]) -> Tensor:
     """Return the vectors [B, sum of widths] in the order of the features."""
-    if not output.sequences:
-        return output.pooled
-    pooled = _pooled_columns(spec, output.pooled)
+    if not sequences:
+        return pooled
+    widths = [spec.width_of(feature) for feature in spec.features if feature.name not in sequences]
+    parts = iter(torch.split(pooled, widths, dim=1) if widths else ())
     columns = [
-        pooled[feature.name]
-        if feature.pooling != "concat"
-        else pad_sequences(output.sequences[feature.name], feature.vectors).values.view(batch_size, -1)
-        for feature in spec.features
+        sequences[feature.name].flatten(1) if feature.name in sequences else next(parts) for feature in spec.features
     ]
     return torch.cat(columns, dim=1)
-
-
-def _pooled_columns(spec: GraphEmbedding, pooled: Tensor) -> Mapping[str, Tensor]:
-    members = [feature for feature in spec.features if feature.pooling != "concat"]
-    parts = torch.split(pooled, [spec.width_of(feature) for feature in members], dim=1) if members else ()
-    return {feature.name: part for feature, part in zip(members, parts, strict=True)}

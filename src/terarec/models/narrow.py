@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`narrow`: a trained model with narrower numbers, for inference."""
 
 from __future__ import annotations
@@ -8,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from terarec.embedding import EmbeddingCollection, LookupCollection
+from terarec.embedding import EmbeddingCollection
+from terarec.embedding.lookups import LookupCollection
 from terarec.models.contract import device_of
-from terarec.spec import FieldError, Numbers
+from terarec.spec import Numbers
+from terarec.spec.checks import FieldError
 
 
 class Int8Linear(nn.Module):
@@ -73,12 +76,12 @@ def narrow(model: nn.Module, numbers: Numbers) -> nn.Module:
             raise FieldError("", "precision", f"got 'int8' on {device_of(model)}, expected the CPU")
         kinds[nn.Linear] = Int8Linear
     # A module may be registered under two names; it stays one.
-    made: dict[nn.Module, nn.Module] = {}
+    narrowed: dict[nn.Module, nn.Module] = {}
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):
             for kind, replaced in kinds.items():
                 if child is not None and isinstance(child, kind):
-                    if child not in made:
-                        made[child] = replaced(child)
-                    parent._modules[name] = made[child]
+                    if child not in narrowed:
+                        narrowed[child] = replaced(child)
+                    parent._modules[name] = narrowed[child]
     return model.eval()

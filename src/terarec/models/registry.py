@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The models by their specs, and models of the user's own code."""
 
 from __future__ import annotations
@@ -6,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 from torch import nn
 
-from terarec.embedding import EmbeddingCollection, share_tiers
+from terarec.embedding import EmbeddingCollection
+from terarec.embedding.tables import share_tiers
 from terarec.errors import ConfigError
 from terarec.models.autoint import AutoInt
 from terarec.models.dcn import DCN

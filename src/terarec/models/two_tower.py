@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two towers for retrieval (Yi et al. 2019, "Sampling-bias-corrected neural modeling", RecSys)."""
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ class TwoTower(nn.Module):
 
     batch_ranks: BatchRanks | None = None
     """The processes that have a part of each batch, since the items of all samples are candidates of each query."""
+    gives_probabilities: ClassVar[bool] = False
+    """Whether scores are probabilities of the label; the in-batch softmax only orders the items of a user."""
     adds_up: ClassVar[bool] = True
     """Whether the loss of a rank is its part of that of the whole batch, and no mean over its own samples."""
 
@@ -55,7 +58,12 @@ class TwoTower(nn.Module):
         super().__init__()
         outputs = num_outputs or len(dataset.labels)
         if outputs != 1:
-            raise ConfigError("two_tower", f"got {outputs} labels in data set {dataset.name!r}, expected 1")
+            names = ", ".join(label.name for label in dataset.labels)
+            raise ConfigError(
+                "two_tower",
+                f"got {outputs} labels ({names}) in data set {dataset.name!r}, expected 1: the samples with a label "
+                "above 0 are the queries of its loss; choose one of them in the workflow's labels, and prepare again",
+            )
         _check_columns(spec, dataset)
         generator = torch.Generator().manual_seed(seed)
         # The user's tower draws first: another order would change the initial weights of a seed.

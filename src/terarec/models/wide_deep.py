@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models that add linear terms, products of pairs and an MLP: LR, DNN, Wide & Deep, FM, DeepFM and xDeepFM."""
 
 from __future__ import annotations

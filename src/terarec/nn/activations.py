@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Activations: modules by name for dense networks, and layers of the registry; dropout."""
 
 from __future__ import annotations
@@ -153,8 +154,8 @@ class PReLUDice(Layer):
         if self.batch_ranks is not None:
             columns = x.reshape(x.shape[0], x.shape[1:].numel())
             # `normalize` takes [n, C]: each element of a sample is a column, as in the formula below.
-            found = normalize(self.batch_ranks, "statistics of prelu_dice", columns, eps=self.eps)
-            gate = found.values.view(x.shape).sigmoid().to(x.dtype)
+            normalized = normalize(self.batch_ranks, "statistics of prelu_dice", columns, eps=self.eps)
+            gate = normalized.values.view(x.shape).sigmoid().to(x.dtype)
         else:
             var, mean = torch.var_mean(x, dim=0, correction=0)
             gate = ((x - mean) * (var + self.eps).rsqrt()).sigmoid()

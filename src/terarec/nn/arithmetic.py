@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arithmetic without weights: elementwise operations, reductions and matrix products."""
 
 from __future__ import annotations
@@ -116,6 +117,7 @@ class MatrixMultiply(Layer):
             good = len(right.dims) in (1, 2) and not transpose_b
             self.require(good, shapes, "a second input of two or three dimensions, not transposed")
             out = right.dims
+            self.batch_size = left.dims[0] // right.rows
         else:
             good = len(left.dims) == len(right.dims) and left.rows == right.rows and left.dims[:-2] == right.dims[:-2]
             inner, out_width = (-1, -2) if transpose_b else (-2, -1)

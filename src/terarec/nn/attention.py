@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Layers of sequences and attention: masks, masked softmax, multi-head attention, AutoInt, DIN, a GRU."""
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
+from typing_extensions import override
 
 from terarec.nn.activations import dropout
 from terarec.nn.dense import MLP, new_linear
@@ -335,6 +337,7 @@ class GRU(WeightedLayer):
         # torch's GRU has two biases, cuDNN's in HugeCTR one: the second stays zero and is not trained.
         constant(0.0).fill_(unused_bias.requires_grad_(False), generator)
 
+    @override
     def file_tensors(self) -> list[FileTensor]:
         """Return W [3 h, v], R [3 h, h] and b [3 h], of the reset gate, the update gate and the new state."""
         return [FileTensor(weight, as_is) for weight in list(self.gru.parameters())[:3]]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Layers and losses that compare the samples of a batch, where several processes have a part of it each.
 
 A loss is a sum over processes: each runs the backward pass of its own part. The exchanges in this module pass gradients
@@ -125,9 +126,9 @@ class _Normalize(torch.autograd.Function):
         ctx.save_for_backward(values, scale)
         ctx.ranks, ctx.what, ctx.total = ranks, what, total
         # The running statistics read these; gradients go through `values` alone.
-        found, deviation = mean.float(), var.float()
-        ctx.mark_non_differentiable(found, deviation)
-        return values, found, deviation, int(total)
+        center, deviation = mean.float(), var.float()
+        ctx.mark_non_differentiable(center, deviation)
+        return values, center, deviation, int(total)
 
     @staticmethod
     @once_differentiable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fully connected layers: the linear layer that models are made of, MLPs, and the layers of the registry."""
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from terarec.nn.activations import dropout, new_activation, relu_dropout
 from terarec.nn.initializers import (
@@ -32,7 +34,7 @@ from terarec.nn.layer import (
     transposed,
 )
 from terarec.nn.normalization import BatchNorm1d
-from terarec.ops import linear, linear_relu
+from terarec.ops.linear import linear, linear_relu
 
 
 # A subclass instead of a new module: names in a state_dict, quantization and exporters all know `nn.Linear`.
@@ -97,6 +99,7 @@ class InnerProduct(WeightedLayer):
         weight, bias = linear_distributions(shape.dims[-1], num_output, weight_init, bias_init)
         self.linear = new_linear(shape.dims[-1], num_output, weight=weight, bias=bias, generator=generator)
 
+    @override
     def file_tensors(self) -> list[FileTensor]:
         """Return W [n, num_output] and b [num_output]."""
         return [FileTensor(self.linear.weight, transposed), FileTensor(self.linear.bias, as_is)]
@@ -255,6 +258,7 @@ class MLPLayer(WeightedLayer):
                 # A buffer, not a parameter, since optimizers and penalties must not see it.
                 self.register_buffer(f"unused_bias_{index}", torch.zeros(width))
 
+    @override
     def file_tensors(self) -> list[FileTensor]:
         """Return W and b of each layer; files hold a bias for layers without one, too, and it is kept."""
         entries = []
@@ -297,6 +301,7 @@ class GroupDense(WeightedLayer):
         relus = [True] * (len(num_outputs) - 1) + [last_activation == "relu"]
         self.mlp = MLP(shape.dims[0], num_outputs, generator=generator, relus=relus)
 
+    @override
     def file_tensors(self) -> list[FileTensor]:
         """Return W and b of each layer."""
         views = ("weight", transposed), ("bias", as_is)
@@ -339,6 +344,7 @@ class WeightMultiply(WeightedLayer):
         )
         distribution.fill_(self.weight, generator)
 
+    @override
     def file_tensors(self) -> list[FileTensor]:
         """Return the matrix w [s, d]."""
         return [FileTensor(self.weight, as_is)]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Initial weights: distributions, and the names by which a layer's options choose among them."""
 
 from __future__ import annotations

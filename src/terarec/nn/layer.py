@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The base class of layers, made from the shapes of their inputs and from their options."""
 
 from __future__ import annotations
@@ -36,22 +37,22 @@ class LayerOption:
         """Accepted values in words."""
         return self.rule.accepted
 
-    def value(self, kind: str, given: object) -> object:
-        """Return the value of `given` in its own type.
+    def value(self, kind: str, value: object) -> object:
+        """Return the value of `value` in its own type.
 
         Raises:
             ConfigError: It is not accepted; the message names `kind`, the option and what is accepted.
         """
         try:
-            return self.rule.read(given)
+            return self.rule.read(value)
         # `math.isfinite` raises OverflowError for an integer beyond the range of floats.
         except (ValueError, OverflowError):
-            raise ConfigError(f"layer {kind}", f"{self.name} is {given!r}, expected {self.accepted}") from None
+            raise ConfigError(f"layer {kind}", f"{self.name} is {value!r}, expected {self.accepted}") from None
 
 
 def integer(name: str, meaning: str, *, default: object = REQUIRED, low: int = 1) -> LayerOption:
     """Return an integer of at least `low`."""
-    return LayerOption(name=name, meaning=meaning, rule=checks.integer(low), default=default)
+    return LayerOption(name=name, meaning=meaning, rule=checks.integer(low, checks.MOST), default=default)
 
 
 def number(
@@ -114,6 +115,7 @@ class Layer(nn.Module):
         SHAPES: The shapes in words, for the documentation.
         FORMULA: Formula of the layer, for the documentation.
         output_shapes: Shape of each output; empty for a loss, whose output is a scalar.
+        batch_size: Number of samples of every batch, for a layer that takes no other; None for any number.
     """
 
     KIND: ClassVar[str]
@@ -123,6 +125,7 @@ class Layer(nn.Module):
     FORMULA: ClassVar[str]
 
     output_shapes: tuple[TensorShape, ...]
+    batch_size: int | None = None
 
     def __init__(self, output_shapes: Sequence[TensorShape]) -> None:
         super().__init__()
@@ -131,8 +134,10 @@ class Layer(nn.Module):
     @classmethod
     def reject(cls, shapes: Sequence[TensorShape], expected: str, **options: object) -> NoReturn:
         """Raise ConfigError: the layer does not accept these inputs (under these options)."""
-        given = "".join(f", {name}={value!r}" for name, value in options.items())
-        raise ConfigError(f"layer {cls.KIND}", f"inputs {', '.join(map(str, shapes))}{given}, expected {expected}")
+        options_text = "".join(f", {name}={value!r}" for name, value in options.items())
+        raise ConfigError(
+            f"layer {cls.KIND}", f"inputs {', '.join(map(str, shapes))}{options_text}, expected {expected}"
+        )
 
     @classmethod
     def require(cls, condition: bool, shapes: Sequence[TensorShape], expected: str, **options: object) -> None:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Losses of graphs, and the penalties on dense weights that belong to them."""
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from typing import ClassVar, Literal, cast
 import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+from typing_extensions import override
 
 from terarec.nn.layer import Layer, LayerOption, TensorShape, choice, list_of, number
 
@@ -106,28 +108,28 @@ class BinaryCrossEntropy(Loss):
 
 
 class CrossEntropy(Loss):
-    """Cross entropy of two classes, of which a label of at least 1/2 names the second."""
+    """Cross entropy of two classes; a label of at least 1/2 names the second, and of two labels the last counts."""
 
     KIND = "cross_entropy"
-    SHAPES = "logits [B, 2], label [B, 1] -> scalar"
+    SHAPES = "logits [B, 2], label [B, 1] or [B, 2] -> scalar"
     FORMULA = "mean of -log softmax(x)[class]; prediction softmax(x)"
 
     def __init__(self, shapes: Sequence[TensorShape], *, regularizer: str, strength: float) -> None:
         logits, label = shapes
-        good = logits.dims == (2,) and label.dims == (1,) and logits.rows == label.rows
-        self.require(good, shapes, "logits [B, 2] and a label [B, 1]")
+        good = logits.dims == (2,) and label.dims in ((1,), (2,)) and logits.rows == label.rows
+        self.require(good, shapes, "logits [B, 2] and a label [B, 1] or [B, 2]")
         super().__init__(shapes, regularizer=regularizer, strength=strength)
 
     def forward(self, logit: Tensor, label: Tensor, weight: Tensor | None = None) -> Tensor:
-        """Return the mean loss, a scalar, for logits float[B, 2] and labels float[B, 1]."""
+        """Return the mean loss, a scalar, for logits float[B, 2] and labels float[B, 1], or [B, 2] for both classes."""
         # Labels are floats in every batch, and torch's function takes classes as integers.
-        classes = (label.squeeze(1) >= 0.5).long()
+        classes = (label[:, -1] >= 0.5).long()
         if weight is None:
             return cross_entropy(logit.float(), classes)
         return (cross_entropy(logit.float(), classes, reduction="none") * weight).mean()
 
+    @override
     def predict(self, logit: Tensor) -> Tensor:
-        """Return the probabilities of both classes, float32[B, 2]."""
         return logit.float().softmax(1)
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Normalization over the batch and over the last dimension."""
 
 from __future__ import annotations
@@ -7,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm, layer_norm
+from typing_extensions import override
 
 from terarec.nn.batch_ranks import BatchRanks, Normalized, normalize
 from terarec.nn.initializers import by_scheme, constant, scheme_option
@@ -51,25 +53,25 @@ class BatchNorm1d(nn.BatchNorm1d):
         return super().forward(input)
 
     def _over_ranks(self, x: Tensor, ranks: BatchRanks) -> Tensor:
-        found = normalize(ranks, "statistics of batch norm", x, eps=self.eps)
-        values = found.values
-        if found.num_samples < 2:
+        normalized = normalize(ranks, "statistics of batch norm", x, eps=self.eps)
+        values = normalized.values
+        if normalized.num_samples < 2:
             # Weight and bias are applied below, as for the normalized values of `found`.
             values = batch_norm(x, self.running_mean, self.running_var, eps=self.eps)
         elif self.running_mean is not None and self.running_var is not None:
             assert self.num_batches_tracked is not None, "it is there where the running statistics are"
             self.num_batches_tracked.add_(1)
             factor = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-            _move(self.running_mean, self.running_var, found, factor)
+            _move(self.running_mean, self.running_var, normalized, factor)
         return (values if self.weight is None else values * self.weight + self.bias).to(x.dtype)
 
 
-def _move(mean: Tensor, var: Tensor, found: Normalized, factor: float) -> None:
+def _move(mean: Tensor, var: Tensor, normalized: Normalized, factor: float) -> None:
     """Move running statistics by `factor` towards those of a batch, of the variance the unbiased one."""
     with torch.no_grad():
-        mean.lerp_(found.mean.to(mean.dtype), factor)
+        mean.lerp_(normalized.mean.to(mean.dtype), factor)
         # Normalizing divides by n, running statistics hold the unbiased variance, as in torch.
-        var.lerp_((found.var * (found.num_samples / (found.num_samples - 1))).to(var.dtype), factor)
+        var.lerp_((normalized.var * (normalized.num_samples / (normalized.num_samples - 1))).to(var.dtype), factor)
 
 
 class BatchNorm(WeightedLayer):
@@ -116,6 +118,7 @@ class BatchNorm(WeightedLayer):
         self.register_buffer("running_mean", torch.zeros(shape.dims))
         self.register_buffer("running_var", torch.ones(shape.dims))
 
+    @override
     def file_tensors(self) -> list[FileTensor]:
         """Return the vectors gamma [n] and beta [n]."""
         return [FileTensor(self.gamma, as_is), FileTensor(self.beta, as_is)]
@@ -127,14 +130,14 @@ class BatchNorm(WeightedLayer):
             ValueError: The batch has one row while training, which has no variance.
         """
         if self.training and self.batch_ranks is not None:
-            found = normalize(self.batch_ranks, "statistics of batch norm", x, eps=self.eps)
-            if found.num_samples < 2:
+            normalized = normalize(self.batch_ranks, "statistics of batch norm", x, eps=self.eps)
+            if normalized.num_samples < 2:
                 # The type of error that torch's function below raises for one process.
                 raise ValueError(
-                    f"batch_norm: got {found.num_samples} rows on all ranks, expected at least 2 in training"
+                    f"batch_norm: got {normalized.num_samples} rows on all ranks, expected at least 2 in training"
                 )
-            _move(self.running_mean, self.running_var, found, self.factor)
-            return (found.values * self.gamma + self.beta).to(x.dtype)
+            _move(self.running_mean, self.running_var, normalized, self.factor)
+            return (normalized.values * self.gamma + self.beta).to(x.dtype)
         return batch_norm(
             x,
             self.running_mean,
@@ -177,6 +180,7 @@ class LayerNorm(WeightedLayer):
         by_scheme(gamma_init, default=constant(1.0)).fill_(self.gamma, generator)
         by_scheme(beta_init, default=constant(0.0)).fill_(self.beta, generator)
 
+    @override
     def file_tensors(self) -> list[FileTensor]:
         """Return the vectors gamma [n] and beta [n]."""
         return [FileTensor(self.gamma, as_is), FileTensor(self.beta, as_is)]

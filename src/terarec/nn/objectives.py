@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Objectives: losses and scores of models that return logits.
 
 A sample's weight multiplies its loss; the mean is over the samples of the batch and not over the sum of their weights,
@@ -6,7 +7,7 @@ as in ``torch.nn.functional.binary_cross_entropy_with_logits(weight=...)``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Protocol
 
 import torch
@@ -38,6 +39,9 @@ class Objective(Protocol):
 
     Attributes:
         default_metrics: Metrics that evaluation computes unless others are named; training monitors the first.
+
+    One whose scores are the probabilities of the labels may have ``gives_probabilities = True``; evaluations then have
+    calibration curves.
     """
 
     default_metrics: ClassVar[tuple[str, ...]]
@@ -55,20 +59,25 @@ class Objective(Protocol):
 class BinaryObjective:
     """Binary cross entropy in nats, the mean over samples and labels.
 
+    Attributes:
+        label_weights: Factors of the labels' losses; empty for ones.
+
     Args:
         spec: Weights of the labels.
     """
 
     default_metrics: ClassVar[tuple[str, ...]] = ("auc", "logloss")
+    gives_probabilities: ClassVar[bool] = True
 
     def __init__(self, spec: BinarySpec | None = None) -> None:
-        self._weights = () if spec is None else spec.label_weights
+        self.label_weights = () if spec is None else spec.label_weights
 
     def num_outputs(self, num_labels: int) -> int:
         """Return one logit a label."""
-        if self._weights and len(self._weights) != num_labels:
+        if self.label_weights and len(self.label_weights) != num_labels:
             raise ConfigError(
-                "objective.label_weights", f"got {len(self._weights)}, expected one for each of {num_labels} labels"
+                "objective.label_weights",
+                f"got {len(self.label_weights)}, expected one for each of {num_labels} labels",
             )
         return num_labels
 
@@ -76,8 +85,8 @@ class BinaryObjective:
         """Return the mean of log(1 + exp(x)) - x y for labels y in [0, 1]."""
         _check_shape(logits, batch.label)
         weight = None if batch.weight is None else batch.weight.unsqueeze(1)
-        if self._weights:
-            factors = torch.tensor(self._weights, device=logits.device)
+        if self.label_weights:
+            factors = torch.tensor(self.label_weights, device=logits.device)
             weight = factors if weight is None else weight * factors
         # From logits in float32: the logarithm of a probability that is rounded to 0 or 1 is lost.
         return binary_cross_entropy_with_logits(logits.float(), batch.label, weight=weight)
@@ -246,6 +255,14 @@ class SampledSoftmaxObjective:
 def build_objective(spec: ObjectiveSpec | None) -> Objective:
     """Return the objective that `spec` describes; binary cross entropy for None."""
     return BinaryObjective() if spec is None else _OBJECTIVES[type(spec)](spec)
+
+
+def untrained_labels(objective: Objective, labels: Sequence[str]) -> tuple[str, ...]:
+    """Return those of `labels` (numbers where they have no names) whose loss has the weight 0."""
+    # By attribute: any object with the methods is an objective.
+    weights: Sequence[float] = getattr(objective, "label_weights", ())
+    names = labels or tuple(map(str, range(len(weights))))
+    return tuple(name for name, weight in zip(names, weights, strict=False) if weight == 0)
 
 
 _OBJECTIVES: Mapping[type, Callable[..., Objective]] = {

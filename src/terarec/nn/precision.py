@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Number formats of the dense layers' matrix products."""
 
 from __future__ import annotations

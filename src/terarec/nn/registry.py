@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The layers by name, from which models described as data are built."""
 
 from __future__ import annotations
@@ -125,24 +126,24 @@ def build_layer(
         ConfigError: There is no such kind or option, a value is not accepted, or the shapes do not fit; the message
             names the kind, the option and all shapes.
     """
-    found = LAYERS.find(kind)
-    module = found.module
+    layer_kind = LAYERS.find(kind)
+    module = layer_kind.module
     low, high = module.BOTTOMS
     if not low <= len(shapes) <= (len(shapes) if high is None else high):
         # Before the constructor, which unpacks the shapes and would raise an error of Python's own.
         count = f"{low} or more" if high is None else f"{low}" if low == high else f"{low} to {high}"
         module.reject(shapes, f"{count} inputs")
-    arguments: dict[str, object] = _complete(found, options)
-    if found.has_weights:
+    arguments: dict[str, object] = _complete(layer_kind, options)
+    if layer_kind.has_weights:
         arguments["generator"] = generator
     # Each class has options of its own, which `_complete` has checked against `OPTIONS`: no signature covers them all.
     return cast(Any, module)(tuple(shapes), **arguments)  # type: ignore[no-any-return]
 
 
-def _complete(kind: LayerKind, given: Mapping[str, object]) -> dict[str, object]:
+def _complete(kind: LayerKind, options: Mapping[str, object]) -> dict[str, object]:
     """Return every option of `kind` with its value, the given ones checked."""
     names = [option.name for option in kind.options]
-    for name in given:
+    for name in options:
         if name not in names:
             accepted = f"expected {', '.join(names)}" if names else "it takes none"
             raise ConfigError(
@@ -150,8 +151,8 @@ def _complete(kind: LayerKind, given: Mapping[str, object]) -> dict[str, object]
             )
     values = {}
     for option in kind.options:
-        if option.name in given:
-            values[option.name] = option.value(kind.kind, given[option.name])
+        if option.name in options:
+            values[option.name] = option.value(kind.kind, options[option.name])
         elif option.default is REQUIRED:
             raise ConfigError(f"layer {kind.kind}", f"{option.name} is missing, expected {option.accepted}")
         else:

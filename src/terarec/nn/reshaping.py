@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Layers that only move elements: concatenation, views, slices, selections and copies."""
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ class Reshape(Layer):
         shape: tuple[int, ...],
     ) -> None:
         (bottom,) = shapes
-        given = sum((selected, leading_dim > 0, len(shape) > 0))
-        self.require(given == 1, shapes, "exactly one of leading_dim, selected and shape")
+        num_options = sum((selected, leading_dim > 0, len(shape) > 0))
+        self.require(num_options == 1, shapes, "exactly one of leading_dim, selected and shape")
         slots: tuple[int, ...] | None = None
         if selected:
             dims, slots = self._of_slots(bottom, selected_slots), selected_slots or None
@@ -225,6 +226,7 @@ class Gather(Layer):
         good = len(indices) > 0 and len(shape.dims) == 1
         self.require(good, shapes, "one input of two dimensions and at least one index", indices=indices)
         super().__init__([TensorShape(1, shape.dims)])
+        self.batch_size = len(indices)
         self.register_buffer("_indices", torch.tensor(indices), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:

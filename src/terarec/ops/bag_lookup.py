@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pooled lookups in one call over one arena, in float or 8-bit rows, and their gradients."""
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from terarec.kernels.contract import MAX, NONE, ROW_TAIL_BYTES, BadKeyError
 from terarec.kernels.ref.bag_lookup import key_weight_gradient as by_formula
 from terarec.kernels.ref.bag_lookup import quantize_rows as quantize_in_torch
 from terarec.kernels.ref.bag_lookup import spread_gradient
-from terarec.kernels.registry import choose
+from terarec.kernels.registry import Op, choose
 from terarec.ops import checks
 from terarec.ops.checks import is_traced
 from terarec.ops.layout import BagLayout, result_shape
@@ -70,7 +71,7 @@ def _key_weight_gradient(
     implementation: str,
 ) -> Tensor:
     # The dots read the rows, which takes the time; the formula on them is elementwise, and torch has it on any device.
-    dots = choose("row_dots", weights.device, implementation)(weights, keys, offsets, grad, layout)
+    dots = choose(Op.ROW_DOTS, weights.device, implementation)(weights, keys, offsets, grad, layout)
     return by_formula(dots, keys, offsets, layout, key_weights)
 
 
@@ -125,7 +126,7 @@ def bag_lookup(
                 weights, keys, offsets, layout.array, layout.pooling_codes, key_weights, implementation
             )
         else:
-            kernel = choose("bag_lookup", weights.device, implementation)
+            kernel = choose(Op.BAG_LOOKUP, weights.device, implementation)
             result = kernel(weights, keys, offsets, layout.array, layout.is_pooled, key_weights)
     except BadKeyError as error:
         raise checks.named(error, layout) from None
@@ -146,8 +147,8 @@ def pool_rows(rows: Tensor, offsets: Tensor, layout: BagLayout, key_weights: Ten
     # The rows are a table themselves: key i is row i of it.
     keys = torch.arange(rows.shape[0], device=rows.device)
     tables = len(layout.table_names)
-    found = replace(layout, table_base=(0,) * tables, table_rows=(rows.shape[0],) * tables)
-    return bag_lookup(rows, keys, offsets, found, key_weights=key_weights)
+    whole = replace(layout, table_base=(0,) * tables, table_rows=(rows.shape[0],) * tables)
+    return bag_lookup(rows, keys, offsets, whole, key_weights=key_weights)
 
 
 def _learns(weights: Tensor, key_weights: Tensor | None) -> bool:
@@ -164,7 +165,7 @@ def _bag_lookup(
     key_weights: Tensor | None,
     implementation: str,
 ) -> Tensor:
-    kernel = choose("bag_lookup", weights.device, implementation)
+    kernel = choose(Op.BAG_LOOKUP, weights.device, implementation)
     result: Tensor = kernel(weights, keys, offsets, layout, NONE not in pooling, key_weights)
     return result
 
@@ -268,7 +269,7 @@ def quantized_bag_lookup(
                 packed, keys, offsets, layout.array, layout.pooling_codes, key_weights, implementation
             )
         else:
-            kernel = choose("quantized_bag_lookup", packed.device, implementation)
+            kernel = choose(Op.QUANTIZED_BAG_LOOKUP, packed.device, implementation)
             result = kernel(packed, keys, offsets, layout.array, layout.is_pooled, key_weights)
     except BadKeyError as error:
         raise checks.named(error, layout) from None
@@ -285,7 +286,7 @@ def _quantized_bag_lookup(
     key_weights: Tensor | None,
     implementation: str,
 ) -> Tensor:
-    kernel = choose("quantized_bag_lookup", packed.device, implementation)
+    kernel = choose(Op.QUANTIZED_BAG_LOOKUP, packed.device, implementation)
     result: Tensor = kernel(packed, keys, offsets, layout, NONE not in pooling, key_weights)
     return result
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks of the tensors that reach an op. Each raises `ConfigError` naming the argument."""
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from torch.compiler import is_compiling
 
 from terarec.errors import ConfigError, KeyOutOfRangeError
 from terarec.kernels.contract import BadKeyError
-from terarec.kernels.registry import choose
+from terarec.kernels.registry import Op, choose
 from terarec.ops.layout import BagLayout, result_shape
 from terarec.spec.tables import ROW_TYPES
 
@@ -52,7 +53,7 @@ def lookup_fits(
         traced: Whether a compiler follows, which has to see the conditions themselves.
     """
     # That of the CPU on any device: it says no for tensors elsewhere, which are then checked one by one below.
-    if not traced and choose("lookup_fits", "cpu")(weights, keys, offsets, key_weights, grad, layout.extents):
+    if not traced and choose(Op.LOOKUP_FITS, "cpu")(weights, keys, offsets, key_weights, grad, layout.extents):
         return
     _weights_fit(weights, layout)
     bags_fit(weights, keys, offsets, layout, key_weights, grad)
@@ -124,7 +125,7 @@ def same_device(first: Tensor, others: Sequence[Tensor]) -> None:
 
 
 def _several_devices(tensors: Sequence[Tensor]) -> ConfigError:
-    devices = sorted({str(held.device) for held in tensors})
+    devices = sorted({str(tensor.device) for tensor in tensors})
     return ConfigError("devices", f"got {', '.join(devices)}, expected all tensors on one device")
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`BagLayout`: which rows of an arena each feature looks up, and how its bags are pooled."""
 
 from __future__ import annotations

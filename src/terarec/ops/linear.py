@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`linear`: the product of a fully connected layer, by the faster of torch's two libraries."""
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling, is_exporting
 from torch.nn.functional import linear as by_torch
 
-from terarec.kernels.registry import choose
+from terarec.kernels.registry import Op, choose
 from terarec.ops.checks import is_traced
 from terarec.ops.onednn import (
     LEAST_PRODUCTS,
@@ -112,7 +113,7 @@ class _Linear(torch.autograd.Function):
             grad_bias = grad.sum(0) if has_bias else None
         elif has_bias:
             # One pass: in bfloat16 8192 x 1024 took 4.0 ms where torch's two took 7.5 (one Zen 4 core, torch 2.13).
-            grad, grad_bias = choose("mask_gradient", grad.device)(grad, part)
+            grad, grad_bias = choose(Op.MASK_GRADIENT, grad.device)(grad, part)
         else:
             grad = torch.ops.aten.threshold_backward(grad, part, 0)
         grad_x = _input_gradient(grad, weight) if has_x else None
@@ -156,7 +157,7 @@ def _weight_gradient_fake(grad: Tensor, x: Tensor) -> Tensor:
 
 
 def _mask_gradient(grad: Tensor, part: Tensor) -> tuple[Tensor, Tensor]:
-    masked, sums = choose("mask_gradient", grad.device)(grad, part)
+    masked, sums = choose(Op.MASK_GRADIENT, grad.device)(grad, part)
     return masked, sums
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which products of fully connected layers run by oneDNN: by processor, environment and shape."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`pair_dots`: the dots of all pairs of vectors of a sample, in bfloat16 or float32 on a CPU."""
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling, is_exporting
 
-from terarec.kernels.registry import choose
+from terarec.kernels.registry import Op, choose
 from terarec.ops.checks import is_traced
 
 
@@ -58,7 +59,7 @@ def pair_dots(first: Tensor, others: Tensor, out_width: int, *, implementation: 
 
 
 def _pair_dots(first: Tensor, others: Tensor, out_width: int, implementation: str) -> Tensor:
-    out: Tensor = _kernel("pair_dots", first, implementation)(first, others, out_width)
+    out: Tensor = _kernel(Op.PAIR_DOTS, first, implementation)(first, others, out_width)
     return out
 
 
@@ -71,7 +72,7 @@ def _pair_dots_fake(first: Tensor, others: Tensor, out_width: int, implementatio
 
 
 def _pair_gradients(grad: Tensor, first: Tensor, others: Tensor, implementation: str) -> tuple[Tensor, Tensor]:
-    of_first, of_others = _kernel("pair_gradients", first, implementation)(grad, first, others)
+    of_first, of_others = _kernel(Op.PAIR_GRADIENTS, first, implementation)(grad, first, others)
     return of_first, of_others
 
 
@@ -98,11 +99,11 @@ _pair_dots_op.register_autograd(_backward, setup_context=_save)
 
 
 def _has_kernel(is_narrow: bool) -> bool:
-    found: bool = choose("has_pair_dots", "cpu")(is_narrow)
-    return found
+    has_kernel: bool = choose(Op.HAS_PAIR_DOTS, "cpu")(is_narrow)
+    return has_kernel
 
 
-def _kernel(op: str, first: Tensor, implementation: str) -> Any:
+def _kernel(op: Op, first: Tensor, implementation: str) -> Any:
     # The compiled module has the op on every processor, but not every processor has its instructions.
     has_fast = _has_kernel(first.dtype is torch.bfloat16)
     return choose(op, "cpu", implementation, ("cpu", "ref") if has_fast else ("ref",))

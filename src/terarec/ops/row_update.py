@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Row updates by the gradients of a batch, each row once and in place; the norm, sum and checks of those gradients."""
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch import Tensor
 from terarec.errors import ConfigError
 from terarec.kernels.contract import BadKeyError, KernelGradient
 from terarec.kernels.ref.bag_lookup import spread_gradient
-from terarec.kernels.registry import choose
+from terarec.kernels.registry import Op, choose
 from terarec.kernels.row_rules import LAST_UPDATE, RowRule, UpdateMode, number_names, row_rule, rule_class
 from terarec.ops import checks
 from terarec.ops.checks import is_traced
@@ -119,13 +120,13 @@ def row_update_(
         raise ConfigError("mode", "got 'global' for rows with places, expected 'local' or 'lazy_global'")
     _check_state(weights, state, rule, step)
     _check_factors(table_lr, gradients, rule)
-    found = _kernel_gradients(gradients)
+    flat_gradients = _kernel_gradients(gradients)
     try:
         if traced:
             _row_update_op(
                 weights,
                 list(state),
-                [part for held in found for part in held],
+                [part for gradient in flat_gradients for part in gradient],
                 rule.kind,
                 rule.mode,
                 # A truth value passes as 0.0 or 1.0.
@@ -136,8 +137,8 @@ def row_update_(
                 implementation,
             )
         else:
-            kernel = choose("row_update_", weights.device, implementation, (*rule.kernels, "ref"))
-            kernel(weights, state, found, rule, step, table_lr, rounding_seed)
+            kernel = choose(Op.ROW_UPDATE, weights.device, implementation, (*rule.kernels, "ref"))
+            kernel(weights, state, flat_gradients, rule, step, table_lr, rounding_seed)
             # The kernel writes past autograd, which knows a write by the tensor's version .
             torch.autograd.graph.increment_version((weights, *state))
     except BadKeyError as error:
@@ -174,7 +175,7 @@ def row_gradient_norm(
         return 0.0
     _check_gradients(weights, gradients, is_traced(weights))
     _check_factors(table_lr, gradients, rule)
-    kernel = choose("row_gradient_norm", weights.device, implementation)
+    kernel = choose(Op.ROW_GRADIENT_NORM, weights.device, implementation)
     try:
         norm: float = kernel(weights, _kernel_gradients(gradients), rule, table_lr, first_row)
         return norm
@@ -189,8 +190,10 @@ def _shapes_of(rule: RowRule, rows: int, width: int) -> tuple[tuple[str, tuple[i
 
 def _kernel_gradients(gradients: Sequence[BagGradient]) -> list[KernelGradient]:
     return [
-        KernelGradient(held.keys, held.offsets, held.grad, held.layout.array, held.key_weights, held.places)
-        for held in gradients
+        KernelGradient(
+            gradient.keys, gradient.offsets, gradient.grad, gradient.layout.array, gradient.key_weights, gradient.places
+        )
+        for gradient in gradients
     ]
 
 
@@ -201,7 +204,7 @@ def _check_gradients(weights: Tensor, gradients: Sequence[BagGradient], traced: 
         else:
             checks.bags_fit(weights, keys, offsets, layout, key_weights, grad)
             checks.places_fit(places, keys, weights, layout.width)
-    if len({held.places is None for held in gradients}) > 1:
+    if len({gradient.places is None for gradient in gradients}) > 1:
         raise ConfigError("places", "got some gradients without, expected them for all or none")
 
 
@@ -209,7 +212,7 @@ def _check_state(weights: Tensor, state: tuple[Tensor, ...], rule: RowRule, step
     if state or rule.state_names:
         checks.same_device(weights, state)
         expected = [(state_dtype(name), shape) for name, shape in _shapes_of(rule, *weights.shape)]
-        held_shapes = [(held.dtype, tuple(held.shape)) for held in state]
+        held_shapes = [(tensor.dtype, tuple(tensor.shape)) for tensor in state]
         if held_shapes != expected:
             got = _listed(held_shapes)
             raise ConfigError("state", f"got {got}, expected {_listed(expected)} for {rule.kind!r}")
@@ -221,13 +224,17 @@ def _check_state(weights: Tensor, state: tuple[Tensor, ...], rule: RowRule, step
 def _check_factors(table_lr: Tensor | None, gradients: Sequence[BagGradient], rule: RowRule) -> None:
     if table_lr is None:
         return
-    for held in gradients:
-        tables = len(held.layout.table_names)
+    for gradient in gradients:
+        tables = len(gradient.layout.table_names)
         if table_lr.device.type != "cpu" or table_lr.dtype != torch.float32 or tuple(table_lr.shape) != (tables,):
             got = f"{_listed([(table_lr.dtype, tuple(table_lr.shape))])} on {table_lr.device}"
             raise ConfigError("table_lr", f"got {got}, expected float32[{tables}] in host memory, one for each table")
         # A row without a key belongs to each of the tables that share it: which factor would hold is not defined.
-        if rule.updates_all_rows and len({*held.layout.table_base}) < tables and bool((table_lr != table_lr[0]).any()):
+        if (
+            rule.updates_all_rows
+            and len({*gradient.layout.table_base}) < tables
+            and bool((table_lr != table_lr[0]).any())
+        ):
             raise ConfigError(
                 "table_lr",
                 f"got {table_lr.tolist()} for tables that share rows, expected one factor for all of them in "
@@ -258,9 +265,9 @@ def _row_update(
     rule = row_rule(rule_kind, mode=cast(UpdateMode, rule_mode), **numbers)
     parts = len(KernelGradient._fields)
     flat: Sequence[Any] = gradients
-    found = [KernelGradient(*flat[first : first + parts]) for first in range(0, len(gradients), parts)]
-    kernel = choose("row_update_", weights.device, implementation, (*rule.kernels, "ref"))
-    kernel(weights, state, found, rule, step, table_lr, rounding_seed)
+    kernel_gradients = [KernelGradient(*flat[first : first + parts]) for first in range(0, len(gradients), parts)]
+    kernel = choose(Op.ROW_UPDATE, weights.device, implementation, (*rule.kernels, "ref"))
+    kernel(weights, state, kernel_gradients, rule, step, table_lr, rounding_seed)
 
 
 _row_update_op = torch.library.custom_op("terarec::row_update_", mutates_args=("weights", "state"))(_row_update)
@@ -375,12 +382,12 @@ def find_non_finite(gradients: Sequence[BagGradient]) -> str | None:
 
     One pass over the gradients, which allocates nothing; the place is searched only if one is found.
     """
-    for held in gradients:
-        if held.grad.numel() == 0:
+    for gradient in gradients:
+        if gradient.grad.numel() == 0:
             continue
-        low, high = torch.aminmax(held.grad)  # NaN if any is
+        low, high = torch.aminmax(gradient.grad)  # NaN if any is
         if not (math.isfinite(low) and math.isfinite(high)):
-            return _place(held)
+            return _place(gradient)
     return None
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Row updates by rules that take all columns of a row, where these are on several ranks.
 
 A norm of a row's gradient and the mean of its squares are sums over columns. Each rank sums its own, the sums of the
@@ -103,7 +104,7 @@ def split_row_update_(
     factors = torch.ones(len(names)) if table_lr is None else table_lr.clone()
     split = {name: number for number, name in enumerate(names) if name in columns.widths and factors[number]}
     touched = {name: _touched(weights, gradients, number) for name, number in split.items()}
-    grads = {name: _clipped(held.grad, rule) for name, held in touched.items()}
+    grads = {name: _clipped(one.grad, rule) for name, one in touched.items()}
     if rule.clip_norm < math.inf:
         for name, squares in _squares(grads, columns).items():
             norm = squares.double().sqrt().float()  # the nearest float32, as in `RowRule.rates`
@@ -116,28 +117,28 @@ def split_row_update_(
         # A row's rate needs the sum over all ranks; with it, what is left for the kernel is a subtraction.
         kernel_rule = _SUBTRACT
         (sums,) = (state[name] for name in rule.row_states)
-        for name, held in touched.items():
+        for name, touched_rows in touched.items():
             if rule.is_coupled:
-                rows = weights[held.places].float()
+                rows = weights[touched_rows.places].float()
                 grads[name] = grads[name] + (rule.l2 * rows + rule.l1 * rows.sign())
         for name, squares in _squares(grads, columns).items():
-            held = touched[name]
-            sums[held.places] += squares[:, 0] / columns.widths[name]
+            touched_rows = touched[name]
+            sums[touched_rows.places] += squares[:, 0] / columns.widths[name]
             lr = torch.tensor(rule.lr, dtype=torch.float32) * factors[split[name]]
-            grads[name] = grads[name] * rule.rates(sums[held.places], lr)
+            grads[name] = grads[name] * rule.rates(sums[touched_rows.places], lr)
     else:
         arguments = [tuple(state.values())]
-    for name, held in touched.items():
-        if held.keys.numel():
+    for name, touched_rows in touched.items():
+        if touched_rows.keys.numel():
             # The layout names all tables of the arena; factors of 0 leave the others alone.
             only = torch.zeros_like(factors)
             only[split[name]] = 1.0 if kernel_rule is _SUBTRACT else factors[split[name]]
-            places = held.places if gradients[0].places is not None else None
-            offsets = torch.tensor([0, held.keys.numel()], device=held.keys.device)
+            places = touched_rows.places if gradients[0].places is not None else None
+            offsets = torch.tensor([0, touched_rows.keys.numel()], device=touched_rows.keys.device)
             row_update_(
                 weights,
                 arguments[0] if arguments else (),
-                [BagGradient(held.keys, offsets, grads[name], held.layout, None, places)],
+                [BagGradient(touched_rows.keys, offsets, grads[name], touched_rows.layout, None, places)],
                 kernel_rule,
                 step=step,
                 table_lr=only,
@@ -155,16 +156,16 @@ def _touched(weights: Tensor, gradients: Sequence[BagGradient], table: int) -> _
     places: list[Tensor] = []
     grads: list[Tensor] = []
     layout = gradients[0].layout
-    for held in gradients:
-        every = key_gradients(held, weights)
-        where = held.keys if held.places is None else held.places
-        size = max(1, (held.offsets.numel() - 1) // len(held.layout.feature_table))
-        ends = held.offsets[::size].tolist()
-        for feature, of_table in enumerate(held.layout.feature_table):
+    for gradient in gradients:
+        every = key_gradients(gradient, weights)
+        where = gradient.keys if gradient.places is None else gradient.places
+        size = max(1, (gradient.offsets.numel() - 1) // len(gradient.layout.feature_table))
+        ends = gradient.offsets[::size].tolist()
+        for feature, of_table in enumerate(gradient.layout.feature_table):
             if of_table == table:
                 span = slice(ends[feature], ends[feature + 1])
-                keys.append(held.keys[span])
-                places.append(where[span] + (held.layout.table_base[table] if held.places is None else 0))
+                keys.append(gradient.keys[span])
+                places.append(where[span] + (gradient.layout.table_base[table] if gradient.places is None else 0))
                 grads.append(every[span])
     # Not in the order of the rows: ranks may have given the keys of a dynamic table other rows.
     joined = torch.cat(keys)

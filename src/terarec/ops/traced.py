@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls that compilers do not trace: they run outside of a graph, or are constants in it.
 
 Importing this module imports torch's compiler, which takes longer than importing all of terarec. Callers therefore
@@ -11,7 +12,7 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-from terarec.kernels.registry import choose
+from terarec.kernels.registry import Op, choose
 from terarec.ops import onednn
 from terarec.ops.layout import BagLayout, single_layout
 from terarec.spec import Pooling
@@ -22,9 +23,9 @@ Result = TypeVar("Result")
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def has_pair_dots(is_narrow: bool) -> bool:
-    """Return whether `terarec.ops.pair_dots` has a kernel on this processor, for bfloat16 if `is_narrow`."""
-    found: bool = choose("has_pair_dots", "cpu")(is_narrow)
-    return found
+    """Return whether `pair_dots` has a kernel on this processor, for bfloat16 if `is_narrow`."""
+    has_kernel: bool = choose(Op.HAS_PAIR_DOTS, "cpu")(is_narrow)
+    return has_kernel
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Dense optimizers from their specs: torch's, three of our own, and their states."""
 
 from __future__ import annotations
@@ -56,11 +57,11 @@ class MovementMomentum(optim.Optimizer):
                 state = self.state[parameter]
                 if not state:
                     state["momentum"] = torch.zeros_like(parameter)
-                held = state["momentum"].mul_(momentum).add_(parameter.grad, alpha=-lr)
+                buffer = state["momentum"].mul_(momentum).add_(parameter.grad, alpha=-lr)
                 if group["nesterov"]:
-                    parameter.add_(held, alpha=momentum).add_(parameter.grad, alpha=-lr)
+                    parameter.add_(buffer, alpha=momentum).add_(parameter.grad, alpha=-lr)
                 else:
-                    parameter.add_(held)
+                    parameter.add_(buffer)
         return loss
 
 

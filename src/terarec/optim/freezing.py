@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Freezing and unfreezing parts of a model by name."""
 
 from __future__ import annotations
@@ -47,26 +48,26 @@ def _set_frozen(model: nn.Module, patterns: Iterable[str], rows: RowOptimizer | 
     ]
     # The parameters that represent tables are frozen by table names, not by their own.
     of_tables = {id(module.pending.parameter) for _, module in collections}
-    parameters = {name: held for name, held in model.named_parameters() if id(held) not in of_tables}
+    parameters = {name: parameter for name, parameter in model.named_parameters() if id(parameter) not in of_tables}
     tables = {table: _path(prefix, table) for prefix, module in collections for table in module.tables}
     patterns = list(patterns)
     _check_patterns(patterns, [*parameters, *tables, *tables.values()])
     found_parameters = [name for name in parameters if _matches(patterns, name)]
-    found = [table for table, path in tables.items() if _matches(patterns, table) or _matches(patterns, path)]
+    matching = [table for table, path in tables.items() if _matches(patterns, table) or _matches(patterns, path)]
     # A collection has one flag for all tables; which of them stay is known to the row optimizer.
     if rows is None:
-        _check_whole(collections, found)
+        _check_whole(collections, matching)
     else:
-        rows.frozen = rows.frozen | set(found) if is_frozen else rows.frozen - set(found)
+        rows.frozen = rows.frozen | set(matching) if is_frozen else rows.frozen - set(matching)
     for name in found_parameters:
         parameters[name].requires_grad_(not is_frozen)
         if is_frozen:
             parameters[name].grad = None  # optimizers skip parameters without a gradient
-    frozen = rows.frozen if rows is not None else set(found) if is_frozen else set()
+    frozen = rows.frozen if rows is not None else set(matching) if is_frozen else set()
     for _, module in collections:
-        if not set(found).isdisjoint(module.tables):
+        if not set(matching).isdisjoint(module.tables):
             module.pending.parameter.requires_grad_(not frozen.issuperset(module.tables))
-    return [*found_parameters, *found]
+    return [*found_parameters, *matching]
 
 
 def _path(prefix: str, table: str) -> str:
@@ -88,9 +89,9 @@ def _check_patterns(patterns: Collection[str], names: Collection[str]) -> None:
             )
 
 
-def _check_whole(collections: Iterable[tuple[str, RowParameters]], found: Collection[str]) -> None:
+def _check_whole(collections: Iterable[tuple[str, RowParameters]], matching: Collection[str]) -> None:
     for _, module in collections:
-        mine = [table for table in module.tables if table in found]
+        mine = [table for table in module.tables if table in matching]
         if mine and len(mine) < len(module.tables):
             raise ConfigError(
                 "freeze",

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Loss scaling for matrix products in 16 bits: gradients of layers and of rows are scaled and stepped together."""
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ class LossScaler:
         """
         expected = self.state_dict()
         if set(state) != set(expected):
-            got, names = (", ".join(sorted(held)) for held in (state, expected))
+            got, names = (", ".join(sorted(keys)) for keys in (state, expected))
             raise ConfigError("loss scale", f"got a state with {got}, expected one with {names}")
         if self._scaler is None:
             self._static = float(state["scale"])
@@ -139,7 +140,7 @@ class LossScaler:
             return False
         # `GradScaler.step` decides for one optimizer at a time, but here all step or none, so its findings are read.
         states = [self._scaler._per_optimizer_states[id(optimizer)] for optimizer in optimizers]
-        return any(bool(found) for state in states for found in self._checks(state).values())
+        return any(bool(flag) for state in states for flag in self._checks(state).values())
 
     @staticmethod
     def _checks(state: Mapping[str, Any]) -> Mapping[Any, Tensor]:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`RowOptimizer`, which applies the gradients of embedding collections to rows."""
 
 from __future__ import annotations
@@ -13,8 +14,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from terarec.errors import ConfigError, TrainingError
-from terarec.ops import BagGradient, RowRule, state_shapes
-from terarec.ops.row_update import find_non_finite
+from terarec.ops.row_update import BagGradient, RowRule, find_non_finite, state_shapes
 from terarec.optim.row_parameters import (
     RowParameters,
     check_distinct,
@@ -135,7 +135,7 @@ class RowOptimizer(optim.Optimizer):
         self._owners += owners
         self._groups_of += [numbers] * len(owners)
         for arena in (arena for owner in owners for arena in owner.arenas):
-            if any(arena is held for held, _ in self._tokens):
+            if any(arena is known for known, _ in self._tokens):
                 continue  # modules may share a weight
             spec, _, rule = self._rules.by_name[self._rules.name_of(arena)]
             shapes = state_shapes(rule.kind, arena.num_rows, arena.width, mode=rule.mode)
@@ -410,8 +410,8 @@ class RowOptimizer(optim.Optimizer):
         return 1.0 if scale is None else float(scale)
 
     def _found_inf(self) -> bool:
-        found: Tensor | None = getattr(self, "found_inf", None)
-        return found is not None and bool(found)
+        flag: Tensor | None = getattr(self, "found_inf", None)
+        return flag is not None and bool(flag)
 
     def _check_is_owner(self) -> None:
         for arena, token in self._tokens:
@@ -443,17 +443,17 @@ class RowOptimizer(optim.Optimizer):
         if not {"raise", "skip"} & set(policies):
             return True
         # A scan of all gradients, only for the rules that need it.
-        found = [
+        parameters = [
             None if policy == "pass" else find_non_finite(each.gradients)
             for policy, each in zip(policies, taken, strict=True)
         ]
-        is_raised = [place for place, policy in zip(found, policies, strict=True) if place and policy == "raise"]
+        is_raised = [place for place, policy in zip(parameters, policies, strict=True) if place and policy == "raise"]
         # A sum over ranks, so that all of them raise: a rank that continued would wait for the others forever.
         raised = self._sum_over_ranks(float(bool(is_raised)))
         if raised:
             where = is_raised[0] if is_raised else "got a gradient on another rank"
             raise TrainingError(f"step {self.num_steps + 1}", f"{where}, expected finite numbers")
-        return self._sum_over_ranks(float(any(found))) == 0.0
+        return self._sum_over_ranks(float(any(parameters))) == 0.0
 
     def _clipping(self, bound: float | None, parts: Sequence[ArenaStep]) -> float:
         """Return the factor of the gradients for a global norm of at most `bound`.

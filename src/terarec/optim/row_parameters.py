@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Modules with tables that a row optimizer trains: how they are found, and their state in ``state_dict()``."""
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from terarec.errors import ConfigError
-from terarec.ops import BagGradient
+from terarec.ops.row_update import BagGradient
 from terarec.storage import AnyArena, AnyTable, StaticTable
 
 
@@ -88,8 +89,8 @@ def roots_of(group: Mapping[str, Any]) -> list[nn.Module]:
 def owners_of(roots: Sequence[nn.Module]) -> list[RowParameters]:
     """Return the modules with tables among `roots` and in them, each once."""
     # By identity: a module that is reached by two paths is one owner.
-    found = {id(child): child for root in roots for child in root.modules() if isinstance(child, RowParameters)}
-    return list(found.values())
+    owners = {id(child): child for root in roots for child in root.modules() if isinstance(child, RowParameters)}
+    return list(owners.values())
 
 
 def check_distinct(per_group: Sequence[Sequence[RowParameters]]) -> None:
@@ -142,37 +143,37 @@ def state_writes(owner: RowParameters, loaded: Any) -> list[Callable[[], object]
     if not isinstance(loaded, Mapping):
         raise ConfigError("row optimizer", "got no state for a parameter, expected that of each collection")
     if not owner.tables:
-        held = {name: tensor for arena in owner.arenas for name, tensor in arena.state.items()}
-        _check_shapes("a weight", held, loaded)
-        return [partial(tensor.copy_, loaded[name]) for name, tensor in held.items()]
-    found = loaded.get("tables", {})
-    if set(found) != set(owner.tables):
+        own = {name: tensor for arena in owner.arenas for name, tensor in arena.state.items()}
+        _check_shapes("a weight", own, loaded)
+        return [partial(tensor.copy_, loaded[name]) for name, tensor in own.items()]
+    saved = loaded.get("tables", {})
+    if set(saved) != set(owner.tables):
         raise ConfigError(
             "row optimizer",
-            f"got the state of tables {', '.join(sorted(found)) or 'none'}, expected {', '.join(sorted(owner.tables))}",
+            f"got the state of tables {', '.join(sorted(saved)) or 'none'}, expected {', '.join(sorted(owner.tables))}",
         )
-    return [write for name, table in owner.tables.items() for write in _table_writes(table, found[name])]
+    return [write for name, table in owner.tables.items() for write in _table_writes(table, saved[name])]
 
 
 def _table_writes(table: AnyTable, loaded: Mapping[str, Tensor]) -> list[Callable[[], object]]:
     what = f"table {table.name!r}"
-    held = _table_state(table)
+    own = _table_state(table)
     if isinstance(table, StaticTable):
-        _check_shapes(what, held, loaded)
-        return [partial(tensor.copy_, loaded[name]) for name, tensor in held.items()]
+        _check_shapes(what, own, loaded)
+        return [partial(tensor.copy_, loaded[name]) for name, tensor in own.items()]
     if not table.is_dynamic:
-        _check_shapes(what, held, loaded)
+        _check_shapes(what, own, loaded)
         return [partial(_import_state, table, table.keys(), loaded)]
     keys = loaded.get("keys")
-    if not isinstance(keys, Tensor) or not torch.equal(keys.to(held["keys"].device), held["keys"]):
+    if not isinstance(keys, Tensor) or not torch.equal(keys.to(own["keys"].device), own["keys"]):
         got = keys.numel() if isinstance(keys, Tensor) else 0
         raise ConfigError(
             "row optimizer",
-            f"{what}: got the state of {got:,} keys, expected that of the {held['keys'].numel():,} keys "
+            f"{what}: got the state of {got:,} keys, expected that of the {own['keys'].numel():,} keys "
             "which the table holds: load the model's state_dict() first",
         )
-    _check_shapes(what, held, loaded)
-    return [partial(_import_state, table, held["keys"], loaded)]
+    _check_shapes(what, own, loaded)
+    return [partial(_import_state, table, own["keys"], loaded)]
 
 
 def _import_state(table: AnyTable, keys: Tensor, loaded: Mapping[str, Tensor]) -> None:
@@ -183,8 +184,8 @@ def _import_state(table: AnyTable, keys: Tensor, loaded: Mapping[str, Tensor]) -
     table.import_(replace(rows, state=state, uses={}))
 
 
-def _check_shapes(what: str, held: Mapping[str, Tensor], loaded: Mapping[str, Any]) -> None:
+def _check_shapes(what: str, own: Mapping[str, Tensor], loaded: Mapping[str, Any]) -> None:
     got = {name: list(value.shape) if isinstance(value, Tensor) else None for name, value in loaded.items()}
-    expected = {name: list(tensor.shape) for name, tensor in held.items()}
+    expected = {name: list(tensor.shape) for name, tensor in own.items()}
     if got != expected:
         raise ConfigError("row optimizer", f"{what}: got state of {got}, expected {expected}")

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The rules of a row optimizer: from their specs to arguments of kernels, and an update of arenas by them."""
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from terarec.errors import ConfigError
-from terarec.ops import BagGradient, RowRule, row_gradient_norm, row_rule, row_update_
+from terarec.ops.row_update import BagGradient, RowRule, row_gradient_norm, row_rule, row_update_
 from terarec.ops.split_rows import SplitColumns, split_row_update_, takes_whole_rows
 from terarec.optim.row_parameters import RowParameters
 from terarec.spec import AdamSpec, RowOptions, SparseOptimizerSpec
@@ -226,8 +227,8 @@ def update_arenas(parts: Sequence[ArenaStep], *, clipping: float, step: int, see
         step: Number of the step, from 1.
         seed: Seed with which rows of 16 bits are rounded.
     """
-    for index, (arena, gradients, given, table_lr, _, columns) in enumerate(parts):
-        rule = given if clipping == 1.0 else replace(given, grad_scale=given.grad_scale * clipping)
+    for index, (arena, gradients, factors, table_lr, _, columns) in enumerate(parts):
+        rule = factors if clipping == 1.0 else replace(factors, grad_scale=factors.grad_scale * clipping)
         # Arenas round with different bits, as long as there are fewer than 65,536.
         others_lr, rounding_seed = table_lr, (seed * 2**16 + index) % 2**63
         if gradients and columns is not None and takes_whole_rows(rule):
@@ -255,7 +256,7 @@ def update_arenas(parts: Sequence[ArenaStep], *, clipping: float, step: int, see
             # Keys without a row read the default row of their table, which an update must not train.
             arena.reset_defaults()
             if arena.tiers is not None:
-                arena.tiers.placement.updated([held.places for held in gradients], table_lr)
+                arena.tiers.placement.updated([gradient.places for gradient in gradients], table_lr)
 
 
 def gradient_norm(parts: Sequence[ArenaStep]) -> float:
@@ -283,13 +284,13 @@ def _note_changes(arena: AnyArena, gradients: Sequence[BagGradient], rule: RowRu
         changes.discard()
         return
     is_trained = [True] * len(arena.table_names) if table_lr is None else (table_lr != 0.0).tolist()
-    for held in gradients:
-        layout = held.layout
+    for gradient in gradients:
+        layout = gradient.layout
         # Bags are feature-major: every B-th offset is where the keys of a feature begin.
-        ends = held.offsets[:: max(1, (len(held.offsets) - 1) // len(layout.feature_table))].tolist()
+        ends = gradient.offsets[:: max(1, (len(gradient.offsets) - 1) // len(layout.feature_table))].tolist()
         for table, begin, end in zip(layout.feature_table, ends, ends[1:], strict=False):
             if is_trained[table]:
-                changes.mark(held.keys[begin:end] + layout.table_base[table])
+                changes.mark(gradient.keys[begin:end] + layout.table_base[table])
 
 
 def described(arena: AnyArena) -> str:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Learning-rate schedules: the formula, torch schedulers from specs, and their state as JSON."""
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ def build_schedulers(
         mode: Whether lower or higher values of the metric of a `PlateauSchedule` are better.
 
     Raises:
-        ConfigError: `spec` is not a schedule.
+        ConfigError: `spec` is not a schedule, or its fall has no length.
     """
     if not isinstance(spec, ScheduleSpec):
         names = [kind.__name__ for kind in get_args(ScheduleSpec)]
@@ -173,6 +174,12 @@ class _RiseAndFall:
     """The factor of the base rate. `LambdaLR` saves the attributes of an object, and nothing of a function."""
 
     def __init__(self, spec: CosineSchedule | LinearSchedule) -> None:
+        if spec.t_max is None:
+            raise ConfigError(
+                "schedule.t_max",
+                f"got none where the length of the run is unknown, expected the number of {spec.interval}s of the fall "
+                "(terarec.spec.schedule_of_run computes it)",
+            )
         self.is_cosine = isinstance(spec, CosineSchedule)
         self.t_max, self.min_factor, self.warmup = spec.t_max, spec.min_factor, spec.warmup
 
@@ -228,8 +235,8 @@ def _decoded(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     # Every object of the encoding has one entry, whose name is its kind.
-    ((name, held),) = value.items()
+    ((name, content),) = value.items()
     if name == "float":
-        return float(held)
-    pairs = {_decoded(key): _decoded(item) for key, item in held}
+        return float(content)
+    pairs = {_decoded(key): _decoded(item) for key, item in content}
     return Counter(pairs) if name == "counter" else pairs

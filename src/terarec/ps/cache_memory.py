@@ -1,4 +1,5 @@
-"""`CacheMemory`: the rows of caches of one width on a device, in one block that a single lookup reads."""
+# SPDX-License-Identifier: Apache-2.0
+"""`CacheMemory`: the rows of a cache on a device, in one block that a single lookup reads."""
 
 from __future__ import annotations
 
@@ -10,7 +11,6 @@ from terarec.kernels.rows import allocate_rows
 from terarec.kernels.slots import RowPart, scatter_rows
 from terarec.ops import BagLayout, bag_lookup, quantize_rows, quantized_bag_lookup
 from terarec.ops.layout import single_layout
-from terarec.parallel import FairLock
 
 
 class CacheMemory:
@@ -18,7 +18,6 @@ class CacheMemory:
 
     Attributes:
         device: Device of the rows.
-        lock: Lock to hold for reads and writes of rows and of the slots of the caches that share them.
 
     Args:
         num_rows: Number of rows V.
@@ -32,8 +31,6 @@ class CacheMemory:
 
     def __init__(self, num_rows: int, width: int, device: torch.device, *, is_coded: bool) -> None:
         self.device = device
-        # One for all caches of the memory, since a lookup reads the rows of all of them in one pass.
-        self.lock = FairLock()
         self._is_coded = is_coded
         self._layout = single_layout(num_rows, width, "none")
         if is_coded:

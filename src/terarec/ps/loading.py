@@ -1,32 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
 """Loading of served tables in the background, from HugeCTR's sparse models and terarec's checkpoints, in parts."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from terarec.checkpoint import load
-from terarec.checkpoint.directory import MANIFEST
+from terarec.checkpoint.directory import MANIFEST, state_id, step_of
 from terarec.errors import DataNotFoundError, FormatError, StorageError
-from terarec.formats.hugectr import CHUNK_ROWS, SparseFileLayout, SparseRows, open_sparse_folder, read_sparse_file
-from terarec.ps.disk import RowStoreTier
-from terarec.ps.tier import Tier
-from terarec.spec import ServedModelSpec, ServedTableSpec, TierSpec
-
-_LOADED = "loaded"  # key in a row store's metadata: what its rows were loaded from
-
-
-class RowChunk(NamedTuple):
-    """Some rows of a table: keys int64[n] and rows float32[n, D]."""
-
-    keys: Tensor
-    rows: Tensor
+from terarec.formats.delta import StateId
+from terarec.formats.hugectr.weights import (
+    CHUNK_ROWS,
+    SparseFileLayout,
+    SparseRows,
+    open_sparse_folder,
+    read_sparse_file,
+)
+from terarec.memory.guarded import Guarded
+from terarec.memory.level import batch_of
+from terarec.memory.renewal import RowChunk
+from terarec.ps.table import TableTiers, last_places
+from terarec.spec import ServedModelSpec, ServedTableSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,10 +47,37 @@ class TableSource:
 
     @property
     def identity(self) -> str:
-        """Path, size and time of the source: other rows have another identity."""
-        files = sorted(self.path.iterdir()) if self.path.is_dir() else [self.path]
+        """See `source_identity`."""
+        return source_identity(self.path)
+
+    @property
+    def state(self) -> str:
+        """The identity of a checkpoint, which is the same on all machines; "" for other sources."""
+        return self.identity if (self.path / MANIFEST).is_file() else ""
+
+
+def source_identity(path: Path) -> str:
+    """Return what tells the rows of the source at `path` from others.
+
+    That is the state of a checkpoint, and path, size and time of other sources.
+
+    Raises:
+        DataNotFoundError: It does not exist, or is being removed.
+    """
+    if (path / MANIFEST).is_file():
+        return state_name(state_id(path, step_of(path)))
+    try:
+        files = sorted(path.iterdir()) if path.is_dir() else [path]
         stats = [file.stat() for file in files]
-        return f"{self.path.resolve()} {sum(stat.st_size for stat in stats)} {max(stat.st_mtime_ns for stat in stats)}"
+    except FileNotFoundError:
+        raise _no_source(path) from None
+    newest = max((stat.st_mtime_ns for stat in stats), default=0)
+    return f"{path.resolve()} {sum(stat.st_size for stat in stats)} {newest}"
+
+
+def state_name(state: StateId) -> str:
+    """Return the name of the state of a checkpoint, as tiers store it beside their rows."""
+    return f"step-{state.step} {state.id}"
 
 
 def open_table_source(spec: ServedTableSpec) -> TableSource | None:
@@ -70,7 +97,7 @@ def open_table_source(spec: ServedTableSpec) -> TableSource | None:
         folder = open_sparse_folder(path, spec.width)
         return TableSource(path=path, num_rows=folder.count, read=lambda: _checked(path, folder.chunks(CHUNK_ROWS)))
     if not path.is_file():
-        raise DataNotFoundError(path, "no such file or folder, expected a sparse model or a checkpoint")
+        raise _no_source(path)
     layout = SparseFileLayout(width=spec.width, key_bytes=spec.key_bytes, has_slots=spec.has_slots)
     num_rows = path.stat().st_size // layout.record.itemsize
     # A file of such entries has no header: its size is all that shows another width or another type of keys.
@@ -79,6 +106,10 @@ def open_table_source(spec: ServedTableSpec) -> TableSource | None:
     return TableSource(
         path=path, num_rows=num_rows, read=lambda: _checked(path, read_sparse_file(path, layout, CHUNK_ROWS))
     )
+
+
+def _no_source(path: Path) -> DataNotFoundError:
+    return DataNotFoundError(path, "no such file or folder, expected a sparse model or a checkpoint")
 
 
 def _checkpoint_source(path: Path, spec: ServedTableSpec) -> TableSource:
@@ -111,40 +142,63 @@ def _finite(path: Path, chunk: RowChunk) -> RowChunk:
     return chunk
 
 
-def fill_tiers(
-    tiers: Sequence[Tier], specs: Sequence[TierSpec], source: TableSource, add: Callable[[int], None]
-) -> None:
+def fill_tiers(table: TableTiers, source: TableSource, add: Callable[[int], None]) -> None:
     """Insert the rows of a source into the tiers that take them.
 
+    A tier that fails is stale, unless no other one has all rows.
+
     Args:
-        tiers: Tiers of the table.
-        specs: Their specs.
+        table: The table.
         source: Where the rows are.
         add: Called with the number of rows of each part.
 
     Raises:
         FormatError: The source is damaged.
-        StorageError: A tier cannot be written.
+        StorageError: No tier with all rows can be written.
     """
-    takers: list[tuple[Tier, int]] = []
-    for spec, tier in zip(specs, tiers, strict=True):
-        share = spec.load_share
-        # A store that outlives the process has the identity of its source, so that a restart does not load it again.
-        has_them = isinstance(tier, RowStoreTier) and tier.metadata.get(_LOADED) == source.identity
-        if tier.is_writable and share and not has_them:
-            takers.append((tier, round(share * source.num_rows)))
+    tiers, number = table.group.stack.levels, table.number
+    takers = [tier for tier in tiers if tier.is_writable[number] and tier.share]
+    # A store that outlives the process has the identity of its rows, so that a restart does not load it again.
+    takers = [tier for tier in takers if tier.fences[number].state != source.identity]
+    others = [tier for tier in tiers if tier.is_complete and tier not in takers]
+
+    def each(change: Callable[[Guarded], None]) -> None:
+        for tier in tuple(takers):
+            try:
+                change(tier)
+            except StorageError as error:
+                takers.remove(tier)
+                if not others and not any(other.is_complete for other in takers):
+                    raise
+                tier.fail(number, error, None)
+
+    each(partial(_begin, table=number, source=source))
     begin = 0
     for chunk in source.read():
-        for tier, most in takers:
-            if begin < most:
-                part = RowChunk(chunk.keys[: most - begin], chunk.rows[: most - begin])
-                tier.insert(*part)
+        last = last_places(chunk.keys)
+        part = chunk if last is None else RowChunk(chunk.keys[last], chunk.rows[last])
+        each(partial(_insert, table=number, chunk=part, begin=begin, total=source.num_rows))
         begin += chunk.keys.numel()
         add(chunk.keys.numel())
-    for tier, _ in takers:
-        if isinstance(tier, RowStoreTier):
-            # After all rows: a load that is cut short has no identity, and the next start loads again.
-            tier.commit({_LOADED: source.identity})
+    # After all rows: a load that is cut short has no identity, and the next start loads again.
+    each(lambda tier: tier.fences[number].end())
+    each(lambda tier: tier.commit(number))
+
+
+def _begin(tier: Guarded, table: int, source: TableSource) -> None:
+    fence = tier.fences[table]
+    former = fence.state
+    # On a server that several processes share, each with files of its own, only states of checkpoints have a name.
+    fence.reset(source.state if fence.is_shared else source.identity)
+    if former:
+        tier.level.clear(table)  # a table that was changed since may have keys that the source does not have
+
+
+def _insert(tier: Guarded, table: int, chunk: RowChunk, begin: int, total: int) -> None:
+    room = round(tier.share * total) - begin
+    if room > 0:
+        values = chunk.rows[:room].contiguous().view(torch.uint8)
+        tier.write(batch_of(chunk.keys[:room], table), values)
 
 
 @dataclass(frozen=True, slots=True)

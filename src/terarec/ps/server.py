@@ -1,56 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
 """`ParameterServer`: the tables of several models and versions, in tiers, loaded in the background."""
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from terarec.errors import ConfigError, TerarecError
-from terarec.ps.cache import EmbeddingCache
-from terarec.ps.disk import rocksdb_tier, row_file_tier
-from terarec.ps.host_memory import HostMemoryTier
-from terarec.ps.loading import Loading, TableSource, fill_tiers, open_table_source
-from terarec.ps.model_caches import ModelCaches
-from terarec.ps.redis_server import RedisServer
-from terarec.ps.redis_tier import RedisTier
-from terarec.ps.table import DefaultRows, TableStatistics, TableTiers, constant_rows
-from terarec.ps.tier import Tier
+from terarec.memory.guarded import Guarded
+from terarec.memory.redis_server import RedisServer
+from terarec.ps.cache import EmbeddingCache, ModelCaches
+from terarec.ps.levels import open_level
+from terarec.ps.loading import Loading, TableSource, fill_tiers, open_table_source, source_identity
+from terarec.ps.table import DefaultRows, TableGroup, TableStatistics, TableTiers, constant_rows
 from terarec.spec import (
     CacheSpec,
-    HostMemorySpec,
     ParameterServerSpec,
     RedisSpec,
-    RowFileSpec,
     ServedModelSpec,
-    ServedTableSpec,
-    TierSpec,
 )
+from terarec.spec.parameter_server import TierSpec
+
+
+class TableChange(NamedTuple):
+    """A change of a table: keys lose their rows, then rows are set.
+
+    Attributes:
+        removed: int64[m], keys that lose their rows.
+        keys: int64[n], distinct.
+        rows: float32[n, D], their rows.
+    """
+
+    removed: Tensor
+    keys: Tensor
+    rows: Tensor
 
 
 class _Version:
     """The tables of a version of a model."""
 
     def __init__(
-        self, spec: ServedModelSpec, tables: Mapping[str, TableTiers], sources: Mapping[str, TableSource | None]
+        self, spec: ServedModelSpec, groups: Sequence[TableGroup], sources: Mapping[str, TableSource | None]
     ) -> None:
         self.spec = spec
-        self.tables = tables
+        self.groups = groups
+        self.tables = {name: group.table(i) for group in groups for i, name in enumerate(group.names)}
         self.sources = sources
+        # Of the sources as they are now: another training may put others in their places.
+        self.identities = _identities(spec)
+        self.is_updated = False
         self.caches: dict[tuple[torch.device, CacheSpec], ModelCaches] = {}
 
     def close(self) -> None:
         for cache in self.caches.values():
             cache.close()
-        for table in self.tables.values():
-            table.close()
+        for group in self.groups:
+            group.stack.close()
+
+
+def _identities(model: ServedModelSpec) -> Mapping[str, str | None]:
+    """Return the identity of each table's source. Tables of one checkpoint share theirs."""
+    paths = {table.name: table.source for table in model.tables}
+    known = {path: source_identity(Path(path)) for path in set(paths.values()) if path is not None}
+    return {table: None if path is None else known[path] for table, path in paths.items()}
 
 
 class ParameterServer:
@@ -71,7 +92,9 @@ class ParameterServer:
 
     def __init__(self, spec: ParameterServerSpec) -> None:
         self.spec = spec
-        self._redis = {tier: RedisServer(tier) for tier in spec.tiers if isinstance(tier, RedisSpec)}
+        self._redis: dict[TierSpec, RedisServer] = {
+            tier: RedisServer(tier) for tier in spec.tiers if isinstance(tier, RedisSpec)
+        }
         self._lock = threading.Lock()
         # Apart from the other lock, which all lookups take: making caches reads whole sources.
         self._caching = threading.Lock()
@@ -201,6 +224,19 @@ class ParameterServer:
         """
         return self._version(name, version).spec
 
+    def version_of(self, model: ServedModelSpec) -> int | None:
+        """Return the loaded version that has exactly the rows of the sources of `model`; None if there is none.
+
+        Raises:
+            DataNotFoundError: A source does not exist.
+        """
+        wanted = _identities(model)
+        with self._lock:
+            for (name, number), version in self._versions.items():
+                if name == model.name and version.identities == wanted and not version.is_updated:
+                    return number
+        return None
+
     @property
     def versions(self) -> Mapping[str, tuple[int, ...]]:
         """The loaded versions of each model."""
@@ -242,9 +278,7 @@ class ParameterServer:
             del self._versions[model, version]  # first, so that no lookup finds a table that is half empty
         try:
             for table in held.tables.values():
-                for tier in table.tiers:
-                    if tier.is_writable:
-                        tier.clear()
+                table.clear()
         finally:
             held.close()
 
@@ -252,6 +286,8 @@ class ParameterServer:
         self, model: str, table: str, removed: Tensor, keys: Tensor, rows: Tensor, version: int | None = None
     ) -> None:
         """Remove and set rows of a table in all tiers that can be written, and in its caches.
+
+        A tier that fails is stale, and lookups pass it over until it is renewed; the others take the rows.
 
         Args:
             model: Name of the model.
@@ -263,18 +299,80 @@ class ParameterServer:
 
         Raises:
             ConfigError: No such model, version or table, or another shape or type.
-            StorageError: A tier cannot be written; slower ones may have the rows by then.
+            StorageError: No tier with all rows can be written; others may have the rows by then.
         """
-        tiers, found = self.table(model, table, version), self._version(model, version)
-        tiers.erase(removed)
-        tiers.insert(keys, rows)
-        # Caches last: a lookup that misses a row from here on reads the new one. One that read the old row inserts it
-        # before the cache gets the new one, or not at all, since the cache has counted a change.
-        with self._caching:
-            caches = [held.caches[table] for held in found.caches.values()]
-        for cache in caches:
-            cache.forget(removed)
-            cache.update(keys, rows)
+        _ = self.table(model, table, version)
+        self.apply(model, {table: [TableChange(removed, keys, rows)]}, version=version)
+
+    def apply(
+        self,
+        model: str,
+        changes: Mapping[str, Iterable[TableChange]],
+        state: str | None = None,
+        version: int | None = None,
+    ) -> None:
+        """Change rows of several tables as `update` does; errors are those of `update`.
+
+        Args:
+            model: Name of the model.
+            changes: Table -> its changes, in their order.
+            state: Name of the state that they lead to, which tiers store beside the rows; None where it has none.
+            version: Version of the model; None for the active one.
+        """
+        found = self._version(model, version)
+        found.is_updated = True
+        for table, parts in changes.items():
+            tiers = found.tables[table]
+            tiers.renew()
+            with tiers.changing(state):
+                for part in parts:
+                    tiers.erase(part.removed)
+                    tiers.insert(part.keys, part.rows)
+                    # Caches last: a lookup that misses a row from here on reads the new one. One that read the old row
+                    # inserts it before the cache gets the new one, or not at all, since the cache has counted a change.
+                    with self._caching:
+                        caches = [held.caches[table] for held in found.caches.values()]
+                    for cache in caches:
+                        cache.forget(part.removed)
+                        cache.update(part.keys, part.rows)
+
+    def renew(
+        self, model: str, state: str | None = None, source: Path | None = None, version: int | None = None
+    ) -> int:
+        """Bring stale tiers of a model up to date, where they can be written again; return how many are.
+
+        Args:
+            model: Name of the model.
+            state: Name of the state that the rows are of; None where it has none.
+            source: Checkpoint of that state; None to take rows from other tiers alone.
+            version: Version of the model; None for the active one.
+
+        Raises:
+            ConfigError: No such model or version.
+            FormatError: The checkpoint is damaged.
+        """
+        found, renewed = self._version(model, version), 0
+        for table in found.spec.tables:
+            tiers = found.tables[table.name]
+            if any(use.is_stale for use in tiers.statistics().tiers):
+                rows = None if source is None else open_table_source(replace(table, source=str(source)))
+                renewed += tiers.renew(state, rows)
+        return renewed
+
+    def follow(self, model: str, state: str, version: int | None = None) -> bool:
+        """Read what other processes wrote into read-only tables; return whether their rows are of a state.
+
+        Args:
+            model: Name of the model.
+            state: Name of the state.
+            version: Version of the model; None for the active one.
+
+        Raises:
+            ConfigError: No such model or version.
+            StorageError: A tier is damaged.
+        """
+        groups = self._version(model, version).groups
+        return sum(group.stack.follow(state) for group in groups) == len(groups)  # of all, whatever the first say
 
     def flush(self, model: str, version: int | None = None) -> None:
         """Make updated rows durable, where there is a disk.
@@ -298,12 +396,14 @@ class ParameterServer:
     def refresh(self) -> bool:
         """Read the last commits of other writers into read-only tables; return whether there were any.
 
+        Stale tiers are renewed from others, where that is possible.
+
         Raises:
             StorageError: A tier is damaged.
         """
         with self._lock:
-            tables = [table for version in self._versions.values() for table in version.tables.values()]
-        moved = [tier.refresh() for table in tables for tier in table.tiers]
+            groups = [group for version in self._versions.values() for group in version.groups]
+        moved = [group.stack.refresh() for group in groups]
         return any(moved)
 
     def close(self) -> None:
@@ -342,37 +442,24 @@ class ParameterServer:
         self, model: ServedModelSpec, sources: Mapping[str, TableSource | None], defaults: Mapping[str, DefaultRows]
     ) -> _Version:
         with ExitStack() as opened:
-            tables = {}
-            for table in model.tables:
-                tiers = []
+            groups = []
+            for width in dict.fromkeys(table.width for table in model.tables):
+                tables = [table for table in model.tables if table.width == width]
+                levels: list[Guarded] = []
                 for spec in self.spec.tiers:
-                    tier = self._tier(spec, model, table)
-                    opened.callback(tier.close)
-                    tiers.append(tier)
-                default = defaults.get(table.name) or constant_rows(table.width, table.default)
-                keeps = [getattr(spec, "keeps_found", False) for spec in self.spec.tiers]
-                tables[table.name] = TableTiers(tiers, default, keeps)
+                    levels.append(open_level(spec, model, tables, self._redis.get(spec)))
+                    opened.callback(levels[-1].level.close)
+                given = [defaults.get(table.name) or constant_rows(width, table.default) for table in tables]
+                groups.append(TableGroup([table.name for table in tables], width, levels, given))
             opened.pop_all()
-            return _Version(model, tables, sources)
-
-    def _tier(self, spec: TierSpec, model: ServedModelSpec, table: ServedTableSpec) -> Tier:
-        # HugeCTR names no version, so version 0 has its names.
-        versioned = f"{model.name}@{model.version}" if model.version else model.name
-        if isinstance(spec, HostMemorySpec):
-            return HostMemoryTier(table.name, table.width, spec)
-        if isinstance(spec, RedisSpec):
-            return RedisTier(self._redis[spec], f"hps_et.{versioned}.{table.name}", table.width)
-        directory = Path(spec.path) / versioned / table.name
-        if isinstance(spec, RowFileSpec):
-            return row_file_tier(spec, directory, table.name, table.width)
-        return rocksdb_tier(spec, directory, table.name, table.width)
+            return _Version(model, groups, sources)
 
     def _fill(self, version: _Version, add: Callable[[int], None]) -> None:
         name = version.spec.name, version.spec.version
         try:
             for table, source in version.sources.items():
                 if source is not None:
-                    fill_tiers(version.tables[table].tiers, self.spec.tiers, source, add)
+                    fill_tiers(version.tables[table], source, add)
             with self._lock:
                 self._versions[name] = version
                 # Active with its last row: until here lookups find the former version.
@@ -387,10 +474,9 @@ class ParameterServer:
     def _discard(self, version: _Version) -> None:
         """Remove the rows of a rejected version from tiers that outlive this process."""
         for name, table in version.tables.items():
-            for tier in table.tiers:
-                # A table without a source has rows that others wrote, which are not this version's to remove.
-                if tier.is_writable and version.sources[name] is not None:
-                    _try(tier.clear)
+            # A table without a source has rows that others wrote, which are not this version's to remove.
+            if version.sources[name] is not None:
+                _try(table.clear)
         version.close()
 
 
@@ -400,7 +486,7 @@ def _new_caches(version: _Version, spec: CacheSpec, device: torch.device) -> Mod
     for name, tiers in version.tables.items():
         source = version.sources[name]
         # Without a source, the rows of the slowest tier, which has all of them.
-        held = source.num_rows if source is not None else tiers.tiers[-1].count()
+        held = source.num_rows if source is not None else tiers.count()
         rows[name] = spec.rows or max(1, math.ceil(spec.share * held))
     made = ModelCaches(version.tables, rows, spec, device)
     for name, cache in made.caches.items():

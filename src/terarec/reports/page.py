@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A report as one HTML file: tiles, plots, facts and tables in rows of cards, rendered by ``page.html.j2``."""
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ class Badge:
 
     Attributes:
         text: Text.
-        level: "" for no colour, "notable" or "large".
+        level: "" for no colour, "good", "notable" or "large".
     """
 
     text: str
-    level: Literal["", "notable", "large"] = ""
+    level: Literal["", "good", "notable", "large"] = ""
 
 
 Cell: TypeAlias = str | Badge
@@ -113,7 +114,24 @@ def render(page: Page) -> str:
 INK, MUTED, LINES = "#1f2933", "#66727f", "#e4e8ec"
 BLUE, PALE_BLUE, GREEN, ORANGE, PURPLE, OCHRE = "#2463b5", "#9dbde6", "#2a8a57", "#d9622b", "#8a4fb0", "#a8871c"
 
+_VARIABLES = {
+    INK: "ink",
+    MUTED: "muted",
+    LINES: "line",
+    BLUE: "blue",
+    PALE_BLUE: "pale-blue",
+    GREEN: "green",
+    ORANGE: "orange",
+    PURPLE: "purple",
+    OCHRE: "ochre",
+}
+"""Colour of a plot -> the variable of the page that has it, which is another colour in dark mode."""
+
 _STYLE: Any = {
+    # The card behind a plot shows through.
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
     "svg.fonttype": "none",  # text stays text, drawn by whichever fonts the reader has: a third of the size
     # Ids are random otherwise, and equal reports would have different bytes.
     "svg.hashsalt": "terarec",
@@ -170,8 +188,8 @@ def _set_margins(figure: Any) -> None:
     labels = axes.yaxis.get_major_formatter().format_ticks(axes.get_yticks())
     # Letters of East Asian scripts take the room of two.
     letters = max((sum(1 + (east_asian_width(letter) in "WF") for letter in label) for label in labels), default=0)
-    # Inches: 0.08 for a letter of 9 points, 0.2 for the turned label of the axis.
-    left = 0.15 + 0.08 * letters + (0.2 if axes.get_ylabel() else 0.0)
+    # Inches: 0.08 for a letter of 9 points, 0.2 for the turned label of the axis; letters are larger on a phone.
+    left = 0.2 + 0.08 * letters + (0.2 if axes.get_ylabel() else 0.0)
     figure.subplots_adjust(
         left=min(left / width, 0.6), right=1 - 0.15 / width, bottom=0.45 / height, top=1 - 0.32 / height
     )
@@ -187,5 +205,7 @@ def svg_element(figure: Any, name: str) -> str:
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     text = buffer.getvalue()
     text = re.sub(r"\s*<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    for color, variable in _VARIABLES.items():
+        text = text.replace(color, f"var(--{variable})")
     # Ids count for a whole page, in which every plot has an element "axes_1".
     return re.sub(r'(id="|url\(#|href="#)', rf"\g<1>{name}-", text)

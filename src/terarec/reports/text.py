@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What people read on a terminal: numbers as text, tables and progress bars; and its JSON for programs.
 
 The end of a number's name is its unit: ``_bytes``, ``_seconds``, ``_per_second``.
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _LABELS = {
     "auc": "AUC",
     "highest_auc": "highest AUC",
+    "served_step": "step that is served",
     "best_auc": "best reachable AUC",
     "estimated_bytes": "estimated size",
     "estimated_seconds": "estimated time",
@@ -60,6 +62,11 @@ def text(name: str, value: object) -> str:
         return str(value) if name in {"port", "seed"} else f"{value:,}"
     # Metrics such as an AUC differ in late digits; of other numbers four are read.
     return f"{value:.5f}" if 0.001 <= abs(value) < 10 or value == 0 else f"{value:,.4g}"
+
+
+def metric_text(value: float, digits: int = 5) -> str:
+    """Return the value of a metric; "undefined" for NaN."""
+    return "undefined" if math.isnan(value) else f"{value:.{digits}f}"
 
 
 def byte_text(count: float) -> str:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A small client of the Open Inference Protocol v2, JSON form, on the standard library's HTTP."""
 
 from __future__ import annotations
@@ -6,22 +7,19 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from terarec.errors import ConfigError, TerarecError
-from terarec.serve.protocol import (
-    InferRequest,
-    ModelMetadata,
-    Tensor,
-    check_elements,
-    decode_infer_response,
-    decode_model_metadata,
-    encode,
-)
-from terarec.spec.checks import did_you_mean
+from terarec.etl.workflow.raw_values import RawValues, are_rounded, one_column
+from terarec.serve.json_codec import check_elements, decode_infer_response, decode_model_metadata, encode
+from terarec.serve.padding import LENGTHS, pad, plain_values
+from terarec.serve.protocol import INTEGER_BITS, InferRequest, ModelMetadata, Tensor, TensorMetadata
+from terarec.spec.checks import did_you_mean, quoted
 from terarec.spec.codec import parse_json
 
 
@@ -37,10 +35,20 @@ class InferenceClient:
         >>> client.infer({"I1": [3, None], ..., "C26": ["a9d771cd", ""]})["score"]  # float32[2, 1]
     """
 
-    def __init__(self, url: str, model: str = "model", timeout_seconds: float = 30.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        model: str = "model",
+        timeout_seconds: float = 30.0,
+        *,
+        version: str = "",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         self._url = url.rstrip("/")
-        self._model = f"{self._url}/v2/models/{quote(model, safe='')}"
+        path = f"/versions/{quote(version, safe='')}" if version else ""
+        self._model = f"{self._url}/v2/models/{quote(model, safe='')}{path}"
         self._timeout_seconds = timeout_seconds
+        self._headers = {"Content-Type": "application/json", **(headers or {})}
         # Directly to the server, which may be on this machine, without a proxy of the environment.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -49,13 +57,12 @@ class InferenceClient:
         """Inputs and outputs of the model, requested once."""
         return decode_model_metadata(self._call(self._model))
 
-    def infer(
-        self, columns: Mapping[str, Sequence[object] | npt.NDArray[np.generic]]
-    ) -> dict[str, npt.NDArray[np.generic]]:
+    def infer(self, columns: Mapping[str, RawValues]) -> dict[str, npt.NDArray[np.generic]]:
         """Score B records.
 
         Args:
-            columns: Raw column -> its B values; None or NaN is missing.
+            columns: Raw column -> its B values, or lists of them, as `InferenceSession.predict` takes them; None or NaN
+                is missing, in lists a missing item.
 
         Returns:
             Output -> array; terarec's own server gives ``{"score": float32[B, L]}``.
@@ -64,22 +71,28 @@ class InferenceClient:
             ConfigError: A column that the model does not know, or a value of the wrong type.
             InferenceError: The server rejected the request (its message), or could not be reached.
         """
-        # The metadata decides the datatypes: an integer goes out as FP32 where the column is a number.
-        datatypes = {item.name: item.datatype for item in self.metadata.inputs}
-        tensors = []
-        for name, values in columns.items():
-            if name not in datatypes:
-                hint = did_you_mean(name, datatypes)
-                raise ConfigError(
-                    f"column {name!r}", f"the model does not know it{hint}, expected one of {', '.join(datatypes)}"
-                )
-            tensors.append(_tensor(name, datatypes[name], values))
+        tensors = request_tensors(self.metadata.inputs, columns)
         body = self._call(f"{self._model}/infer", encode(InferRequest(inputs=tuple(tensors))))
         outputs = decode_infer_response(body).outputs
         return {output.name: _array(output) for output in outputs}
 
+    def config(self) -> Mapping[str, Any]:
+        """Return the model's configuration, in the JSON of Triton's ModelConfig.
+
+        Raises:
+            InferenceError: As `infer`; or the server does not have this extension of the protocol.
+        """
+        found: Mapping[str, Any] = parse_json(self._call(f"{self._model}/config"))
+        return found
+
+    def statistics(self, model: str) -> Sequence[Mapping[str, Any]]:
+        """Return the counters of a model of the server, as in Triton's ``model_stats``; errors as in `config`."""
+        found = parse_json(self._call(f"{self._url}/v2/models/{quote(model, safe='')}/stats"))
+        entries: Sequence[Mapping[str, Any]] = found.get("model_stats", ())
+        return entries
+
     def _call(self, url: str, body: bytes | None = None) -> bytes:
-        request = urllib.request.Request(url, data=body, headers={"Content-Type": "application/json"})
+        request = urllib.request.Request(url, data=body, headers=self._headers)
         try:
             with self._opener.open(request, timeout=self._timeout_seconds) as response:
                 answer: bytes = response.read()
@@ -91,11 +104,58 @@ class InferenceClient:
             raise InferenceError(url, f"no answer: {getattr(error, 'reason', error)}") from None
 
 
-def _tensor(name: str, datatype: str, values: Sequence[object] | npt.NDArray[np.generic]) -> Tensor:
-    plain = values.tolist() if isinstance(values, np.ndarray) else values
-    known = [None if value != value else value for value in plain]  # NaN alone differs from itself
+def request_tensors(inputs: Sequence[TensorMetadata], columns: Mapping[str, RawValues]) -> list[Tensor]:
+    """Return the tensors of a request.
+
+    Args:
+        inputs: Inputs of the model, which decide the datatypes: an integer goes out as FP32 for a number.
+        columns: As for `InferenceClient.infer`.
+
+    Raises:
+        ConfigError: A column that the model does not know, or a value of the wrong type.
+    """
+    known = {item.name: item for item in inputs}
+    tensors: list[Tensor] = []
+    for name, values in columns.items():
+        if name not in known:
+            hint = did_you_mean(name, known)
+            raise ConfigError(
+                f"column {name!r}", f"the model does not know it{hint}, expected one of {', '.join(known)}"
+            )
+        tensors += _tensors(known[name], values)
+    return tensors
+
+
+def _tensors(column: TensorMetadata, values: RawValues) -> list[Tensor]:
+    """Return the tensor of a column; for lists of which one ends with a missing item their lengths, too."""
+    where = f"column {column.name!r}"
+    is_array = isinstance(values, np.ndarray | pa.Array | pa.ChunkedArray)
+    if is_array and column.datatype in INTEGER_BITS and are_rounded(values):
+        raise ConfigError(
+            where, "got rounded floats, expected integers, which floats of this type hold only below a bound"
+        )
+    if column.shape[1:] in ((), (1,)):
+        single = plain_values(one_column(values))
+        return [_tensor(column, single, (len(single), *column.shape[1:]), where)]
+    lists: list[list[Any]] = []
+    for row, value in enumerate(plain_values(values)):
+        if value is not None and not isinstance(value, list):
+            raise ConfigError(f"{where}, row {row}", f"got {quoted(value)}, expected a list")
+        lists.append(value or [])
+    padded = pad(lists)
+    tensors = [_tensor(column, padded.values, (len(lists), padded.width), where)]
+    if padded.lengths is not None:
+        name = column.name + LENGTHS
+        tensors.append(Tensor(name=name, datatype="INT64", shape=(len(lists),), data=padded.lengths))
+    return tensors
+
+
+def _tensor(column: TensorMetadata, values: list[Any], shape: tuple[int, ...], where: str) -> Tensor:
+    if column.datatype in INTEGER_BITS:
+        # Tables hold integers of which some are missing as floats.
+        values = [int(value) if isinstance(value, float) and value.is_integer() else value for value in values]
     return Tensor(
-        name=name, datatype=datatype, shape=(len(known),), data=check_elements(known, datatype, f"column {name!r}")
+        name=column.name, datatype=column.datatype, shape=shape, data=check_elements(values, column.datatype, where)
     )
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The stored choice of a model's executors: the fastest for each batch size, by machine."""
 
 from __future__ import annotations
@@ -6,14 +7,16 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from terarec.errors import FormatError, StorageError
-from terarec.io import file_lock, read_versioned_json, write_versioned_json
+from terarec.errors import ConfigError, FormatError, StorageError
+from terarec.io.directories import file_lock
+from terarec.io.files import read_versioned_json, write_versioned_json
 from terarec.kernels.processor import processor_generation
-from terarec.spec import EXECUTOR_MODES, EXECUTOR_NAMES, FieldError, checks
+from terarec.spec import checks, from_data
+from terarec.spec.checks import FieldError
+from terarec.spec.serving import EXECUTOR_MODES, EXECUTOR_NAMES
 
 EXECUTORS_FILE = "executors.json"
 """Name of the file in a run. The one of a graph file ``NAME.json`` is `graph_executors_file`."""
@@ -34,6 +37,12 @@ class SizeChoice:
     executor: str
     seconds: Mapping[str, float]
 
+    def __post_init__(self) -> None:
+        checks.positive_int(self, "batch", maximum=checks.MOST_BATCH)
+        checks.one_of(self, "executor", EXECUTOR_NAMES)
+        if not all(map(checks.number(0.0).accepts, self.seconds.values())):
+            checks.fail(self, "seconds", "finite numbers >= 0")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExecutorChoice:
@@ -52,6 +61,11 @@ class ExecutorChoice:
     threads: int
     sizes: tuple[SizeChoice, ...]
     rejected: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        checks.positive_int(self, "threads", maximum=checks.MOST_THREADS)
+        if not self.sizes:
+            checks.fail(self, "sizes", "the choice for one size at least")
 
     def is_of(self, other: Mapping[str, object]) -> bool:
         """Return whether both choices are from the same kind of machine."""
@@ -103,28 +117,16 @@ def kept_choices(file: Path) -> list[ExecutorChoice]:
         return []
     content = read_versioned_json(file, _NAME, _VERSION)
     try:
-        return [_choice(held) for held in content["choices"]]
-    except (KeyError, TypeError, ValueError) as error:
-        raise FormatError(
-            file, f"is damaged ({type(error).__name__}: {error}), expected the choices of executors"
-        ) from error
+        return list(from_data(_Choices, content, where=f"{file}: $").choices)
+    except ConfigError as error:
+        raise FormatError(error.where, error.problem) from None
 
 
-def _choice(held: Mapping[str, Any]) -> ExecutorChoice:
-    sizes = tuple(
-        SizeChoice(batch=int(one["batch"]), executor=str(one["executor"]), seconds=dict(one["seconds"]))
-        for one in held["sizes"]
-    )
-    unknown = [one.executor for one in sizes if one.executor not in EXECUTOR_NAMES]
-    if unknown or not sizes:
-        raise ValueError(f"executor {unknown[0]!r}" if unknown else "no sizes")
-    return ExecutorChoice(
-        torch=str(held["torch"]),
-        processor=str(held["processor"]),
-        threads=int(held["threads"]),
-        sizes=sizes,
-        rejected=dict(held["rejected"]),
-    )
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Choices:
+    """Content of the file."""
+
+    choices: tuple[ExecutorChoice, ...]
 
 
 def keep_choice(file: Path, choice: ExecutorChoice) -> None:

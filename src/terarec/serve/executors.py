@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Executors of the dense part of a model on a CPU, and `Programs`: the fastest of them for each size of batches."""
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ import torch
 from torch import Tensor
 
 from terarec.batch import Batch
+from terarec.closer import Closer
 from terarec.errors import ConfigError, FormatError, MissingDependencyError, StorageError
 from terarec.export.dense_part import DensePart
-from terarec.export.files import TOLERANCE, quiet, save_aotinductor, save_onnx, trace
+from terarec.export.files import TOLERANCE, quiet, save_aotinductor, trace
+from terarec.export.onnx_file import save_onnx
 from terarec.serve.executor_file import ExecutorChoice, SizeChoice, keep_choice, kept_choices, this_machine
 
 SIZES = (1, 16, 256, 4096)
@@ -83,7 +86,7 @@ def _aotinductor(part: DensePart, folder: Path) -> Program:
 
     file = folder / "compiled.pt2"
     if not file.is_file():
-        save_aotinductor(trace(part.module, tables=False), file, loads_weights=True)
+        save_aotinductor(trace(part.module), file, loads_weights=True)
     # A runner computes one call at a time, and threads of a server call at once.
     loaded = load_package(str(file), num_runners=torch.get_num_threads())
     wanted = set(loaded.get_constant_fqns())
@@ -98,6 +101,8 @@ def _onnxruntime(part: DensePart, folder: Path) -> Program:
     options = library.SessionOptions()
     # As many as torch has: by default the pool of a session is as large as the machine.
     options.intra_op_num_threads = torch.get_num_threads()
+    # Threads that wait actively take the cores from torch's, which look rows up before, and from those of a server.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 3  # its warnings are not useful to users who score
     session = library.InferenceSession(str(_onnx_file(part, folder)), options, providers=["CPUExecutionProvider"])
     names = [given.name for given in part.inputs]
@@ -138,7 +143,7 @@ EXECUTORS: Mapping[str, Callable[[DensePart, Path], Program]] = {
 def _onnx_file(part: DensePart, folder: Path) -> Path:
     # Written again for each runtime and each set of weights: an ONNX file holds the weights, other than compiled.pt2.
     file = folder / "model.onnx"
-    save_onnx(trace(part.module, tables=False), part.module, file)
+    save_onnx(trace(part.module), part.module, file)
     return file
 
 
@@ -167,7 +172,7 @@ class Programs:
         part: DensePart,
         programs: Mapping[str, Program],
         chosen: Mapping[int, str],
-        folder: tempfile.TemporaryDirectory[str],
+        folder: _Folder,
     ) -> None:
         self.chosen = dict(chosen)
         self._part = part
@@ -183,10 +188,8 @@ class Programs:
             ConfigError: An executor cannot compute the model, or computes other scores.
             MissingDependencyError: The library of one is not installed.
         """
-        folder = _folder()
-        programs = {
-            name: build_program(name, part, Path(folder.name)) for name in sorted(set(chosen.values()) - {EAGER})
-        }
+        folder = _Folder()
+        programs = {name: build_program(name, part, folder.path) for name in sorted(set(chosen.values()) - {EAGER})}
         for name, program in programs.items():
             _check_scores(name, program, part)
         return cls(part, programs, chosen, folder)
@@ -194,12 +197,12 @@ class Programs:
     @classmethod
     def measured(cls, part: DensePart) -> tuple[Self, ExecutorChoice]:
         """Choose the fastest executor for each of `SIZES`, among those that give the scores of eager torch."""
-        folder = _folder()
+        folder = _Folder()
         programs: dict[str, Program] = {}
         rejected: dict[str, str] = {}
         for name in EXECUTORS:
             try:
-                program = build_program(name, part, Path(folder.name))
+                program = build_program(name, part, folder.path)
                 _check_scores(name, program, part)
                 programs[name] = program
             except (ConfigError, MissingDependencyError) as error:
@@ -218,13 +221,14 @@ class Programs:
         program = self._programs.get(name or self.chosen[max(self.chosen)])
         if program is None:
             return None
-        found = program(self._part.look_up(batch))
+        # Compiled programs read values by their address, and the tops of an embedding may be parts of a wider tensor.
+        found = program([value.contiguous() for value in self._part.look_up(batch)])
         return found[0] if len(found) == 1 else torch.cat(list(found), dim=1)
 
     def moved(self, part: DensePart) -> Programs:
         """Return these programs for the same layers with other weights."""
         names = sorted(self._programs)
-        programs = {name: build_program(name, part, Path(self._folder.name)) for name in names}
+        programs = {name: build_program(name, part, self._folder.path) for name in names}
         return Programs(part, programs, self.chosen, self._folder)
 
 
@@ -314,5 +318,11 @@ def _block(program: Program, values: Sequence[Tensor]) -> Iterator[float]:
         yield took
 
 
-def _folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="terarec-executors-", ignore_cleanup_errors=True)
+class _Folder:
+    """A directory that is removed when nothing refers to it any more."""
+
+    def __init__(self) -> None:
+        held = tempfile.TemporaryDirectory(prefix="terarec-executors-", ignore_cleanup_errors=True)
+        self.path = Path(held.name)
+        # Its own finalizer would remove the files where the last reference is dropped.
+        self._closer = Closer(self, held.cleanup)

@@ -1,17 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
 """`LiveUpdates`: a session that follows the checkpoints of its run while a trainer writes them."""
 
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from terarec.checkpoint import Checkpoint, load
-from terarec.checkpoint.directory import newest_checkpoint, step_of
-from terarec.config import CHECKPOINT_DIRECTORY
+from terarec.checkpoint.directory import newest_checkpoint, state_id, step_of
+from terarec.config.files import CHECKPOINT_DIRECTORY
 from terarec.errors import ConfigError, TerarecError
+from terarec.ps.server import TableChange
 from terarec.serve.repeating import Repeating
 from terarec.serve.session import InferenceSession
 
@@ -26,8 +31,9 @@ class UpdateStatistics:
         snapshots: Times that all rows were loaded, since no deltas led from the session's state to the newest.
         rows: Rows that deltas have set.
         removed: Keys that they have removed.
-        rejected: Times that an update was rejected: a file was damaged, or a tier could not be written.
-        last_error: Why the last one was rejected; "" after one that succeeded.
+        unwritten: Rows of deltas that lookups find in memory, since tiers do not have them yet.
+        rejected: Times that an update was rejected, since a file was damaged, or could not be written to any tier.
+        last_error: Why the last poll was rejected; "" after one that succeeded.
     """
 
     step: int = 0
@@ -35,19 +41,35 @@ class UpdateStatistics:
     snapshots: int = 0
     rows: int = 0
     removed: int = 0
+    unwritten: int = 0
     rejected: int = 0
     last_error: str = ""
+
+
+class _Unwritten(NamedTuple):
+    """Changed rows in memory that the tiers do not have yet; table -> its changes."""
+
+    changes: Mapping[str, Sequence[TableChange]]
+
+    @property
+    def num_rows(self) -> int:
+        return sum(change.rows.shape[0] for changes in self.changes.values() for change in changes)
 
 
 class LiveUpdates(Repeating):
     """Keeps a session at the newest checkpoint of its run.
 
-    Deltas are checked as a whole before the first is applied; then rows change table by table, and the dense weights
-    last. Where no deltas lead from the session's state to the newest one (a gap, another base, a former state that was
+    Each answer is of one state. The changed rows of deltas are read and checked as a whole. New batches find them in
+    memory, over the rows of the tiers, together with the dense weights of the same state. When no batch uses the former
+    state any more, the rows are written to the tiers and caches, and given up in memory.
+
+    Where no deltas lead from the session's state to the newest one (a gap, another base, a former state that was
     repeated), all rows of the newest checkpoint are loaded as a new version, which replaces the old one when it is
     complete. A damaged checkpoint is rejected: the session stays as it is, and the next poll tries again.
 
-    Tiers that are open for reading only get their rows from the process that writes them: each poll refreshes them.
+    A tier that fails does not stop updates, and each poll brings such tiers up to date. While no tier of a table can be
+    written, the changed rows stay in memory. So they do while files that are open for reading only do not have them:
+    these get their rows from the process that writes them.
 
     Args:
         session: A session whose tables are in a parameter server.
@@ -65,6 +87,7 @@ class LiveUpdates(Repeating):
         self._served = session.served
         self._directory = run_dir / CHECKPOINT_DIRECTORY
         self._lock = threading.Lock()
+        self._unwritten: _Unwritten | None = None
         self._count = dict.fromkeys(("deltas", "snapshots", "rows", "removed", "rejected"), 0)
         self._last_error = ""
         super().__init__("terarec-live-updates", every_seconds)
@@ -74,26 +97,48 @@ class LiveUpdates(Repeating):
 
         Raises:
             FormatError: It is damaged; the session is as before.
-            StorageError: A tier cannot be written; rows of some tables may have changed, and the next call continues.
+            StorageError: No tier of a table can be written; the next call continues with what is in memory.
         """
         # `poll` may be called while the thread polls; two of them must not apply one delta twice.
         with self._lock:
-            self._served.server.refresh()  # rows that another process has written to files that are read here
             newest = newest_checkpoint(self._directory)
-            if newest is None or step_of(newest) == self._session.step:
-                return False
             try:
-                moved = self._move_to(load(newest))
+                # By its content: a training that began anew has the steps of the former one.
+                is_newer = newest is not None and state_id(newest, step_of(newest)) != self._session.state
+                has_moved = newest is not None and is_newer and self._move_to(load(newest))
+                if newest is not None:
+                    self._write(newest)
             except TerarecError as error:
                 self._count["rejected"] += 1
                 self._last_error = str(error)
                 raise
             self._last_error = ""
-            return moved
+            return has_moved
 
     def statistics(self) -> UpdateStatistics:
         """Return the counters of updates."""
-        return UpdateStatistics(step=self._session.step, last_error=self._last_error, **self._count)
+        unwritten = self._unwritten
+        return UpdateStatistics(
+            step=self._session.step,
+            last_error=self._last_error,
+            unwritten=0 if unwritten is None else unwritten.num_rows,
+            **self._count,
+        )
+
+    def behind_seconds(self) -> float:
+        """Return the age of the newest checkpoint if the session has not moved on to it; 0 if it has."""
+        newest = newest_checkpoint(self._directory)
+        if newest is None:
+            return 0.0
+        try:
+            if state_id(newest, step_of(newest)) == self._session.state:
+                return 0.0
+        except TerarecError:  # a damaged one, which the session cannot move on to
+            pass
+        try:
+            return max(time.time() - newest.stat().st_mtime, 0.0)
+        except FileNotFoundError:  # removed by the trainer, which has written newer ones
+            return 0.0
 
     def _move_to(self, checkpoint: Checkpoint) -> bool:
         state = self._session.state
@@ -102,33 +147,48 @@ class LiveUpdates(Repeating):
         if num_deltas == 0:
             return False
         if num_deltas is None:
-            # Unloaded below, once new batches read the other version.
+            # Unloaded below, when no batch reads it any more.
             former = self._served.version
             self._session.move_on(checkpoint, self._served.load(checkpoint))
+            self._unwritten = None
             self._count["snapshots"] += 1
             if former != self._served.version:
                 self._served.server.unload(self._served.name, former)
             return True
-        self._apply(checkpoint, num_deltas)
-        self._session.move_on(checkpoint)
+        changes = self._read(checkpoint, num_deltas)
+        rows = sum(change.keys.numel() for parts in changes.values() for change in parts)
+        removed = sum(change.removed.numel() for parts in changes.values() for change in parts)
+        if self._unwritten is not None:
+            changes = {name: [*self._unwritten.changes[name], *parts] for name, parts in changes.items()}
+        tables = self._served.overlaid(changes)
+        try:
+            self._session.move_on(checkpoint, tables.lookups)
+        finally:
+            if self._session.state == checkpoint.state:  # also where its executor fails after that
+                self._unwritten = _Unwritten(tables.changes)
+        self._count["rows"] += rows
+        self._count["removed"] += removed
         self._count["deltas"] += num_deltas
         return True
 
-    def _apply(self, checkpoint: Checkpoint, num_deltas: int) -> None:
-        served, files = self._served, checkpoint.table_files()
-        checkpoint.dense()  # reads and checks it, before any row changes
-        for name in served.tables:  # reads and checks every file, so that none is found damaged halfway
-            for _ in files.changes(name, num_deltas):
-                pass
-        for name in served.tables:
-            width = served.tables[name].width
-            for removed, changed in files.changes(name, num_deltas):
+    def _read(self, checkpoint: Checkpoint, num_deltas: int) -> dict[str, list[TableChange]]:
+        """Return the changes of each table, each of which is checked."""
+        files, changes = checkpoint.table_files(), {}
+        for name, table in self._served.tables.items():
+            changes[name] = [
                 # A piece may only remove keys; the update takes empty tensors of the right types for that.
-                keys = removed[:0] if changed is None else changed.keys
-                rows = torch.empty(0, width) if changed is None else changed.weights.float()
-                served.server.update(served.name, name, removed, keys, rows, served.version)
-                self._count["rows"] += keys.numel()
-                self._count["removed"] += removed.numel()
-        # Flushed before the session moves on: its state says that all of these rows are there.
-        served.server.flush(served.name, served.version)
-        served.server.refresh()
+                TableChange(removed, removed[:0], torch.empty(0, table.width))
+                if changed is None
+                else TableChange(removed, changed.keys, changed.weights.float())
+                for removed, changed in files.changes(name, num_deltas)
+            ]
+        return changes
+
+    def _write(self, checkpoint: Path) -> None:
+        """Write what the tiers do not have yet, and bring stale ones up to date."""
+        state, unwritten = self._session.state, self._unwritten
+        assert state is not None  # which __init__ has checked
+        is_written = self._served.write({} if unwritten is None else unwritten.changes, state, checkpoint)
+        if is_written and unwritten is not None:
+            self._session.connect(self._served.lookups())
+            self._unwritten = None

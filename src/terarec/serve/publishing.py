@@ -1,16 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
 """`UpdatePublisher` and `UpdateReceiver`: checkpoints of a run through a stream, to the files of a replica.
 
-The records of a checkpoint are its files in pieces, then a commit that names them all with their checksums. The first
-checkpoint, and each base, bring along the files that describe the run. docs/formats.md describes the records.
+The records of a checkpoint are its files in pieces, then a commit that names them all with their checksums. Each base,
+and the first checkpoint of a run that extends the chain of another, brings along the files that describe the run.
+docs/formats.md describes the records.
 """
 
 from __future__ import annotations
 
+import filecmp
 import hashlib
 import json
 import logging
 import secrets
-import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -25,13 +27,20 @@ from terarec.checkpoint.directory import (
     newest_checkpoint,
     read_chain,
     read_manifest,
+    remove_checkpoint,
     state_id,
     step_of,
     step_path,
 )
-from terarec.config import CHECKPOINT_DIRECTORY, DATASET_DIRECTORY, RUN_FILE
+from terarec.config import load_run
+from terarec.config.files import CHECKPOINT_DIRECTORY, DATASET_DIRECTORY, RUN_FILE
 from terarec.errors import DataNotFoundError, FormatError, TerarecError
-from terarec.io import PARTIAL_SUFFIX, flush_tree, read_versioned_json, write_versioned_json
+from terarec.io.directories import replace_directory
+from terarec.io.files import flush, flush_tree, read_versioned_json, write_versioned_json
+from terarec.io.opening import open_file
+from terarec.io.remote import PARTIAL_SUFFIX
+from terarec.io.removal import remove_tree, work_directory
+from terarec.models.artifact import extended_step
 from terarec.serve.repeating import Repeating
 from terarec.serve.update_streams import UpdateStream
 from terarec.spec.checks import shortened
@@ -39,6 +48,7 @@ from terarec.spec.checks import shortened
 _LOGGER = logging.getLogger(__name__)
 _FORMAT, _VERSION = "terarec.update", 1
 _POSITION_FILE, _POSITION_NAME = "stream.json", "terarec.stream_position"
+_DATASET_NAMES = r"dataset\.json|workflow"
 _KEPT = 2  # checkpoints of a replica: one may be read while the next comes
 _APPENDED_AT_ONCE = 16  # records: a bound of the memory that they take until they are sent
 
@@ -51,6 +61,7 @@ class PublishStatistics:
         step: Training steps of the newest checkpoint that was published; 0 before the first.
         checkpoints: Checkpoints that were published.
         bytes: Bytes of their files.
+        foreign: Records of others that were passed over at the end of the stream.
         failed: Times that publishing failed.
         last_error: Why it did the last time; "" after one that succeeded.
     """
@@ -58,6 +69,7 @@ class PublishStatistics:
     step: int = 0
     checkpoints: int = 0
     bytes: int = 0
+    foreign: int = 0
     failed: int = 0
     last_error: str = ""
 
@@ -70,6 +82,7 @@ class ReceiveStatistics:
         step: Training steps of the newest checkpoint that was received; 0 before the first.
         checkpoints: Checkpoints that were received whole.
         repeated: Checkpoints that were there already.
+        foreign: Records of others that were passed over.
         rejected: Checkpoints that were rejected: damaged, incomplete, or the one that they follow is missing.
         last_error: Why the last one was rejected; "" after one that was taken.
     """
@@ -77,6 +90,7 @@ class ReceiveStatistics:
     step: int = 0
     checkpoints: int = 0
     repeated: int = 0
+    foreign: int = 0
     rejected: int = 0
     last_error: str = ""
 
@@ -126,12 +140,13 @@ class UpdatePublisher(Repeating):
             return 0
         chain = read_chain(newest)
         ids = [state_id(path, manifest.step).id for path, manifest in chain]
-        # Every record names the state that was committed before it, so the last one of any kind is enough.
-        last = self._stream.last()
-        published = None if last is None else _Record.read(last).published
+        published = self._published_state()
         begin = ids.index(published) + 1 if published in ids else 0  # 0: the chain has a new base, or none was sent
+        extended = extended_step(load_run(self._run / RUN_FILE)) if begin < len(chain) else None
         for (path, manifest), state in zip(chain[begin:], ids[begin:], strict=True):
-            before = self._send(path, manifest, state, published)
+            # The ids of a run that extends another one are more; a reader of its deltas has to know them.
+            is_described = manifest.delta is None or manifest.delta.previous.step == extended
+            before = self._send(path, manifest, state, published, is_described=is_described)
             if manifest.delta is None:  # no reader needs records from before a base
                 self._stream.trim(before)
             published = state
@@ -139,10 +154,24 @@ class UpdatePublisher(Repeating):
             self._counted = replace(self._counted, last_error="")
         return len(chain) - begin
 
-    def _send(self, path: Path, manifest: Manifest, state: str, published: str | None) -> str:
+    def _published_state(self) -> str | None:
+        """Return the id of the state that was published last; None before the first."""
+        foreign, record = 0, None
+        # Each of our records names the state that was committed before it, so the last one of any kind is enough.
+        for content in self._stream.newest_first():
+            record = _Record.read(content)
+            if record is not None:
+                break
+            foreign += 1
+        if foreign > self._counted.foreign:
+            _warn_of_foreign(self._counted.foreign)
+            self._counted = replace(self._counted, foreign=foreign)
+        return None if record is None else record.published
+
+    def _send(self, path: Path, manifest: Manifest, state: str, published: str | None, *, is_described: bool) -> str:
         """Append the records of a checkpoint; return the position of the first."""
         files = _files_below(path)
-        if manifest.delta is None:
+        if is_described:
             files = [self._run / RUN_FILE, *_files_below(self._run / DATASET_DIRECTORY), *files]
         # The attempt tells these records from those that a publisher which was killed left of the same checkpoint.
         attempt, entries, first, size = secrets.token_hex(8), list[dict[str, Any]](), "", 0
@@ -248,6 +277,10 @@ class UpdateReceiver(Repeating):
         """Process a record, which may be rejected; return 1 if it completes a checkpoint that is new."""
         try:
             record = _Record.read(content)
+            if record is None:  # a checkpoint that comes in around it is whole without it
+                _warn_of_foreign(self._counted.foreign)
+                self._counted = replace(self._counted, foreign=self._counted.foreign + 1)
+                return 0
             # Record 0 begins an attempt; an earlier attempt will not be completed.
             if record.number == 0:
                 self._drop()
@@ -289,14 +322,11 @@ class UpdateReceiver(Repeating):
             except DataNotFoundError:
                 raise FormatError(f"delta of step {record.step}", f"needs {previous.name}, which is missing") from None
             manifest.delta.check_follows(record.step, state_id(previous, held.step), held.delta)
-        # The first base brings these along; a later one has the same, which a running session may be reading.
-        for name in (RUN_FILE, DATASET_DIRECTORY):
-            if (partial.path / name).exists() and not (self._directory / name).exists():
-                (partial.path / name).rename(self._directory / name)
+        self._install_description(partial.path)
         # Otherwise the newest checkpoint by step would be one that the trainer has discarded.
         for other in complete_checkpoints(self._checkpoints):
             if step_of(other) >= record.step:  # of a training that went on from an earlier checkpoint
-                shutil.rmtree(other)
+                remove_checkpoint(other)
         self._checkpoints.mkdir(exist_ok=True)
         flush_tree(checkpoint)  # before the rename: a directory of that name is taken for a complete checkpoint
         checkpoint.rename(path)
@@ -305,6 +335,16 @@ class UpdateReceiver(Repeating):
         counted = self._counted
         self._counted = replace(counted, step=record.step, checkpoints=counted.checkpoints + 1, last_error="")
         return 1
+
+    def _install_description(self, received: Path) -> None:
+        """Let the files that describe the run appear, before the checkpoint that needs them does."""
+        if (received / RUN_FILE).exists():
+            flush(received / RUN_FILE)
+            (received / RUN_FILE).replace(self._directory / RUN_FILE)
+        new, held = received / DATASET_DIRECTORY, self._directory / DATASET_DIRECTORY
+        # Of a base of the same run it is the same, which a running session may be reading.
+        if new.exists() and not (held.exists() and _are_equal(new, held)):
+            replace_directory(new, held, _DATASET_NAMES)
 
     def _drop(self) -> None:
         if self._partial is not None:
@@ -349,18 +389,23 @@ class _Record:
         return json.dumps(head).encode() + b"\n" + self.content
 
     @classmethod
-    def read(cls, content: bytes) -> _Record:
-        """Read a record.
+    def read(cls, content: bytes) -> _Record | None:
+        """Read a record; None for one that is no update of a run, such as another program's.
 
         Raises:
-            FormatError: Other content.
+            FormatError: An update that is damaged or of a newer version.
         """
         head, _, body = content.partition(b"\n")
         try:
             data = json.loads(head)
+        except (ValueError, RecursionError):
+            return None
+        if not isinstance(data, dict) or data.get("format") != _FORMAT:
+            return None
+        try:
             kinds = {"step": int, "attempt": str, "number": int, "published": str | None, "file": str}
-            if data.pop("format") != _FORMAT or data.pop("version") > _VERSION:
-                raise ValueError("another format, or a newer version")
+            if data["version"] > _VERSION:
+                raise ValueError("a newer version")
             # Fields that a later version adds are ignored, those of this one must be right.
             if not all(isinstance(data[name], kind) for name, kind in kinds.items()):
                 raise ValueError("fields of other types")
@@ -369,7 +414,13 @@ class _Record:
                 _ = int(entry["bytes"]), str(entry["sha256"]), str(entry["file"])
             return cls(content=body, commit=entries, **{name: data[name] for name in kinds})
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise FormatError("stream", f"a record is not an update of a run ({shortened(repr(error))})") from None
+            raise FormatError("stream", f"an update of a run cannot be read ({shortened(repr(error))})") from None
+
+
+def _warn_of_foreign(count: int) -> None:
+    """Warn of a record of others, once."""
+    if not count:
+        _LOGGER.warning("update stream: it has records that are no updates of a run; they are passed over")
 
 
 class _Partial:
@@ -378,8 +429,7 @@ class _Partial:
     def __init__(self, directory: Path, first: _Record) -> None:
         # On the replica's file system, so that checkpoints and files are moved in by a rename.
         self.path = directory / f"received{PARTIAL_SUFFIX}"
-        shutil.rmtree(self.path, ignore_errors=True)
-        self.path.mkdir(parents=True)
+        work_directory(self.path)
         self.count = 0
         self._attempt = first.attempt
         self._found: dict[str, Any] = {}
@@ -394,7 +444,7 @@ class _Partial:
             raise FormatError("stream", f"got the file {shortened(record.file)!r}, expected a path inside a run")
         path = self.path / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab") as file:
+        with open_file(path, "ab") as file:
             file.write(record.content)
         self._found.setdefault(record.file, hashlib.sha256()).update(record.content)
         self.count += 1
@@ -408,7 +458,13 @@ class _Partial:
             raise FormatError("stream", f"step {record.step}: {sorted(wrong)[0]} is damaged or missing")
 
     def remove(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
+        remove_tree(self.path, ignore_errors=True)
+
+
+def _are_equal(directory: Path, other: Path) -> bool:
+    """Return whether two directories have the same files."""
+    files = [[path.relative_to(place) for path in _files_below(place)] for place in (directory, other)]
+    return files[0] == files[1] and all(filecmp.cmp(directory / file, other / file, shallow=False) for file in files[0])
 
 
 def _files_below(directory: Path) -> list[Path]:
@@ -417,7 +473,7 @@ def _files_below(directory: Path) -> list[Path]:
 
 def _pieces(path: Path, size: int) -> Iterator[bytes]:
     """Yield the content of a file, in one piece at least."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         # An empty file is one empty piece: without a record the receiver would miss it.
         piece = file.read(size)
         yield piece

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`Repeating`: work that a thread repeats in the background."""
 
 from __future__ import annotations

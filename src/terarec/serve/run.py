@@ -1,26 +1,43 @@
-"""Serve a run over HTTP until it is stopped."""
+# SPDX-License-Identifier: Apache-2.0
+"""Serve a run over HTTP and gRPC until it is stopped."""
 
 from __future__ import annotations
 
 import contextlib
+import gc
+import os
 import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import NamedTuple
 
 import torch
 
+from terarec.serve.api import InferenceApi
+from terarec.serve.listening import address_of, bind, bind_admin, shared_memory
 from terarec.serve.live import LiveUpdates
+from terarec.serve.loading import VersionLoader
+from terarec.serve.models import ServedModels
 from terarec.serve.publishing import UpdateReceiver
-from terarec.serve.service import InferenceService
+from terarec.serve.served_model import ServedModel
 from terarec.serve.session import InferenceSession
+from terarec.serve.statistics import StatisticsCounter
+from terarec.serve.statistics_board import StatisticsBoard, StatisticsWriter
 from terarec.serve.tables import ServedTables
 from terarec.serve.update_streams import open_stream
-from terarec.spec import FieldError, Numbers, ServingSpec, UpdateStreamSpec
+from terarec.serve.watching import repository_models
+from terarec.serve.workers import WorkerContext, Workers, single_threaded
+from terarec.spec import Numbers, ServingSpec
+from terarec.spec.checks import FieldError
+from terarec.spec.serving import UpdateStreamSpec
+from terarec.spec.serving_repository import RepositorySpec
 
 _RECEIVE_SECONDS = 0.5  # between two polls of a stream
+_GRACE_SECONDS = 10.0  # for calls of gRPC in flight after a stop
 
 
 class RunningServer:
@@ -28,13 +45,23 @@ class RunningServer:
 
     Attributes:
         host, port: The address bound.
+        grpc_port: Port of gRPC; None for no gRPC.
         url: URL for `terarec.serve.InferenceClient`.
     """
 
-    def __init__(self, host: str, port: int, stop: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        stop: Callable[[], None],
+        *,
+        is_encrypted: bool = False,
+        grpc_port: int | None = None,
+    ) -> None:
         self.host = host
         self.port = port
-        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        self.grpc_port = grpc_port
+        self.url = f"{'https' if is_encrypted else 'http'}://{address_of(host, port)}"
         self._stop = stop
 
     def stop(self) -> None:
@@ -43,7 +70,7 @@ class RunningServer:
 
 
 def serve(
-    run_dir: Path,
+    source: Path | RepositorySpec,
     spec: ServingSpec,
     ready: Callable[[RunningServer], None] | None = None,
     *,
@@ -53,52 +80,207 @@ def serve(
     numbers: Numbers | None = None,
     stream: UpdateStreamSpec | None = None,
 ) -> None:
-    """Serve a checkpoint of a run; return after SIGINT, SIGTERM or `RunningServer.stop`.
+    """Serve a checkpoint of a run, or the models of a repository, until SIGINT, SIGTERM or `RunningServer.stop`.
 
     Args:
-        run_dir: Directory that ``terarec train`` wrote.
+        source: Directory that ``terarec train`` wrote, or a model repository.
         spec: Name, address and limits.
         ready: Callback, called once, when requests are accepted.
         checkpoint: Checkpoint as in `InferenceSession.open`.
         device: Device of the model; the CPU by default.
         allow_import: Packages whose functions the workflow may name, as for `terarec.etl.workflow.Workflow.load`.
         numbers: Numbers of rows and layers as in `InferenceSession.open`.
-        stream: Stream from which the run's checkpoints are received into `run_dir`; None for a run that is there.
+        stream: Stream from which the run's checkpoints are received into its directory; None for a run that is there.
 
     Raises:
-        ConfigError: A stream for tables in the memory of the device, an address that cannot be bound, no such
-            checkpoint, or a workflow that names a function that is not allowed.
-        FormatError: `run_dir` holds no complete checkpoint.
-        MissingDependencyError: Starlette or uvicorn, or the client of the stream, is not installed.
+        ConfigError: A stream for tables in the memory of the device or for a repository, an address that cannot be
+            bound, no such checkpoint or model to load, or a workflow that names a function that is not allowed.
+        FormatError: The run holds no complete checkpoint.
+        MissingDependencyError: A library of the extra ``serve``, or the client of the stream, is not installed.
         StorageError: The stream cannot be reached.
     """
-    # Here, because the package imports this module, and the server's libraries are an extra.
-    from terarec.serve.http_server import HttpServer, create_app
-
-    def started() -> None:
-        if ready is not None:
-            host, port = bound.getsockname()[:2]
-            ready(RunningServer(host, port, server.stop))
-
+    if isinstance(source, RepositorySpec) and (stream is not None or checkpoint is not None):
+        what = "stream" if stream is not None else "checkpoint"
+        raise FieldError("", what, "got one for a model repository, expected none: its versions have one checkpoint")
+    shared = _shared_run(source, spec, device, stream)
     if stream is not None and spec.tables is None:
         raise FieldError("ServingSpec", "tables", "got none with a stream, expected tiers, which updates change")
     # The port first: a replica may wait for hours for its first checkpoint, and a taken port shows at once.
-    with _bind(spec) as bound, _receiving(run_dir, stream):
-        tables = None if spec.tables is None else ServedTables(server=spec.tables.server, cache=spec.tables.cache)
-        session = InferenceSession.open(
-            run_dir,
-            checkpoint,
-            device=device,
-            allow_import=allow_import,
-            tables=tables,
+    options = _SessionOptions(checkpoint, device, tuple(allow_import), numbers)
+
+    def accept(stop: Callable[[], None], grpc_port: int | None) -> None:
+        if ready is not None:
+            host, port = bound.getsockname()[:2]
+            is_encrypted = spec.access.certificate is not None
+            ready(RunningServer(host, port, stop, is_encrypted=is_encrypted, grpc_port=grpc_port))
+
+    with bind(spec.host, spec.port, "ServingSpec") as bound, bind_admin(spec.access) as admins:
+        if spec.grpc_port:
+            # Its library binds it later, and in every worker.
+            bind(spec.host, spec.grpc_port, "ServingSpec", "grpc_").close()
+        sockets = _Sockets(bound, tuple(admins))
+        if shared is None:
+            _run(sockets, _models(source, spec, options, stream), spec, accept)
+        else:
+            _run_workers(sockets, shared, spec, options, accept)
+
+
+class _Sockets(NamedTuple):
+    """Listening sockets: that of the clients, and those of administrators."""
+
+    clients: socket.socket
+    admins: tuple[socket.socket, ...]
+
+
+def _run(
+    sockets: _Sockets,
+    loading: contextlib.AbstractContextManager[ServedModels],
+    spec: ServingSpec,
+    started: Callable[[Callable[[], None], int | None], None],
+) -> None:
+    """Serve models on sockets until a signal, or until the function is called that `started` gets with gRPC's port."""
+    # Here, because the package imports this module, and the server's libraries are an extra.
+    from terarec.serve.http.assembly import HttpTransport
+
+    # A client registers memory with one process, and its requests go to any of the workers.
+    has_memory = spec.workers == 1
+    with loading as models, shared_memory(spec.access, sockets.clients, is_possible=has_memory) as memory:
+        api = InferenceApi(models, memory=memory)
+        transport = HttpTransport(api, spec, [sockets.clients], sockets.admins)
+        with _stopped_by_signals(transport.stop), _grpc(api, spec) as grpc_port:
+            transport.run(lambda: started(transport.stop, grpc_port))
+
+
+@contextlib.contextmanager
+def _grpc(api: InferenceApi, spec: ServingSpec) -> Iterator[int | None]:
+    """Answer calls of gRPC in the block, on the port that it gets, and at its end those in flight."""
+    if spec.grpc_port is None:
+        yield None
+        return
+    # Here, since its libraries are of an extra, and are not imported without a port.
+    from terarec.serve.grpc.server import GrpcServer
+
+    server = GrpcServer(spec, shares_port=spec.workers > 1)
+    server.start(api)
+    try:
+        yield server.port
+    finally:
+        server.stop(_GRACE_SECONDS)
+
+
+def _shared_run(
+    source: Path | RepositorySpec, spec: ServingSpec, device: torch.device | None, stream: UpdateStreamSpec | None
+) -> Path | None:
+    """Return the run that several processes serve; None for one process.
+
+    Raises:
+        FieldError: Several processes cannot serve this.
+    """
+    if spec.workers == 1:
+        return None
+    # A fork of a process that has used a GPU cannot use it, and each process would hold the tables once more.
+    where = "on a GPU" if device is not None and device.type != "cpu" else "with a stream" if stream is not None else ""
+    if isinstance(source, RepositorySpec):
+        where = "for a model repository"
+    elif spec.tables is not None:
+        where = "with tiers"
+    if where:
+        raise FieldError("ServingSpec", "workers", f"got {spec.workers} {where}, expected 1")
+    if not hasattr(os, "fork"):
+        raise FieldError("ServingSpec", "workers", f"got {spec.workers}, expected 1 on this system, which has no fork")
+    if threading.current_thread() is not threading.main_thread():
+        raise FieldError("ServingSpec", "workers", f"got {spec.workers} in a thread, expected the main thread")
+    assert isinstance(source, Path)  # of the two it may be
+    return source
+
+
+def _run_workers(
+    sockets: _Sockets,
+    run_dir: Path,
+    spec: ServingSpec,
+    options: _SessionOptions,
+    started: Callable[[Callable[[], None], int | None], None],
+) -> None:
+    """Load a run, and serve it in forks of this process, which share what was loaded."""
+    threads = max(torch.get_num_threads() // spec.workers, 1)
+    with single_threaded():
+        # Eager, since a runtime's threads do not survive a fork: each worker starts its own.
+        session = _open(run_dir, spec, options, executor="eager")
+
+        board = StatisticsBoard(spec.workers)
+
+        def work(context: WorkerContext) -> None:
+            torch.set_num_threads(threads)
+            session.use_executor(run_dir, spec.executor)
+            counter = StatisticsCounter()
+            model = ServedModel(
+                session,
+                spec.model_options(),
+                name=spec.name,
+                statistics=counter,
+                others=partial(board.others, context.index),
+            )
+            with StatisticsWriter(board, context.index, counter):
+                _run(sockets, _installed(model), spec, lambda stop, _: context.started(stop))
+
+        workers = Workers(spec.workers, work, board.bury)
+        # What is there now is not looked at by the garbage collector, whose marks would copy the pages.
+        gc.freeze()
+        with session, _stopped_by_signals(workers.stop):
+            workers.run(lambda: started(workers.stop, spec.grpc_port))
+
+
+@contextlib.contextmanager
+def _installed(model: ServedModel) -> Iterator[ServedModels]:
+    with ServedModels() as models:
+        models.install(model)
+        yield models
+
+
+class _SessionOptions(NamedTuple):
+    """How sessions are opened; see `serve`."""
+
+    checkpoint: int | str | None
+    device: torch.device | None
+    allow_import: tuple[str, ...]
+    numbers: Numbers | None
+
+
+@contextlib.contextmanager
+def _models(
+    source: Path | RepositorySpec, spec: ServingSpec, options: _SessionOptions, stream: UpdateStreamSpec | None
+) -> Iterator[ServedModels]:
+    """Load what is served, and close it at the end."""
+    if isinstance(source, RepositorySpec):
+        loader = VersionLoader(
+            spec.model_options(),
+            tables=spec.tables,
+            device=options.device,
+            numbers=options.numbers,
             executor=spec.executor,
-            numbers=numbers,
+            allow_import=options.allow_import,
+            follow_runs=source.follow_runs,
         )
-        with session, _following(session, run_dir, spec, is_received=stream is not None):
-            app = create_app(InferenceService(session, spec))
-            server = HttpServer(app, started, spec.receive_timeout_seconds)
-            with _stopped_by_signals(server.stop):
-                server.run(sockets=[bound])
+        with repository_models(source, loader) as models:
+            yield models
+        return
+    with _receiving(source, stream):
+        session = _open(source, spec, options, executor=spec.executor)
+        updates = _following(session, source, spec, is_received=stream is not None)
+        with session, _installed(ServedModel(session, spec.model_options(), name=spec.name, updates=updates)) as models:
+            yield models
+
+
+def _open(run_dir: Path, spec: ServingSpec, options: _SessionOptions, *, executor: str) -> InferenceSession:
+    return InferenceSession.open(
+        run_dir,
+        options.checkpoint,
+        device=options.device,
+        allow_import=options.allow_import,
+        tables=None if spec.tables is None else ServedTables(server=spec.tables.server, cache=spec.tables.cache),
+        executor=executor,
+        numbers=options.numbers,
+    )
 
 
 @contextlib.contextmanager
@@ -116,39 +298,12 @@ def _receiving(run_dir: Path, spec: UpdateStreamSpec | None) -> Iterator[None]:
         stream.close()
 
 
-def _following(
-    session: InferenceSession, run_dir: Path, spec: ServingSpec, *, is_received: bool
-) -> contextlib.AbstractContextManager[object]:
+def _following(session: InferenceSession, run_dir: Path, spec: ServingSpec, *, is_received: bool) -> LiveUpdates | None:
     """Return the updates of a session that follows its run, if the spec requests this or the run is received."""
     every = None if spec.tables is None else spec.tables.follow_seconds
     if every is None and is_received:
         every = _RECEIVE_SECONDS
-    return contextlib.nullcontext() if every is None else LiveUpdates(session, run_dir, every_seconds=every)
-
-
-def _bind(spec: ServingSpec) -> socket.socket:
-    """Return a listening socket, made before the model is loaded: a taken port shows at once, an early client waits."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            spec.host, spec.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        bound = socket.socket(family, kind, protocol)
-    except OSError as error:
-        problem = f"got {spec.host!r}, expected an address of this machine ({error})"
-        raise FieldError("ServingSpec", "host", problem) from None
-    try:
-        # A server that was just stopped leaves its port to connections in TIME_WAIT for a minute.
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-        bound.listen()
-    except OSError as error:
-        bound.close()
-        problem = (
-            f"{spec.host} port {spec.port} cannot be bound ({error.strerror}), "
-            "expected a free port, or 0 to let the system choose one"
-        )
-        raise FieldError("ServingSpec", "port", problem) from None
-    return bound
+    return None if every is None else LiveUpdates(session, run_dir, every_seconds=every)
 
 
 @contextlib.contextmanager

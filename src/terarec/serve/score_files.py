@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scores of raw files: every row is processed as a served record, and labels may be absent."""
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ from pathlib import Path
 import pyarrow as pa
 
 from terarec.errors import ConfigError
-from terarec.etl.engine import EncodedBlock, EncodedFiles, Progress
-from terarec.formats import check_suffix, table_file
-from terarec.io import check_new_file
+from terarec.etl.engine.phases import Progress
+from terarec.etl.engine.score import EncodedBlock, EncodedFiles
+from terarec.etl.source.source import Sources
+from terarec.formats.table_file import check_suffix, table_file
+from terarec.io.files import check_new_file
 from terarec.serve.session import InferenceSession
-from terarec.spec import FieldError, PrepareOptions
+from terarec.spec import PrepareOptions
+from terarec.spec.checks import FieldError
 
 ROW, ITEM = "row", "item"
 
@@ -42,7 +46,7 @@ class ScoreReport:
 
 def score_files(
     session: InferenceSession,
-    sources: Sequence[str | Path],
+    sources: Sources,
     out: Path,
     *,
     keep: Sequence[str] = (),
@@ -58,7 +62,8 @@ def score_files(
 
     Args:
         session: Session of the run.
-        sources: Files, directories, patterns or URLs, in any format of the workflow's source. The columns that labels
+        sources: Files, directories, patterns or URLs, in any format of the workflow's source; or a table in memory, as
+            `terarec.etl.prepare` takes them. The columns that labels
             alone are made of may be there, empty or absent.
         out: A file whose name ends in .parquet, .csv or .jsonl.
         keep: Raw columns to write next to the scores, as the workflow reads them.

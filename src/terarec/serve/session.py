@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A trained model and its workflow, from raw values to scores; no transport."""
 
 from __future__ import annotations
@@ -12,30 +13,36 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from terarec.batch import Batch, Jagged, to_device
+from terarec.batch import Batch, to_device
 from terarec.checkpoint import Checkpoint
-from terarec.config import DATASET_DIRECTORY
+from terarec.config.files import DATASET_DIRECTORY
 from terarec.data import open_reader, read_spec
-from terarec.embedding import LookupCollection
+from terarec.embedding.lookups import LookupCollection
+from terarec.errors import ConfigError
 from terarec.etl.columns import ColumnType
-from terarec.etl.workflow import EncodedRecords, RawValues, Workflow, workflow_of
-from terarec.formats import Keys
+from terarec.etl.workflow import Workflow, workflow_of
+from terarec.etl.workflow.raw_values import RawValues
+from terarec.etl.workflow.serving import EncodedRecords
 from terarec.formats.delta import StateId
-from terarec.models.artifact import ModelWithoutTables, check_columns, load_dense_state, load_model, load_without_tables
+from terarec.formats.frames import Frame
+from terarec.models.artifact import ModelWithoutTables, load_dense_state, load_model, load_without_tables
 from terarec.models.contract import device_of, logits_of, score_names
 from terarec.models.narrow import narrow
+from terarec.models.trained_columns import check_columns
 from terarec.nn.objectives import build_objective
 from terarec.nn.precision import autocast
-from terarec.ragged import Ragged, flat_values
 from terarec.serve.executor_file import EXECUTORS_FILE, wants_programs
+from terarec.serve.record_inputs import RecordInputs
 from terarec.serve.tables import ServedLookups, ServedRun, ServedTables, serve_tables
+from terarec.serve.weights import CurrentWeights, SessionWeights
 from terarec.spec import DatasetSpec, Numbers, RunSpec
 
 if TYPE_CHECKING:
     from terarec.export.dense_part import DensePart
     from terarec.serve.executors import Programs
+
 
 ColumnKind = Literal["number", "integer", "string"]
 _KINDS: dict[str, ColumnKind] = {"number": "number", "integer": "integer", "text": "string", "hex32": "string"}
@@ -54,6 +61,18 @@ class InputColumn:
     name: str
     kind: ColumnKind
     hotness: int | None = 1
+
+
+class Scored(NamedTuple):
+    """The scores of B records, and the weights that they are of.
+
+    Attributes:
+        scores: float32[B, C], as `InferenceSession.predict` returns them.
+        step: Training steps of all weights, layers and rows, that scored the records.
+    """
+
+    scores: npt.NDArray[np.float32]
+    step: int
 
 
 def input_columns(workflow: Workflow) -> tuple[InputColumn, ...]:
@@ -75,13 +94,11 @@ class InferenceSession:
 
     Attributes:
         run: Description of the training run.
-        step: Training steps of its weights.
-        workflow: Encodes raw values as they were for training.
         inputs: The raw columns that a record has, all of which `predict` needs.
         labels: Names of the L labels.
         device: Device of the model.
         served: Tables in a parameter server; None for a session that holds them itself.
-        state: Id of the checkpoint, for a session whose tables are in a parameter server.
+        numbers: Numbers of rows and layers.
 
     Example:
         >>> session = InferenceSession.open(Path("RUN"))
@@ -100,27 +117,42 @@ class InferenceSession:
         served: ServedRun | None = None,
         state: StateId | None = None,
         numbers: Numbers | None = None,
+        allow_import: Sequence[str] = (),
     ) -> None:
-        self._programs: Programs | None = None
-        self._numbers = numbers or Numbers()
-        self._dataset = dataset
+        self.numbers = numbers or Numbers()
         self._dataset_dir = dataset_dir
         self.served = served
-        self.state = state
-        self._model = self._narrowed(model).eval()
+        inputs = RecordInputs(workflow, dataset, dataset_dir, allow_import)
+        self._weights = CurrentWeights(self._of(model.eval(), inputs, step, state))
         self.device = device_of(model)
         self._objective = build_objective(run.objective)
-        self.workflow = workflow
-        self._batch = RecordBatches(workflow, dataset)
         self.run = run
-        self.step = step
         self.inputs = input_columns(workflow)
         self.labels = tuple(column.name for column in dataset.labels)
+
+    @property
+    def step(self) -> int:
+        """Training steps of the weights that the next batch is scored with; `scored` says those of an answer."""
+        return self._weights.current.step
+
+    @property
+    def state(self) -> StateId | None:
+        """Id of the checkpoint of these weights, for a session whose tables are in a parameter server."""
+        return self._weights.current.state
+
+    @property
+    def workflow(self) -> Workflow:
+        """Encodes raw values as they were for the training of these weights."""
+        return self._weights.current.inputs.workflow
 
     @property
     def score_names(self) -> tuple[str, ...]:
         """Names of the C scores: ``score`` for one, else ``score_<label>`` or ``score_<class>``."""
         return score_names(self.labels, self._objective.num_outputs(len(self.labels)))
+
+    def __repr__(self) -> str:
+        labels = ", ".join(self.labels)
+        return f"InferenceSession({self.run.model.kind}, step {self.step}, {len(self.inputs)} inputs -> {labels})"
 
     @classmethod
     def open(
@@ -179,13 +211,14 @@ class InferenceSession:
                 served=served,
                 state=None if held is None else held.checkpoint.state,
                 numbers=numbers,
+                allow_import=allow_import,
             )
         # Also on a signal, since the server's threads and files must be closed.
         except BaseException:
             if served is not None:
                 served.close()
             raise
-        made._programs = programs
+        made._weights.current.programs = programs
         return made
 
     @property
@@ -194,15 +227,26 @@ class InferenceSession:
 
         Empty where the model runs in eager torch alone.
         """
-        programs = self._programs
+        programs = self._weights.current.programs
         return {} if programs is None else programs.chosen
 
-    def _narrowed(self, model: nn.Module) -> nn.Module:
-        """Return a model with the numbers of this session; `_trained` is what takes other weights."""
-        self._trained = model
+    def use_executor(self, run_dir: Path, executor: str) -> None:
+        """Compute the dense part in an executor as if the session had been opened with it; see `open`.
+
+        Raises:
+            ConfigError: An executor that is named cannot compute the model.
+            MissingDependencyError: The library of an executor that is named is not installed.
+        """
+        weights = self._weights.current
+        dataset = weights.inputs.dataset
+        weights.programs = _open_programs(weights.trained, self.run, dataset, run_dir, executor, self.numbers)
+
+    def _of(self, trained: nn.Module, inputs: RecordInputs, step: int, state: StateId | None) -> SessionWeights:
+        """Return the weights of a model with the numbers of this session."""
         # `narrow` works in place, and layers of int8 take no new weights: updates need the trained ones.
-        changes_later = self.served is not None and self._numbers.precision == "int8"
-        return narrow(copy.deepcopy(model) if changes_later else model, self._numbers)
+        changes_later = self.served is not None and self.numbers.precision == "int8"
+        model = narrow(copy.deepcopy(trained) if changes_later else trained, self.numbers).eval()
+        return SessionWeights(model=model, trained=trained, inputs=inputs, step=step, state=state)
 
     def close(self) -> None:
         """Close the parameter server that this session started, if it did."""
@@ -212,26 +256,41 @@ class InferenceSession:
     def move_on(self, checkpoint: Checkpoint, lookups: ServedLookups | None = None) -> None:
         """Score with the dense weights of another checkpoint from the next batch on.
 
+        When this returns, no batch uses the former weights and lookups any more. Threads that score do not wait. Where
+        the files of the run have further ids by then, records are encoded with them.
+
         Args:
-            checkpoint: A checkpoint of the same run.
+            checkpoint: A checkpoint of the same run, or of one that extends its chain.
             lookups: Rows of each table; None for those that the session has.
 
         Raises:
-            ConfigError: The checkpoint is of another model.
+            ConfigError: The checkpoint is of another model, or the files of the run describe other columns.
             FormatError: A damaged file.
         """
-        model = copy.deepcopy(self._trained)  # a batch that is being scored keeps the weights that it began with
+        former = self._weights.current
+        inputs = self._newest(former.inputs)
+        model = copy.deepcopy(former.trained)  # a batch that is being scored keeps the weights that it began with
         load_dense_state(model, checkpoint.dense())
         if lookups is not None:
-            for module in model.modules():
-                if isinstance(module, LookupCollection):
-                    module.connect(*lookups)
-        programs, self._programs = self._programs, None  # eager torch has the new weights at once
-        narrowed = self._narrowed(model)
-        # No lock: a batch uses one model or the other, and each is complete when it is assigned.
-        self._model, self.step, self.state = narrowed, checkpoint.step, checkpoint.state
-        if programs is not None:
-            self._programs = programs.moved(_dense_part(model, self.run, self._dataset))
+            _connect(model, lookups)
+        weights = self._of(model, inputs, checkpoint.step, checkpoint.state)
+        self._weights.replace(weights)
+        if former.programs is not None:  # until they are built, eager torch has the new weights
+            weights.programs = former.programs.moved(_dense_part(model, self.run, inputs.dataset))
+
+    def _newest(self, former: RecordInputs) -> RecordInputs:
+        inputs = former.newest()
+        if inputs is former:
+            return inputs
+        if input_columns(inputs.workflow) != self.inputs or inputs.dataset.column_names != former.dataset.column_names:
+            raise ConfigError(self._dataset_dir or "", "describes other columns by now, expected those of the session")
+        return inputs
+
+    def connect(self, lookups: ServedLookups) -> None:
+        """Look the same rows up in another place from now on; a batch that is being scored may use both places."""
+        weights = self._weights.current
+        for model in {weights.model, weights.trained}:
+            _connect(model, lookups)
 
     def __enter__(self) -> Self:
         return self
@@ -239,12 +298,13 @@ class InferenceSession:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def predict(self, columns: Mapping[str, RawValues]) -> npt.NDArray[np.float32]:
+    def predict(self, columns: Mapping[str, RawValues] | Frame) -> npt.NDArray[np.float32]:
         """Score B records.
 
         Args:
             columns: Each of `inputs` by name -> its B raw values, or lists of them where hotness is not 1, encoded here
-                as they were for training; None, null or "" is missing.
+                as they were for training; None, null or "" is missing. Or a table in memory with these columns: a
+                DataFrame of pandas or Polars, or a table, record batch or reader of Arrow.
 
         Returns:
             float32[B, C]: the scores of the run's objective, such as the probability of each label.
@@ -253,11 +313,21 @@ class InferenceSession:
             ConfigError: A column that is missing, unknown or of another length than the first, or a value that
                 the workflow cannot read, with its column and row.
         """
-        return self.score(self.workflow.encode(columns))
+        return self.scored(columns).scores
+
+    def scored(self, columns: Mapping[str, RawValues] | Frame) -> Scored:
+        """Score B records as `predict` does, and say which weights all of them were scored with."""
+        with self._weights.pinned() as weights:
+            return self._score(weights, weights.inputs(columns))
+
+    def scored_records(self, records: EncodedRecords) -> Scored:
+        """Score B records that `workflow` has encoded, as `scored` does."""
+        with self._weights.pinned() as weights:
+            return self._score(weights, weights.inputs.batches(records))
 
     def score(self, records: EncodedRecords) -> npt.NDArray[np.float32]:
         """Score B records that `workflow` has encoded; as `predict`."""
-        return self.score_batch(self._batch(records))
+        return self.score_batch(self._weights.current.inputs.batches(records))
 
     def predict_split(
         self,
@@ -282,11 +352,11 @@ class InferenceSession:
         """
         training = self.run.training
         if self._dataset_dir is not None:
-            check_columns(read_spec(data), Path(data), self._dataset, self._dataset_dir)
+            check_columns(read_spec(data), Path(data), self._weights.current.inputs.dataset, self._dataset_dir)
         reader = open_reader(data, split, batch_size=batch_size or training.batch_size, threads=training.reader_threads)
-        return self._scored(reader, progress)
+        return self._each(reader, progress)
 
-    def _scored(
+    def _each(
         self, batches: Iterable[Batch], progress: Callable[[int], None] | None
     ) -> Iterator[npt.NDArray[np.float32]]:
         done = 0
@@ -298,19 +368,30 @@ class InferenceSession:
 
     def score_batch(self, batch: Batch) -> npt.NDArray[np.float32]:
         """Score a batch with the columns of the run; return float32[B, C]."""
-        programs = self._programs
+        with self._weights.pinned() as weights:
+            return self._score(weights, batch).scores
+
+    def _score(self, weights: SessionWeights, batch: Batch) -> Scored:
+        """Score a batch with weights that are pinned."""
+        programs = weights.programs
         if programs is not None:
             with torch.inference_mode():
                 found = programs.scores(batch)
             if found is not None:
                 # A program returns scores and not logits: the objective is part of what was exported.
-                of_program: npt.NDArray[np.float32] = found.numpy()
-                return of_program
+                return Scored(found.numpy(), weights.step)
         batch = to_device(batch, self.device)
-        with torch.inference_mode(), autocast(self._numbers.products(self.run), self.device):
-            output = self._model(batch)
-        scores: npt.NDArray[np.float32] = self._objective.scores(logits_of(self._model, output)).cpu().numpy()
-        return scores
+        with torch.inference_mode(), autocast(self.numbers.products(self.run), self.device):
+            output = weights.model(batch)
+        # On the host before the pin ends: a GPU may only then have read the rows.
+        scores = self._objective.scores(logits_of(weights.model, output)).cpu().numpy()
+        return Scored(scores, weights.step)
+
+
+def _connect(model: nn.Module, lookups: ServedLookups) -> None:
+    for module in model.modules():
+        if isinstance(module, LookupCollection):
+            module.connect(*lookups)
 
 
 def _open_programs(
@@ -335,58 +416,3 @@ def _dense_part(model: nn.Module, run: RunSpec, dataset: DatasetSpec) -> DensePa
     from terarec.export.dense_part import DensePart
 
     return DensePart.of(model, dataset, build_objective(run.objective).scores)
-
-
-class RecordBatches:
-    """Makes batches of records that a workflow has encoded, as a model reads them.
-
-    Args:
-        workflow: The workflow.
-        dataset: Columns that the model reads.
-    """
-
-    def __init__(self, workflow: Workflow, dataset: DatasetSpec) -> None:
-        self._features = tuple(column.name for column in dataset.categorical)
-        made = [column.name for column in workflow.dataset_spec().categorical]
-        self._places = [made.index(name) for name in self._features]  # a workflow gives keys after ids
-        self._num_labels = len(dataset.labels)
-        self._constants = _Constants(torch.arange(1), torch.zeros(0, self._num_labels))
-
-    def __call__(self, records: EncodedRecords) -> Batch:
-        """Return a batch; its labels, which no model looks at, are zeros."""
-        num_records = len(records.dense)
-        columns = [records.keys[place] for place in self._places]
-        constants = self._constants
-        if len(constants.label) != num_records:
-            offsets = torch.arange(len(columns) * num_records + 1)
-            # Requests tend to be of one size, so the last one's are kept; threads may replace each other's.
-            self._constants = constants = _Constants(offsets, torch.zeros(num_records, self._num_labels))
-        # The usual case, of one key in every bag, for which offsets are the constants and lengths need no sum.
-        if set(map(type, columns)) == {np.ndarray}:
-            keys, offsets = torch.from_numpy(np.concatenate(columns)), constants.offsets
-        else:
-            keys, offsets = _of_lists(columns, num_records)
-        sparse = Jagged(names=self._features, keys=keys, offsets=offsets)
-        return Batch(dense=torch.from_numpy(records.dense), label=constants.label, sparse=sparse)
-
-
-class _Constants(NamedTuple):
-    """Tensors that batches of one size share.
-
-    Attributes:
-        offsets: int64[S * B + 1], where every bag has one key.
-        label: float32[B, L], zeros.
-    """
-
-    offsets: Tensor
-    label: Tensor
-
-
-def _of_lists(columns: Sequence[Keys], num_records: int) -> tuple[Tensor, Tensor]:
-    """Return the keys int64[N] and offsets int64[S * B + 1] of columns of which some hold lists."""
-    keys, lengths = [np.zeros(0, dtype=np.int64)], [np.zeros(1, dtype=np.int64)]
-    one_each = np.ones(num_records, dtype=np.int64)
-    for column in columns:
-        keys.append(flat_values(column))
-        lengths.append(np.diff(column.offsets) if isinstance(column, Ragged) else one_each)
-    return torch.from_numpy(np.concatenate(keys)), torch.from_numpy(np.concatenate(lengths).cumsum())

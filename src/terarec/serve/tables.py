@@ -1,17 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tables of a served run in a parameter server."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from terarec.checkpoint import Checkpoint
-from terarec.embedding import BagSource, RowLookup
+from terarec.checkpoint.table_chain import TableChain
+from terarec.embedding.lookups import BagSource, RowLookup
+from terarec.errors import StorageError
+from terarec.formats.delta import StateId
 from terarec.models.artifact import ModelWithoutTables
-from terarec.ps import ParameterServer, default_rows
+from terarec.ps import ParameterServer, TableTiers, default_rows
+from terarec.ps.cache import EmbeddingCache
+from terarec.ps.group_cache import CacheStatistics
+from terarec.ps.loading import state_name
+from terarec.ps.server import TableChange
+from terarec.ps.table import TableStatistics
+from terarec.serve.overlay import TableOverlay, overlaid
 from terarec.spec import (
     CacheSpec,
     DynamicTableSpec,
@@ -49,6 +60,30 @@ class ServedLookups(NamedTuple):
     bags: BagSource | None = None
 
 
+class OverlaidTables(NamedTuple):
+    """Tables with changed rows in memory over those of the tiers.
+
+    Attributes:
+        lookups: Lookups of the tables.
+        changes: Table -> the changed rows, as the lookups hold them.
+    """
+
+    lookups: ServedLookups
+    changes: Mapping[str, Sequence[TableChange]]
+
+
+class TableUse(NamedTuple):
+    """How a table is used.
+
+    Attributes:
+        tiers: Counters of the table in its tiers.
+        cache: Counters of its cache; None for no cache.
+    """
+
+    tiers: TableStatistics
+    cache: CacheStatistics | None
+
+
 class ServedRun:
     """The tables of a run in a parameter server.
 
@@ -83,27 +118,104 @@ class ServedRun:
             FormatError: A damaged file.
             StorageError: A tier cannot be written, or not enough memory.
         """
-        version = checkpoint.step
+        source = str(checkpoint.path)
+        tables = [ServedTableSpec(name=name, width=table.width, source=source) for name, table in self.tables.items()]
+        spec = ServedModelSpec(name=self.name, tables=tuple(tables))
         # Sessions may share a server: the first one loads a version, the others find it there.
-        if version not in self.server.versions.get(self.name, ()):
-            files, source = checkpoint.table_files(), str(checkpoint.path)
-            tables = [
-                ServedTableSpec(name=name, width=table.width, source=source) for name, table in self.tables.items()
-            ]
+        version = self.server.version_of(spec)
+        if version is None:
+            files, others = checkpoint.table_files(), self.server.versions.get(self.name, ())
+            # A training that began anew has the steps of the former one.
+            version = checkpoint.step if checkpoint.step not in others else max(others) + 1
             # A checkpoint may leave out rows that training did not change; their initial values follow from its seed.
-            defaults = {name: default_rows(table, files.shape(name).seed) for name, table in self.tables.items()}
-            spec = ServedModelSpec(name=self.name, version=version, tables=tuple(tables))
-            self.server.load(spec, defaults).wait()
+            defaults = {
+                name: default_rows(_sized(table, files), files.shape(name).seed) for name, table in self.tables.items()
+            }
+            self.server.load(replace(spec, version=version), defaults).wait()
         self.version = version
+        return self.lookups()
+
+    def lookups(self) -> ServedLookups:
+        """Return the lookups of the tables of the version.
+
+        Raises:
+            StorageError: Not enough memory for the caches.
+        """
         if self._cache is None:
-            return ServedLookups({name: self.server.table(self.name, name, version).lookup for name in self.tables})
-        held = self.server.caches(self.name, version, self._device, self._cache)
+            return ServedLookups({name: self._tiers(name).lookup for name in self.tables})
+        held = self.server.caches(self.name, self.version, self._device, self._cache)
         return ServedLookups({name: cache.lookup for name, cache in held.caches.items()}, held.bags)
+
+    def overlaid(self, changes: Mapping[str, Sequence[TableChange]]) -> OverlaidTables:
+        """Return lookups that find changed rows before those of the version, which has to get them later."""
+        overlays = {
+            name: TableOverlay(changes[name], table.width, self._tiers(name).default)
+            for name, table in self.tables.items()
+        }
+        rows = overlaid(self.lookups().rows, overlays)
+        return OverlaidTables(ServedLookups(rows), {name: overlay.changes for name, overlay in overlays.items()})
+
+    def write(self, changes: Mapping[str, Sequence[TableChange]], state: StateId, checkpoint: Path) -> bool:
+        """Change the rows of the version, and bring stale tiers up to date; return whether all rows are of `state` now.
+
+        Files that another process writes follow when that has written them, so that another call is needed.
+
+        Args:
+            changes: Table -> what leads from the state of the rows to `state`; nothing where the rows are of that.
+            state: State of a checkpoint.
+            checkpoint: Its directory.
+
+        Raises:
+            FormatError: The checkpoint is damaged.
+            StorageError: No tier with all rows of a table can be written.
+        """
+        name = state_name(state)
+        # Files first: what a cache or host memory read from them before would be older than what they get here.
+        if not self.server.follow(self.name, name, self.version):
+            return False
+        if changes:
+            try:
+                self.server.apply(self.name, changes, name, self.version)
+            except StorageError:
+                # A single tier that came back with earlier rows gets all of them from the checkpoint.
+                if not self.server.renew(self.name, name, checkpoint, self.version):
+                    raise
+                self.server.apply(self.name, changes, name, self.version)
+            # Durable before the state of the session is taken for that of the rows.
+            self.server.flush(self.name, self.version)
+        self.server.renew(self.name, name, checkpoint, self.version)
+        return True
+
+    def statistics(self) -> Mapping[str, TableUse]:
+        """Return the counters of each table of the version.
+
+        Raises:
+            ConfigError: The version has been unloaded, since another one replaced it in the meantime.
+        """
+        version = self.version
+        caches: Mapping[str, EmbeddingCache] = {}
+        if self._cache is not None:
+            caches = self.server.caches(self.name, version, self._device, self._cache).caches
+        return {
+            name: TableUse(
+                self.server.table(self.name, name, version).statistics(),
+                caches[name].statistics() if name in caches else None,
+            )
+            for name in self.tables
+        }
+
+    def _tiers(self, table: str) -> TableTiers:
+        return self.server.table(self.name, table, self.version)
 
     def close(self) -> None:
         """Close the parameter server, if it is for this run alone."""
         if self._is_own:
             self.server.close()
+
+
+def _sized(table: TableSpec | DynamicTableSpec, files: TableChain) -> TableSpec | DynamicTableSpec:
+    """Return a table with as many rows as it has in a checkpoint, which may be more than before."""
+    return table if isinstance(table, DynamicTableSpec) else replace(table, rows=files.num_rows(table.name))
 
 
 def serve_tables(loaded: ModelWithoutTables, described: ServedTables, device: torch.device) -> ServedRun:

@@ -1,17 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
 """Logs of records that all readers see in one order: a stream of Redis or Valkey, a topic of Kafka."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from terarec.closer import Closer
 from terarec.errors import ConfigError, DataNotFoundError, FormatError, MissingDependencyError, StorageError
-from terarec.io import read_json
-from terarec.ps.redis_server import RedisServer, Request, request
-from terarec.spec import KafkaTopicSpec, RedisStreamSpec, UpdateStreamSpec
+from terarec.io.files import read_json
+from terarec.io.opening import read_bytes
+from terarec.memory.redis_server import RedisServer, Request, request
+from terarec.spec import KafkaTopicSpec, RedisStreamSpec
+from terarec.spec.serving import UpdateStreamSpec
 
 _FIELD = b"record"
 _READ_AT_ONCE = 32
@@ -26,7 +30,7 @@ class StreamRecord(NamedTuple):
     """
 
     position: str
-    content: bytes
+    content: bytes  # empty for a record that is none of ours, such as one of Redis with other fields
 
 
 class UpdateStream(Protocol):
@@ -57,8 +61,8 @@ class UpdateStream(Protocol):
         """
         ...
 
-    def last(self) -> bytes | None:
-        """Return the last record; None where there is none.
+    def newest_first(self) -> Iterator[bytes]:
+        """Yield the contents of the records from the last one to the first.
 
         Raises:
             StorageError: The server cannot be reached in time.
@@ -109,10 +113,12 @@ class RedisStream:
         count = str(_READ_AT_ONCE).encode()
         return self._records(request(self._name, b"XRANGE", begin, b"+", b"COUNT", count))
 
-    def last(self) -> bytes | None:
-        """Return the last record as `UpdateStream.last`."""
-        found = self._records(request(self._name, b"XREVRANGE", b"+", b"-", b"COUNT", b"1"))
-        return found[0].content if found else None
+    def newest_first(self) -> Iterator[bytes]:
+        """Yield records as `UpdateStream.newest_first`."""
+        end, count = b"+", 1  # the last one is nearly always enough
+        while records := self._records(request(self._name, b"XREVRANGE", end, b"-", b"COUNT", str(count).encode())):
+            yield from (record.content for record in records)
+            end, count = b"(" + records[-1].position.encode(), _READ_AT_ONCE
 
     def trim(self, before: str) -> None:
         """Remove records as `UpdateStream.trim`."""
@@ -124,13 +130,11 @@ class RedisStream:
         self._server.close()
 
     def _records(self, command: Request) -> list[StreamRecord]:
-        found = []
-        for position, fields in self._server.run([command])[0]:
-            if len(fields) != 2 or fields[0] != _FIELD:
-                problem = f"record {position.decode()} has other fields, expected those of updates"
-                raise StorageError(f"stream {self._name!r}", problem)
-            found.append(StreamRecord(position.decode(), fields[1]))
-        return found
+        replies = self._server.run([command])[0]
+        return [
+            StreamRecord(position.decode(), fields[1] if len(fields) == 2 and fields[0] == _FIELD else b"")
+            for position, fields in replies
+        ]
 
 
 _SILENT = logging.getLogger(f"{__name__}.client")  # of the client of Kafka, whose failures are raised here
@@ -183,8 +187,9 @@ class KafkaTopic:
                 for value in sorted(self._client_settings.values(), key=len, reverse=True):
                     problem = problem.replace(value, "***") if len(value) > 3 else problem
                 raise ConfigError(spec.client_file, problem) from None
-        self._producer: Any = None
-        self._consumer: Any = None
+        # Its end waits for the client's threads, so a finalizer must not hold the last reference.
+        self._clients: dict[str, Any] = {}
+        self._closer = Closer(self, self._clients.clear)
         self._next: int | None = None  # offset at which the consumer continues, None where it has to be assigned
 
     def append(self, contents: Sequence[bytes]) -> list[str]:
@@ -213,18 +218,29 @@ class KafkaTopic:
         """Read records as `UpdateStream.read`."""
         return self._read(None if after is None else int(after) + 1)
 
-    def last(self) -> bytes | None:
-        """Return the last record as `UpdateStream.last`."""
-        found = None
-        # A broker's end of a topic may be too low while a batch is being added: read on until nothing follows.
+    def newest_first(self) -> Iterator[bytes]:
+        """Yield records as `UpdateStream.newest_first`."""
         try:
             records = self._read(_LAST_RECORD)
         except _UnknownTopicError:
-            return None  # the first record creates it, where the broker allows that
+            return  # the first record creates it, where the broker allows that
+        newest: list[StreamRecord] = []
+        # A broker's end of a topic may be too low while a batch is being added: read on until nothing follows.
         while records:
-            found = records[-1].content
+            newest += records
             records = self._read(int(records[-1].position) + 1)
-        return found
+        while newest:
+            yield from (record.content for record in reversed(newest))
+            newest = self._read_before(int(newest[0].position))
+
+    def _read_before(self, end: int) -> list[StreamRecord]:
+        """Return some of the records whose offsets are next below `end`, in their order."""
+        part: list[StreamRecord] = []
+        begin = max(0, end - _READ_AT_ONCE)
+        while begin < end and (records := self._read(begin)):
+            part += [record for record in records if int(record.position) < end]
+            begin = int(records[-1].position) + 1
+        return part
 
     def trim(self, before: str) -> None:
         """Do nothing: the topic's retention removes records, which other readers may want."""
@@ -282,18 +298,18 @@ class KafkaTopic:
         return int(end)
 
     def _connected_producer(self) -> Any:
-        if self._producer is None:
+        if "producer" not in self._clients:
             settings = {
                 "enable.idempotence": True,  # a request that is sent again adds no record twice and keeps the order
                 "message.timeout.ms": int(1000 * self._spec.timeout_seconds),
                 # Room for a record with its head and the protocol's frame; the client's default is 1 MB.
                 "message.max.bytes": 2 * self.record_bytes + 65_536,
             }
-            self._producer = self._library.Producer(self._settings() | settings, logger=_SILENT)
-        return self._producer
+            self._clients["producer"] = self._library.Producer(self._settings() | settings, logger=_SILENT)
+        return self._clients["producer"]
 
     def _connected_consumer(self) -> Any:
-        if self._consumer is None:
+        if "consumer" not in self._clients:
             settings = {
                 "group.id": "terarec",  # which the client requires; no offsets are kept there
                 "enable.auto.commit": False,
@@ -301,12 +317,12 @@ class KafkaTopic:
                 "enable.partition.eof": True,
                 "fetch.wait.max.ms": 50,  # until the end of the topic is reported: the time of a read that finds none
             }
-            self._consumer = self._library.Consumer(self._settings() | settings, logger=_SILENT)
+            consumer = self._clients["consumer"] = self._library.Consumer(self._settings() | settings, logger=_SILENT)
             # A topic that is not there would only be awaited by the reads that follow.
-            held = self._consumer.list_topics(self._spec.topic, self._spec.timeout_seconds).topics[self._spec.topic]
+            held = consumer.list_topics(self._spec.topic, self._spec.timeout_seconds).topics[self._spec.topic]
             if held.error is not None:
                 raise self._failed(held.error)
-        return self._consumer
+        return self._clients["consumer"]
 
     def _settings(self) -> dict[str, Any]:
         milliseconds = max(1000, int(1000 * self._spec.timeout_seconds))
@@ -318,15 +334,15 @@ class KafkaTopic:
         }
 
     def _forget_producer(self) -> None:
-        if self._producer is not None:
+        producer = self._clients.pop("producer", None)
+        if producer is not None:
             # Drop queued records: a publication starts again, and old records would be mixed with the new ones.
-            self._producer.purge()
-        self._producer = None
+            producer.purge()
 
     def _forget_consumer(self) -> None:
-        if self._consumer is not None:
-            self._consumer.close()
-        self._consumer = self._next = None
+        consumer, self._next = self._clients.pop("consumer", None), None
+        if consumer is not None:
+            consumer.close()
 
     def _failed(self, error: object) -> StorageError:
         inner = error.args[0] if isinstance(error, self._library.KafkaException) else error
@@ -347,11 +363,13 @@ def _read_client_settings(path: Path) -> dict[str, str]:
         FormatError: Neither JSON nor such lines.
     """
     expected = "the settings of a Kafka client"
-    if not path.is_file():
-        raise DataNotFoundError(path, f"no such file, expected {expected}")
+    try:
+        content = read_bytes(path)
+    except DataNotFoundError:
+        raise DataNotFoundError(path, f"no such file, expected {expected}") from None
     # A properties file has no mark of its own; a line of it that begins with a brace would name no setting.
-    is_json = path.read_bytes().lstrip().startswith(b"{")
-    found = _json_settings(path, read_json(path, expected)) if is_json else _property_lines(path)
+    is_json = content.lstrip().startswith(b"{")
+    found = _json_settings(path, read_json(path, expected)) if is_json else _property_lines(path, content)
     for name in found:
         if name in _OWN_SETTINGS:
             raise ConfigError(
@@ -368,9 +386,9 @@ def _json_settings(path: Path, data: dict[str, object]) -> dict[str, str]:
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in data.items()}
 
 
-def _property_lines(path: Path) -> dict[str, str]:
+def _property_lines(path: Path, content: bytes) -> dict[str, str]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = content.decode()
     except UnicodeDecodeError as error:
         raise FormatError(path, f"byte {error.start} is not UTF-8, expected lines NAME=VALUE or JSON") from None
     found = {}

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Validation of specs and arguments: each check raises `FieldError` with the field, the value and what is accepted.
 
 Errors quote input bounded, on one line, without control characters, and with the nearest known name.
@@ -69,14 +70,15 @@ class Rule:
 # Cached: every new spec needs the rules of its fields, which are few.
 @functools.cache
 def integer(low: int = 1, high: int | None = None) -> Rule:
-    """Return the rule of integers of at least `low` and at most `high`."""
+    """Return the rule of integers of at least `low` and at most `high`; below `MOST` the words name it."""
 
     def read(value: Any) -> int:
         is_good = isinstance(value, int) and not isinstance(value, bool) and value >= low
         # A member of an IntEnum, or of another subclass, becomes the integer that JSON has.
         return int(value) if is_good and (high is None or value <= high) else _reject(value)
 
-    return Rule(f"an integer >= {low}" if high is None else f"an integer from {low} to {high}", read)
+    is_bounded = high is not None and high < MOST
+    return Rule(f"an integer from {low} to {high}" if is_bounded else f"an integer >= {low}", read)
 
 
 @functools.cache
@@ -118,8 +120,8 @@ def choice(accepted: Collection[Any]) -> Rule:
 
     def read(value: Any) -> Any:
         # Not ``in``: 1 == True == 1.0, but a file or a C++ core distinguishes them.
-        found = [item for item in accepted if type(item) is type(value) and item == value]
-        return found[0] if found else _reject(value)
+        equal = [item for item in accepted if type(item) is type(value) and item == value]
+        return equal[0] if equal else _reject(value)
 
     return Rule(f"one of {', '.join(map(str, accepted))}", read)
 
@@ -152,9 +154,26 @@ def follow(owner: object, field: str, rule: Rule) -> None:
         fail(owner, field, rule.accepted)
 
 
-def positive_int(owner: object, field: str, minimum: int = 1) -> None:
-    """Raise unless ``owner.field`` is an int of at least `minimum`."""
-    follow(owner, field, integer(minimum))
+MOST = 2**63 - 1
+"""Largest integer of a field: more do not fit the 64 bits of files and kernels."""
+MOST_THREADS = 1024
+"""Most threads, processes or connections that a field asks for: more end a process rather than speed it up."""
+MOST_LAYERS = 1024
+MOST_WIDTH = 1 << 20
+"""Largest width of a layer, a vector or a list, of which memory is a multiple."""
+MOST_BATCH = 1 << 26
+"""Most samples of a batch or a request."""
+MOST_ROWS = 1 << 48
+"""Most rows of a table: memory that no machine addresses."""
+
+
+def positive_int(owner: object, field: str, minimum: int = 1, maximum: int = MOST) -> None:
+    """Raise unless ``owner.field`` is an int of at least `minimum` and at most `maximum`."""
+    if integer(minimum, maximum).accepts(getattr(owner, field)):
+        return
+    # The largest integer is worth a word only to whom it concerns.
+    is_large = integer(minimum).accepts(getattr(owner, field))
+    fail(owner, field, f"an integer from {minimum} to {maximum}" if is_large else integer(minimum).accepted)
 
 
 def int64(owner: object, field: str, minimum: int = -(2**63)) -> None:
@@ -199,13 +218,25 @@ def is_name(value: object) -> bool:
     return good and not ("/" in value or "\\" in value or value in {".", ".."})  # type: ignore[operator]
 
 
+def monitor(owner: object, field: str) -> None:
+    """Raise unless ``owner.field`` is a metric such as ``auc``, or that of a label such as ``auc/click``."""
+    value = getattr(owner, field)
+    parts = value.split("/", 1) if isinstance(value, str) else [value]
+    if not all(map(is_name, parts)):
+        fail(owner, field, "the name of a metric such as 'auc', or 'auc/LABEL' for one label")
+
+
 def inner_path(owner: object, field: str) -> None:
     """Raise unless ``owner.field`` is a path with forward slashes that stays inside the directory it is relative to."""
-    value = getattr(owner, field)
+    if not is_inner_path(getattr(owner, field)):
+        fail(owner, field, "a relative path inside its directory")
+
+
+def is_inner_path(value: object) -> bool:
+    """Return whether `inner_path` accepts `value`."""
     good = isinstance(value, str) and bool(value) and value.isprintable()
     # A data set may come from another party, and must not name files elsewhere.
-    if not good or value.startswith("/") or ".." in value.split("/"):
-        fail(owner, field, "a relative path inside its directory")
+    return good and not value.startswith("/") and ".." not in value.split("/")  # type: ignore[attr-defined]
 
 
 def distinct(owner: object, field: str, values: Sequence[str]) -> None:
@@ -237,8 +268,10 @@ def widths(owner: object, field: str, *, allow_empty: bool = False) -> None:
     value = getattr(owner, field)
     if not isinstance(value, tuple):
         fail(owner, field, "a tuple of layer widths")
-    if not all(map(integer().accepts, value)) or not (value or allow_empty):
-        fail(owner, field, "layer widths such as [512, 256, 64]")
+    if not all(map(integer(1, MOST_WIDTH).accepts, value)) or not (value or allow_empty):
+        fail(owner, field, f"layer widths such as [512, 256, 64], each at most {MOST_WIDTH}")
+    if len(value) > MOST_LAYERS:
+        reject(owner, field, f"got {len(value)} layers, expected at most {MOST_LAYERS}")
 
 
 def fail(owner: object, field: str, expected: str) -> NoReturn:

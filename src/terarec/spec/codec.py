@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Specs from and to JSON, and the fields of spec classes. One codec for every spec; each error names the exact path.
 
 A union of specs is written with a ``"kind"`` field that names the spec. A ``None`` is left out where it is the field's
@@ -41,9 +42,9 @@ def specs_of(hint: Any) -> list[type]:
 
 def kinds_of(hint: Any) -> dict[str, type]:
     """Return the specs of a union by their kind; empty for a field that is no such union."""
-    found = specs_of(hint)
+    specs = specs_of(hint)
     # A field of one class needs no kind, so that there is nothing to choose.
-    return {str(getattr(member, "kind", "")): member for member in found} if len(found) > 1 else {}
+    return {str(getattr(member, "kind", "")): member for member in specs} if len(specs) > 1 else {}
 
 
 def words_of(hint: Any) -> list[object]:
@@ -67,7 +68,7 @@ def summary_of(spec_type: type) -> str:
 @functools.cache
 def documentation_of(spec_type: type) -> dict[str, str]:
     """Return for each field its entry in an ``Attributes:`` section of the class or of one that it inherits from."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     # The class itself comes last, so that its entry replaces an inherited one.
     for owner in reversed(spec_type.__mro__):
         _, _, section = inspect.cleandoc(owner.__doc__ or "").partition("\nAttributes:\n")
@@ -77,12 +78,16 @@ def documentation_of(spec_type: type) -> dict[str, str]:
             name, colon, text = entry.strip().partition(": ")
             if colon:
                 text = " ".join(text.split())
-                found[name] = text[:1].upper() + text[1:]
-    return found
+                texts[name] = text[:1].upper() + text[1:]
+    return texts
 
 
 class TooDeepError(ValueError):
     """JSON text that is nested more deeply than Python reads it."""
+
+
+class RepeatedFieldError(ValueError):
+    """JSON object that has a field twice, of which readers of JSON take the one or the other."""
 
 
 def parse_json(
@@ -96,18 +101,29 @@ def parse_json(
     The caller says in its own error what was expected where.
 
     Args:
-        text: JSON; bytes in UTF-8, UTF-16 or UTF-32.
+        text: JSON; bytes in UTF-8, with or without a byte order mark.
         parse_constant: Callback for NaN, Infinity and -Infinity.
-        object_pairs_hook: Callback with the fields of each object.
+        object_pairs_hook: Callback with the fields of each object; by default a field must not occur twice.
 
     Raises:
-        ValueError: No JSON (json.JSONDecodeError), bytes of no such encoding (UnicodeDecodeError), a number of too many
-            digits, or too many levels (`TooDeepError`).
+        ValueError: No JSON (json.JSONDecodeError), bytes of another encoding (UnicodeDecodeError), a number of too many
+            digits, too many levels (`TooDeepError`), or a field that occurs twice (`RepeatedFieldError`).
     """
+    # JSON that systems exchange is UTF-8 (RFC 8259); `json.loads` would guess others.
+    decoded = text if isinstance(text, str) else text.decode("utf-8-sig")
     try:
-        return json.loads(text, parse_constant=parse_constant, object_pairs_hook=object_pairs_hook)
+        return json.loads(decoded, parse_constant=parse_constant, object_pairs_hook=object_pairs_hook or _distinct)
     except RecursionError as error:
         raise TooDeepError(str(error)) from None
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        seen: set[str] = set()
+        name = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise RepeatedFieldError(f"the field {quoted(name)} occurs twice, expected it once")
+    return fields
 
 
 Spec = TypeVar("Spec")

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Data sets: the content of dataset.json, and of records.json for HugeCTR's files."""
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class CategoricalColumn:
         checks.name(self)
         if self.rows is not None:
             checks.positive_int(self, "rows")
-        checks.positive_int(self, "hotness")
+        checks.positive_int(self, "hotness", maximum=checks.MOST_WIDTH)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -241,11 +242,11 @@ class RecordLayout:
     slot_sizes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        checks.positive_int(self, "label_dim")
-        checks.positive_int(self, "dense_dim", minimum=0)
+        checks.positive_int(self, "label_dim", maximum=checks.MOST_WIDTH)
+        checks.positive_int(self, "dense_dim", minimum=0, maximum=checks.MOST_WIDTH)
         checks.one_of(self, "key_bytes", (4, 8))
         checks.distinct(self, "inputs", [sparse.name for sparse in self.inputs])
-        checks.follow(self, "slot_sizes", checks.list_of(checks.integer(0)))
+        checks.follow(self, "slot_sizes", checks.list_of(checks.integer(0, checks.MOST)))
         if self.slot_sizes and len(self.slot_sizes) < self.num_slots:
             problem = (
                 f"got {len(self.slot_sizes)} sizes for {self.num_slots} slots, expected one for each slot, or none"

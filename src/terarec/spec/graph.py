@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models of named tensors: inputs, embeddings, layers and losses.
 
 `terarec.models.GraphModel` builds it. A tensor may be read by any number of layers.
@@ -29,7 +30,7 @@ class GraphLabel:
 
     def __post_init__(self) -> None:
         checks.name(self)
-        checks.positive_int(self, "dim")
+        checks.positive_int(self, "dim", maximum=checks.MOST_WIDTH)
         checks.finite_float(self, "weight")
 
 
@@ -59,7 +60,7 @@ class GraphFeature:
         if self.column is not None:
             checks.name(self, "column")
         if self.max_keys is not None:
-            checks.positive_int(self, "max_keys")
+            checks.positive_int(self, "max_keys", maximum=checks.MOST_WIDTH)
         elif self.pooling == "concat":
             checks.fail(self, "max_keys", "an integer >= 1 for pooling 'concat'")
 
@@ -171,7 +172,7 @@ class GraphSpec:
 
     def __post_init__(self) -> None:
         checks.name(self, "dense_name")
-        checks.positive_int(self, "dense_dim", minimum=0)
+        checks.positive_int(self, "dense_dim", minimum=0, maximum=checks.MOST_WIDTH)
         if not self.labels:
             checks.fail(self, "labels", "at least one")
         tables = [table.name for embedding in self.embeddings for table in embedding.tables]

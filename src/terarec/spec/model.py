@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models: their shapes, apart from the data set, which determines columns and numbers of rows.
 
 One frozen class for each kind of model; ``terarec.models`` builds them. docs/models.md has the formulas.
@@ -35,7 +36,7 @@ class EmbeddedSpec:
     tables: TablesSpec = field(default_factory=StaticTablesSpec)
 
     def __post_init__(self) -> None:
-        checks.positive_int(self, "width")
+        checks.positive_int(self, "width", maximum=checks.MOST_WIDTH)
         checks.one_of(self, "pooling", get_args(ColumnPooling))
 
 
@@ -188,7 +189,7 @@ class DCNSpec(NetworkSpec):
 
     def __post_init__(self) -> None:
         NetworkSpec.__post_init__(self)
-        checks.positive_int(self, "cross_layers")
+        checks.positive_int(self, "cross_layers", maximum=checks.MOST_LAYERS)
         checks.widths(self, "hidden", allow_empty=True)
 
 
@@ -218,10 +219,10 @@ class DCNV2Spec(NetworkSpec):
     def __post_init__(self) -> None:
         NetworkSpec.__post_init__(self)
         checks.one_of(self, "structure", get_args(Structure))
-        checks.positive_int(self, "cross_layers")
-        checks.positive_int(self, "experts")
+        checks.positive_int(self, "cross_layers", maximum=checks.MOST_LAYERS)
+        checks.positive_int(self, "experts", maximum=checks.MOST_WIDTH)
         if self.rank is not None:
-            checks.positive_int(self, "rank")
+            checks.positive_int(self, "rank", maximum=checks.MOST_WIDTH)
         elif self.experts > 1:
             # The paper defines its mixture of experts for low-rank kernels alone.
             checks.fail(self, "rank", "an integer >= 1 for several experts")
@@ -257,8 +258,9 @@ class AutoIntSpec(NetworkSpec):
 
     def __post_init__(self) -> None:
         NetworkSpec.__post_init__(self)
-        for count in ("layers", "heads", "attention_width"):
-            checks.positive_int(self, count)
+        for count in ("layers", "heads"):
+            checks.positive_int(self, count, maximum=checks.MOST_LAYERS)
+        checks.positive_int(self, "attention_width", maximum=checks.MOST_WIDTH)
         for flag in ("residual", "scale", "layer_norm", "wide"):
             checks.one_of(self, flag, _FLAGS)
         if self.attention_width % self.heads:
@@ -385,12 +387,12 @@ class TwoTowerSpec(NetworkSpec):
         if self.item_key is not None:
             checks.one_of(self, "item_key", self.item)
         checks.widths(self, "hidden", allow_empty=True)
-        checks.positive_int(self, "vector_width")
+        checks.positive_int(self, "vector_width", maximum=checks.MOST_WIDTH)
         checks.one_of(self, "similarity", ("dot", "cosine"))
         checks.finite_float(self, "temperature", low=0.0, open_low=True)
         checks.one_of(self, "correct_sampling", _FLAGS)
         checks.finite_float(self, "frequency_decay", low=0.0, high=1.0, open_low=True)
-        checks.positive_int(self, "frequency_buckets")
+        checks.positive_int(self, "frequency_buckets", maximum=checks.MOST_ROWS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

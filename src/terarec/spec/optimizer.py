@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Optimizers. Most specs describe the dense and the sparse side alike; `rows` is for tables alone.
 
 g is the gradient (of a row of a table: the sum over its occurrences), w the weights, t the number of the step.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Places of the rows of served tables, the models that a parameter server loads, and the caches in front of it."""
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ class OverflowSpec:
 
     Attributes:
         max_rows: Maximum number of rows of a partition; None for no bound.
-        evict: Which rows are evicted when there are more: any, the least recently or the least frequently used.
+        evict: Which rows are evicted when there are more: any, the least recently or the least frequently used. In host
+            memory a lookup is one use of a row, however often it has its key.
         keep: Share of `max_rows` that an eviction leaves.
     """
 
@@ -32,17 +34,17 @@ class OverflowSpec:
 
     def __post_init__(self) -> None:
         if self.max_rows is not None:
-            checks.positive_int(self, "max_rows")
+            checks.positive_int(self, "max_rows", maximum=checks.MOST_ROWS)
         checks.one_of(self, "evict", _POLICIES)
         checks.finite_float(self, "keep", low=0.0, high=1.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostMemorySpec:
-    """Rows in the memory of this process: a hash index and an arena for each table.
+    """Rows in the memory of this process: a hash index and slots for each table.
 
     Attributes:
-        num_partitions: Parts of a table, each with an index, an arena and a lock of its own.
+        num_partitions: Parts of a table, each with an index and a bound of its own.
         overflow: Bound of a partition.
         load_share: Share of a table's rows to load, from the first on; 0 to load none.
         keeps_found: Whether rows that a slower tier had are inserted.
@@ -55,7 +57,7 @@ class HostMemorySpec:
     keeps_found: bool = False
 
     def __post_init__(self) -> None:
-        checks.positive_int(self, "num_partitions")
+        checks.positive_int(self, "num_partitions", maximum=checks.MOST_THREADS)
         checks.instance(self, "overflow", OverflowSpec, "OverflowSpec(...)")
         checks.finite_float(self, "load_share", low=0.0, high=1.0)
 
@@ -119,9 +121,9 @@ class RedisSpec:
             _ = self.nodes
         except ValueError:
             checks.fail(self, "address", "HOST:PORT, or several with commas between")
-        checks.positive_int(self, "num_partitions")
-        checks.positive_int(self, "num_connections")
-        checks.positive_int(self, "batch_rows")
+        checks.positive_int(self, "num_partitions", maximum=checks.MOST_THREADS)
+        checks.positive_int(self, "num_connections", maximum=checks.MOST_THREADS)
+        checks.positive_int(self, "batch_rows", maximum=checks.MOST_BATCH)
         checks.finite_float(self, "timeout_seconds", low=0.0, open_low=True)
         checks.instance(self, "overflow", OverflowSpec, "OverflowSpec(...)")
         if self.overflow.evict == "lfu":
@@ -131,14 +133,14 @@ class RedisSpec:
     @property
     def nodes(self) -> tuple[tuple[str, int], ...]:
         """Host and port of each address."""
-        found = []
+        addresses = []
         for address in self.address.split(","):
             host, _, port = address.strip().rpartition(":")
             if not host or not 0 < int(port) < 65536:
                 raise ValueError(address)
             # An address of IPv6 is in brackets before its port.
-            found.append((host.strip("[]"), int(port)))
-        return tuple(found)
+            addresses.append((host.strip("[]"), int(port)))
+        return tuple(addresses)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -208,7 +210,7 @@ class ServedTableSpec:
 
     def __post_init__(self) -> None:
         checks.name(self)
-        checks.positive_int(self, "width")
+        checks.positive_int(self, "width", maximum=checks.MOST_WIDTH)
         checks.finite_float(self, "default")
         checks.one_of(self, "key_bytes", (4, 8))
         if self.source is not None and (not isinstance(self.source, str) or not self.source):
@@ -243,7 +245,7 @@ class CacheSpec:
         checks.one_of(self, "form", ("dynamic", "static", "int8"))
         checks.finite_float(self, "share", low=0.0, high=1.0, open_low=True)
         if self.rows is not None:
-            checks.positive_int(self, "rows")
+            checks.positive_int(self, "rows", maximum=checks.MOST_ROWS)
         checks.finite_float(self, "hit_rate_threshold", low=0.0, high=1.0)
         checks.finite_float(self, "refresh_delay_seconds", low=0.0)
         checks.finite_float(self, "refresh_seconds", low=0.0)

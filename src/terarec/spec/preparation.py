@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Options of preparation and conversion: logs, columns of a table in CSV, HugeCTR's files of data and models."""
 
 from __future__ import annotations
@@ -45,6 +46,12 @@ class PrepareOptions:
         memory_bytes: Bound of what counting and sorting hold in memory before they spill to the disk; None takes half
             of the memory that is free.
         limit: Number of rows to take from the start of the sources, in their order; None for all. Local engine only.
+        empty_splits: Handling of a split that the workflow names and that gets no row: "raise" an error, or "allow" it.
+        earlier_rows: Earlier rows that steps on other rows, such as `History`, continue from: None for those that a
+            fitted workflow keeps of the files that were prepared before, "none" for no rows, or the directory of a data
+            set that was prepared before, or of its workflow.
+        late_rows: Handling of a row that is earlier than earlier rows of its group: "raise" an error, or "allow" it,
+            which sees only those of them that were kept.
         restart: Whether to discard what an interrupted run left.
         tables: Files of the side tables of the workflow, by name.
         spark_master: URL of Spark's master, such as ``local[2]`` or ``spark://host:7077``; None for Spark's setting.
@@ -62,6 +69,9 @@ class PrepareOptions:
     threads: int | None = None
     memory_bytes: int | None = None
     limit: int | None = None
+    empty_splits: Literal["raise", "allow"] = "raise"
+    earlier_rows: str | None = None
+    late_rows: Literal["raise", "allow"] = "raise"
     restart: bool = False
     tables: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     spark_master: str | None = None
@@ -71,14 +81,18 @@ class PrepareOptions:
         checks.one_of(self, "engine", ENGINES)
         checks.one_of(self, "bad_input", BAD_INPUT_POLICIES)
         checks.one_of(self, "storage", STORAGES)
+        checks.one_of(self, "empty_splits", ("raise", "allow"))
+        checks.one_of(self, "late_rows", ("raise", "allow"))
+        if self.earlier_rows == "":
+            checks.reject(self, "earlier_rows", "got '', expected 'none' or a directory")
         checks.positive_int(self, "rows_per_shard")
         checks.int64(self, "seed", minimum=0)
         if self.threads is not None:
-            checks.positive_int(self, "threads")
+            checks.positive_int(self, "threads", maximum=checks.MOST_THREADS)
         if self.memory_bytes is not None:
             checks.positive_int(self, "memory_bytes", minimum=_LEAST_MEMORY)
         if self.parts is not None:
-            checks.positive_int(self, "parts")
+            checks.positive_int(self, "parts", maximum=checks.MOST_WIDTH)
             # HugeCTR trains with one file after the other, so that each of its files is a part already.
             if self.storage not in DATASET_STORAGES:
                 checks.reject(
@@ -158,7 +172,7 @@ class CsvOptions:
         if self.weight in (self.label, *self.categorical, *self.integers, *self.numbers):
             checks.reject(self, "weight", f"column {self.weight!r} is in another list as well, expected one of its own")
         for column, count in self.buckets.items():
-            if not checks.integer(2).accepts(count):
+            if not checks.integer(2, checks.MOST).accepts(count):
                 checks.reject(self, "buckets", f"got {count!r} for {column!r}, expected an integer >= 2")
         for column in self.columns if self.names else ():
             if column not in self.names:
@@ -242,5 +256,5 @@ class SavedModel:
 
     def __post_init__(self) -> None:
         checks.positive_int(self, "step", minimum=0)
-        checks.positive_int(self, "batch_size")
+        checks.positive_int(self, "batch_size", maximum=checks.MOST_BATCH)
         checks.positive_int(self, "seed")

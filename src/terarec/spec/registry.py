@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Registries of what descriptions name: entries of one kind, workflow operators, and code of other packages.
 
 `terarec.etl.ops` registers terarec's operators when it is imported; users register theirs with the same decorator.
@@ -10,10 +11,12 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from types import ModuleType
 from typing import Any, ClassVar, TypeVar
 
-from terarec.errors import ConfigError
+from terarec.errors import ConfigError, TerarecError, UserCodeError
 from terarec.spec.checks import did_you_mean, quoted
+from terarec.user_code import describe, note_import
 
 Entry = TypeVar("Entry")
 Registered = TypeVar("Registered")
@@ -118,15 +121,32 @@ def imported(name: str) -> Callable[..., Any]:
     """
     module, _, path = name.partition(":")
     try:
-        found = functools.reduce(getattr, path.split("."), importlib.import_module(module))
+        value = functools.reduce(getattr, path.split("."), _import_module(module))
     except (ImportError, AttributeError) as error:
         raise ConfigError(
             f"function {name!r}", f"cannot be imported ({error}), expected 'package.module:name'"
         ) from None
-    if not callable(found):
+    if not callable(value):
         raise ConfigError(f"function {name!r}", "is no function")
-    result: Callable[..., Any] = found
+    result: Callable[..., Any] = value
     return result
+
+
+def _import_module(name: str) -> ModuleType:
+    """Import a module that a workflow or a run names.
+
+    Raises:
+        ImportError: There is none, or it imports what is not there.
+        UserCodeError: It raises another exception.
+    """
+    note_import(name)
+    try:
+        return importlib.import_module(name)
+    except (ImportError, TerarecError, MemoryError):
+        raise
+    # An AttributeError of its own code must not read as one of the name that is looked up in it.
+    except (Exception, SystemExit) as error:
+        raise UserCodeError(f"module {name!r}", f"cannot be imported: {describe(error)}") from error
 
 
 def check_allowed(name: str, allow_import: Sequence[str], what: str) -> None:
@@ -168,7 +188,7 @@ def _is_within(module: str, packages: Sequence[str]) -> bool:
 
 def _is_there(module: str) -> bool:
     try:
-        importlib.import_module(module)
+        _import_module(module)
     except ModuleNotFoundError as error:
         # The module itself or a package above it; otherwise it is there, and one of its own imports fails.
         if _is_within(module, [error.name or ""]):

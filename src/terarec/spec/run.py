@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training runs (the content of a train CONFIG.json), and published runs."""
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ class BinarySpec:
     """Binary cross entropy of each label; several labels make a multi-label model.
 
     Attributes:
-        label_weights: Factor of each label's loss; empty for ones.
+        label_weights: Factors of the labels' losses, in the order of the data set's labels; empty for ones. A label of
+            weight 0 is not trained, and metrics leave it out of the mean over labels.
     """
 
     kind: ClassVar[str] = "binary"
@@ -44,7 +46,7 @@ class MultiClassSpec:
     label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
-        checks.positive_int(self, "classes", minimum=2)
+        checks.positive_int(self, "classes", minimum=2, maximum=checks.MOST_WIDTH)
         checks.finite_float(self, "label_smoothing", low=0.0, high=1.0)
 
 
@@ -111,9 +113,12 @@ def _check_weights(owner: object, weights: tuple[float, ...]) -> None:
     for weight in weights:
         if not checks.number(0.0).accepts(weight):
             checks.reject(owner, "label_weights", f"got {weight!r}, expected finite numbers >= 0")
+    if weights and not any(weights):
+        checks.reject(owner, "label_weights", "got zeros alone, expected one above 0: a label to train")
 
 
 DEFAULT_EVAL_SPLIT = "valid"
+_MOST_SECONDS = 7 * 24 * 3600.0  # of a timeout, which the backend counts in milliseconds
 DEVICE_PATTERN = r"auto|cpu|cuda(:\d+)?"
 
 
@@ -148,7 +153,8 @@ class TrainingSpec:
         eval_split: The split scored after every epoch; None for no evaluation. A data set may lack the default one,
             which then has no evaluation either.
         eval_every: Steps between further evaluations; None for epochs' ends only.
-        monitor: Metric by which evaluations are compared; None for the first of `metrics`.
+        monitor: Metric by which evaluations are compared, such as "auc", or "auc/click" for one label; None for the
+            first of `metrics`.
         patience: Evaluations in a row without an improvement after which training stops, counting those after epochs
             and every `eval_every` steps; None for no early stopping.
         min_delta: Least difference that is an improvement.
@@ -158,6 +164,7 @@ class TrainingSpec:
         keep_best: Whether the step of the best evaluation is saved, too, and stays.
         threads: CPU threads of the compute; None for the setting of torch.
         reader_threads: Threads that read and decode ahead.
+        rank_timeout: Seconds after which training on several processes fails because one of them has stopped.
     """
 
     batch_size: int = 2048
@@ -190,10 +197,13 @@ class TrainingSpec:
     keep_best: bool = True
     threads: int | None = None
     reader_threads: int = 1
+    rank_timeout: float = 300.0
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "epochs", "accumulate", "keep_checkpoints", "reader_threads"):
+        for name in ("epochs", "accumulate", "keep_checkpoints"):
             checks.positive_int(self, name)
+        checks.positive_int(self, "batch_size", maximum=checks.MOST_BATCH)
+        checks.positive_int(self, "reader_threads", maximum=checks.MOST_THREADS)
         checks.positive_int(self, "seed", minimum=0)
         checks.one_of(self, "precision", ("fp32", "bf16", "fp16"))
         if not isinstance(self.device, str) or not re.fullmatch(DEVICE_PATTERN, self.device):
@@ -206,16 +216,20 @@ class TrainingSpec:
         if self.clip_norm is not None:
             checks.finite_float(self, "clip_norm", low=0.0, open_low=True)
         checks.finite_float(self, "min_delta", low=0.0)
+        checks.finite_float(self, "rank_timeout", low=0.0, high=_MOST_SECONDS, open_low=True)
         for name in ("keep_best", "shuffle", "repeat", "drop_last", "passes", "compile"):
             checks.one_of(self, name, (False, True))
         for name in ("freeze", "metrics", "slices"):
             checks.distinct(self, name, getattr(self, name))
-        for name in ("monitor", "group"):
-            if getattr(self, name) is not None:
-                checks.name(self, name)
-        for optional in ("max_steps", "patience", "eval_every", "checkpoint_every", "delta_every", "threads"):
+        if self.group is not None:
+            checks.name(self, "group")
+        if self.monitor is not None:
+            checks.monitor(self, "monitor")
+        for optional in ("max_steps", "patience", "eval_every", "checkpoint_every", "delta_every"):
             if getattr(self, optional) is not None:
                 checks.positive_int(self, optional)
+        if self.threads is not None:
+            checks.positive_int(self, "threads", maximum=checks.MOST_THREADS)
         if self.repeat and self.passes:
             checks.reject(self, "passes", "got passes with repeat, expected one of them: a stream has no parts")
         if self.repeat and self.max_steps is None:
@@ -238,6 +252,8 @@ class RunSpec:
         init_from: Another run, or a checkpoint in one, whose weights and optimizer states the first step starts from.
             Its model, columns and ids are the same; data, learning rates and length may be others.
         reset_optimizer: Whether to load only the weights of `init_from`, without its optimizer states.
+        extend_chain: Whether the checkpoints continue the chain of `init_from`, of its newest one if that is a RUN:
+            where fewer than half of the rows changed, they begin with a delta. All ids stay; others may be added.
     """
 
     data: str
@@ -248,6 +264,7 @@ class RunSpec:
     training: TrainingSpec = field(default_factory=TrainingSpec)
     init_from: str | None = None
     reset_optimizer: bool = False
+    extend_chain: bool = False
     row_optimizers: Mapping[str, SparseOptimizerSpec] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -259,6 +276,11 @@ class RunSpec:
         checks.one_of(self, "reset_optimizer", (False, True))
         if self.reset_optimizer and self.init_from is None:
             checks.reject(self, "reset_optimizer", "got true without init_from, expected both")
+        checks.one_of(self, "extend_chain", (False, True))
+        if self.extend_chain and self.init_from is None:
+            checks.reject(self, "extend_chain", "got true without init_from, expected both")
+        if self.extend_chain and self.reset_optimizer:
+            checks.reject(self, "extend_chain", "got true with reset_optimizer, expected one: a chain keeps all states")
 
     def _check_row_optimizers(self) -> None:
         checks.instance(self, "row_optimizers", Mapping, "an optimizer for each name")

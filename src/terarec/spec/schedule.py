@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Schedules of the learning rates of all optimizers.
 
 The rate of an optimizer's group at its making is its base rate. A schedule counts intervals: steps or epochs.
@@ -5,8 +6,9 @@ The rate of an optimizer's group at its making is its base rate. A schedule coun
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeGuard
 
 from terarec.spec import checks
 
@@ -77,7 +79,7 @@ class MultiStepSchedule:
     interval: Interval = "epoch"
 
     def __post_init__(self) -> None:
-        good = checks.list_of(checks.integer()).accepts(self.milestones)
+        good = checks.list_of(checks.integer(1, checks.MOST)).accepts(self.milestones)
         # Distinct and rising, as `sorted(set(...))` is.
         if not good or not self.milestones or list(self.milestones) != sorted(set(self.milestones)):
             checks.fail(self, "milestones", "rising numbers of intervals such as [10, 20]")
@@ -106,14 +108,14 @@ class CosineSchedule:
     ``min_factor + (1 - min_factor) (1 + cos(pi n / t_max)) / 2``, and from `t_max` on `min_factor`.
 
     Attributes:
-        t_max: Intervals of the fall.
+        t_max: Intervals of the fall; None for all intervals of the run that follow the warm-up.
         min_factor: Last rate over base rate.
         warmup: Intervals of the rise.
         interval: Unit of the counts.
     """
 
     kind: ClassVar[str] = "cosine"
-    t_max: int
+    t_max: int | None = None
     min_factor: float = 0.0
     warmup: int = 0
     interval: Interval = "step"
@@ -130,14 +132,14 @@ class LinearSchedule:
     `t_max` on `min_factor`.
 
     Attributes:
-        t_max: Intervals of the fall.
+        t_max: Intervals of the fall; None for all intervals of the run that follow the warm-up.
         min_factor: Last rate over base rate.
         warmup: Intervals of the rise.
         interval: Unit of the counts.
     """
 
     kind: ClassVar[str] = "linear"
-    t_max: int
+    t_max: int | None = None
     min_factor: float = 0.0
     warmup: int = 0
     interval: Interval = "step"
@@ -157,7 +159,8 @@ class PlateauSchedule:
         patience: Evaluations in a row without an improvement to allow.
         threshold: Share of the best value by which an improvement must exceed it.
         min_lr: Least rate.
-        metric: Name of the metric; None for the one by which training compares evaluations.
+        metric: Name of the metric, such as "auc", or "auc/click" for one label; None for the one by which training
+            compares evaluations.
     """
 
     kind: ClassVar[str] = "plateau"
@@ -176,7 +179,7 @@ class PlateauSchedule:
         checks.finite_float(self, "threshold", low=0.0)
         checks.finite_float(self, "min_lr", low=0.0)
         if self.metric is not None:
-            checks.name(self, "metric")
+            checks.monitor(self, "metric")
 
 
 ScheduleSpec = (
@@ -191,8 +194,33 @@ ScheduleSpec = (
 )
 
 
-def _check_fall(spec: object) -> None:
-    checks.positive_int(spec, "t_max")
+def has_open_end(spec: ScheduleSpec | None) -> TypeGuard[CosineSchedule | LinearSchedule]:
+    """Return whether the fall of `spec` ends with the run."""
+    return isinstance(spec, CosineSchedule | LinearSchedule) and spec.t_max is None
+
+
+def schedule_of_run(spec: ScheduleSpec, *, steps: int, epochs: int) -> ScheduleSpec:
+    """Return `spec` with a fall that ends with a run, where it does not say when its fall ends; else as it is.
+
+    Args:
+        spec: The schedule.
+        steps: Steps of the complete run.
+        epochs: Epochs of the complete run, begun ones included.
+
+    Raises:
+        FieldError: The warm-up takes the complete run.
+    """
+    if not has_open_end(spec):
+        return spec
+    intervals = steps if spec.interval == "step" else epochs
+    if spec.warmup >= intervals:
+        checks.fail(spec, "warmup", f"fewer {spec.interval}s than the run has ({intervals}), or t_max")
+    return dataclasses.replace(spec, t_max=intervals - spec.warmup)
+
+
+def _check_fall(spec: Any) -> None:
+    if spec.t_max is not None:
+        checks.positive_int(spec, "t_max")
     checks.finite_float(spec, "min_factor", low=0.0, high=1.0)
     checks.positive_int(spec, "warmup", minimum=0)
     _check_interval(spec)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Servers of trained models, their numbers, the streams that update them, Triton, and the search of items."""
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from typing import ClassVar, Literal, get_args
 from terarec.spec import checks
 from terarec.spec.parameter_server import RedisSpec, ServedTablesSpec
 from terarec.spec.run import RunSpec
+from terarec.spec.serving_access import AccessSpec
+from terarec.spec.serving_models import BatchingSpec, ServedModelOptions
 
 EXECUTOR_NAMES = ("eager", "compile", "aotinductor", "onnxruntime", "openvino")
 """Executors of the dense part of a served model on a CPU; see docs/inference.md."""
@@ -26,11 +29,21 @@ class ServingSpec:
         port: TCP port; 0 lets the system choose a free one.
         max_batch: Maximum number of records accepted in one request.
         max_request_bytes: Limit of the bytes of a request body.
-        max_in_flight: Limit of the requests in flight: received, waiting or scored.
+        max_in_flight: Limit of the requests in flight: those that have arrived, and wait or are scored.
         receive_timeout_seconds: Timeout for a client to send a request.
+        keep_alive_seconds: Timeout for the next request of an open connection.
+        drain_seconds: Time between SIGTERM, after which the server is not ready, and the end of new connections.
+        access: Encryption, tokens and admitted hosts.
         tables: Tiers of the tables' rows; None for the memory of the device.
+        grpc_port: TCP port of gRPC; None for no gRPC, 0 lets the system choose a free one.
+        grpc_library: Library of gRPC: "native" for pygrpc-native, which answers small requests two to three times as
+            fast, but neither encrypts nor reads deflate; "grpcio"; "auto" for "native" on loopback without encryption.
+        grpc_max_streams: Limit of the streams of gRPC that are open.
         executor: Executor of the dense part on a CPU: "auto" for the choice that the run stores, "measure" to
             choose the fastest where none is stored, or a name.
+        absent_is_missing: Whether a column that a request does not have is taken as missing values.
+        batching: Joining of requests into batches.
+        workers: Number of processes that serve the address; they share the tables in memory.
     """
 
     name: str = "model"
@@ -38,22 +51,51 @@ class ServingSpec:
     port: int = 8000
     max_batch: int = 65536
     max_request_bytes: int = 32 * 2**20
-    max_in_flight: int = 64
+    max_in_flight: int = 1024
     receive_timeout_seconds: float = 30.0
+    keep_alive_seconds: float = 75.0
+    drain_seconds: float = 0.0
+    access: AccessSpec = field(default_factory=AccessSpec)
     tables: ServedTablesSpec | None = None
+    grpc_port: int | None = None
+    grpc_library: Literal["auto", "grpcio", "native"] = "auto"
+    grpc_max_streams: int = 64
     executor: ExecutorMode = "auto"
+    absent_is_missing: bool = False
+    batching: BatchingSpec = field(default_factory=BatchingSpec)
+    workers: int = 1
 
     def __post_init__(self) -> None:
         checks.name(self)
         checks.one_of(self, "executor", EXECUTOR_MODES)
-        checks.positive_int(self, "port", minimum=0)
-        checks.positive_int(self, "max_batch")
+        checks.positive_int(self, "port", minimum=0, maximum=65535)
+        checks.positive_int(self, "max_batch", maximum=checks.MOST_BATCH)
+        checks.positive_int(self, "workers", maximum=checks.MOST_THREADS)
         checks.positive_int(self, "max_request_bytes")
-        checks.positive_int(self, "max_in_flight")
+        checks.positive_int(self, "max_in_flight", maximum=checks.MOST_WIDTH)
         checks.finite_float(self, "receive_timeout_seconds", low=0, open_low=True)
+        checks.finite_float(self, "keep_alive_seconds", low=0, open_low=True)
+        checks.finite_float(self, "drain_seconds", low=0)
+        checks.instance(self, "access", AccessSpec, "AccessSpec(...)")
         checks.instance(self, "tables", ServedTablesSpec | None, "ServedTablesSpec(tiers=...) or None")
+        checks.instance(self, "absent_is_missing", bool, "true or false")
+        checks.instance(self, "batching", BatchingSpec, "BatchingSpec(...)")
         if self.port > 65535:
             checks.fail(self, "port", "a TCP port from 0 to 65535")
+        if self.grpc_port is not None:
+            checks.positive_int(self, "grpc_port", minimum=0, maximum=65535)
+            if self.grpc_port == 0 and self.workers > 1:
+                checks.fail(self, "grpc_port", "a port from 1 with several workers, which share it")
+        checks.one_of(self, "grpc_library", ("auto", "grpcio", "native"))
+        if self.grpc_library == "native" and self.access.certificate is not None:
+            checks.reject(self, "grpc_library", "got 'native' with a certificate, expected 'grpcio', which encrypts")
+        checks.positive_int(self, "grpc_max_streams", maximum=checks.MOST_THREADS)
+
+    def model_options(self) -> ServedModelOptions:
+        """Return the options of the model that is served."""
+        return ServedModelOptions(
+            max_batch=self.max_batch, absent_is_missing=self.absent_is_missing, batching=self.batching
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,8 +161,8 @@ class TritonSpec:
         checks.name(self)
         checks.one_of(self, "backend", ("python", "onnxruntime", "pytorch"))
         checks.one_of(self, "text", ("bytes", "utf8"))
-        for number in ("max_batch", "instances"):
-            checks.positive_int(self, number)
+        checks.positive_int(self, "max_batch", maximum=checks.MOST_BATCH)
+        checks.positive_int(self, "instances", maximum=checks.MOST_THREADS)
         checks.positive_int(self, "queue_delay_microseconds", minimum=0)
         if any(not 1 <= size <= self.max_batch for size in self.preferred_batches):
             checks.fail(self, "preferred_batches", f"sizes from 1 to {self.max_batch}, the largest batch")

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Embedding tables, which keys and rows they keep, and the features that look them up."""
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class FeatureSpec:
         checks.name(self, "table")
         checks.one_of(self, "pooling", ("sum", "mean", "sqrtn", "max", "none"))
         if self.max_keys is not None:
-            checks.positive_int(self, "max_keys")
+            checks.positive_int(self, "max_keys", maximum=checks.MOST_WIDTH)
 
 
 MOST_FILTER_COUNT = 255  # a counting filter's cells are bytes
@@ -224,8 +225,8 @@ class TableSpec:
         checks.name(self)
         check_tiers(self)
         checks.name(self, "optimizer")
-        checks.positive_int(self, "rows")
-        checks.positive_int(self, "width")
+        checks.positive_int(self, "rows", maximum=checks.MOST_ROWS)
+        checks.positive_int(self, "width", maximum=checks.MOST_WIDTH)
         checks.one_of(self, "initializer", ("uniform", "normal", "zeros"))
         checks.one_of(self, "dtype", ROW_TYPES)
         if self.init_scale is not None:
@@ -274,7 +275,7 @@ class DynamicTableSpec:
         checks.name(self)
         check_tiers(self)
         checks.name(self, "optimizer")
-        checks.positive_int(self, "width")
+        checks.positive_int(self, "width", maximum=checks.MOST_WIDTH)
         checks.one_of(self, "initializer", ("uniform", "normal", "zeros"))
         checks.finite_float(self, "init_scale", low=0.0, open_low=True)
         checks.one_of(self, "dtype", ROW_TYPES)
@@ -295,7 +296,7 @@ def check_policies(owner: object, evict: EvictionSpec | None, max_rows: int | No
     checks.instance(owner, "admit", AdmissionSpec | None, "freq(n), prob(p), counting_filter(n) or None")
     checks.instance(owner, "evict", EvictionSpec | None, "lru(), lfu(), ttl(steps), by_score(function) or None")
     if max_rows is not None:
-        checks.positive_int(owner, "max_rows")
+        checks.positive_int(owner, "max_rows", maximum=checks.MOST_ROWS)
     # Rows time out in a table of any size; the other policies act where it is full.
     elif evict is not None and not isinstance(evict, TTLEviction):
         checks.fail(owner, "max_rows", f"an integer >= 1, the size that evict={evict.kind!r} keeps")

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Budgets of the memories that hold the rows of a table."""
 
 from __future__ import annotations
@@ -111,15 +112,15 @@ class Tiers:
             ConfigError: Another text, or a value that a field does not take.
         """
         known = [field.name for field in fields(cls)]
-        given: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         # A directory with a comma in its name needs a configuration file.
         for part in text.split(","):
             name, equals, value = part.partition("=")
-            if not equals or name not in known or name in given:
+            if not equals or name not in known or name in values:
                 raise ConfigError("tiers", f"got {text!r}, expected {'=,'.join(known)}= or some of them, each once")
             # Another word stays a text, which the check of the field rejects with what it accepts.
-            given[name] = _WORDS.get(value, value) if name == "direct" else value
-        return cls(**given)
+            values[name] = _WORDS.get(value, value) if name == "direct" else value
+        return cls(**values)
 
 
 def check_tiers(owner: object) -> None:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Feature workflows: the content of workflow.json, see docs/workflows.md."""
 
 from __future__ import annotations
@@ -5,16 +6,23 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import ClassVar, Literal, TypeAlias, get_args
 
 from terarec.spec import checks
 from terarec.spec.checks import did_you_mean, quoted
 from terarec.spec.registry import OperatorSpec
+from terarec.spec.times import ACCEPTED_ISO, iso_time
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitByFraction:
-    """Last rows in source order: the share `valid`, and after it, as the very last, the share `test`."""
+    """Last rows in source order: the share `valid`, and after it, as the very last, the share `test`.
+
+    Attributes:
+        valid: Share of the rows for validation.
+        test: Share of the rows for the test.
+    """
 
     kind: ClassVar[str] = "by_fraction"
     valid: float = 0.1
@@ -26,7 +34,13 @@ class SplitByFraction:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitByHash:
-    """Rows at random: by the hash of the row id."""
+    """Rows at random: by the hash of the row id.
+
+    Attributes:
+        valid: Share of the rows for validation.
+        test: Share of the rows for the test.
+        seed: Seed of the hash.
+    """
 
     kind: ClassVar[str] = "by_hash"
     valid: float = 0.1
@@ -40,7 +54,14 @@ class SplitByHash:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitByUser:
-    """All rows of a user together: by the hash of the value of `column`."""
+    """All rows of a user together: by the hash of the value of `column`.
+
+    Attributes:
+        column: Column of the user, after the row steps.
+        valid: Share of the users for validation.
+        test: Share of the users for the test.
+        seed: Seed of the hash.
+    """
 
     kind: ClassVar[str] = "by_user"
     column: str
@@ -60,7 +81,8 @@ class SplitByTime:
 
     Attributes:
         column: An integer or number column, mostly seconds since 1970.
-        valid_from: Rows from this time on are "valid".
+        valid_from: Rows from this time on are "valid": a number as the column holds them, or a text in ISO 8601 such as
+            "2024-05-01" or "2024-05-01T12:30:00+02:00", which means its seconds since 1970.
         test_from: Rows from this time on are "test".
         valid: Share of the rows, instead of the thresholds.
         test: Share of the rows, the latest of all.
@@ -68,24 +90,33 @@ class SplitByTime:
 
     kind: ClassVar[str] = "by_time"
     column: str
-    valid_from: float | None = None
-    test_from: float | None = None
+    valid_from: float | str | None = None
+    test_from: float | str | None = None
     valid: float = 0.0
     test: float = 0.0
 
     def __post_init__(self) -> None:
         _column(self)
         for threshold in ("valid_from", "test_from"):
-            if getattr(self, threshold) is not None:
-                checks.finite_float(self, threshold)
+            _time(self, threshold)
         has_thresholds = self.valid_from is not None or self.test_from is not None
         # Both or neither of the two ways.
         if has_thresholds is bool(self.valid or self.test):
             checks.reject(self, "", "expected either thresholds (valid_from, test_from) or shares (valid, test)")
-        if self.valid_from is not None and self.test_from is not None and self.test_from <= self.valid_from:
+        first, last = self.bound("valid_from"), self.bound("test_from")
+        if first is not None and last is not None and last <= first:
             checks.fail(self, "test_from", f"a time after valid_from, {self.valid_from!r}")
         if not has_thresholds:
             _shares(self)
+
+    def bound(self, name: Literal["valid_from", "test_from"]) -> Fraction | None:
+        """Return a threshold as the exact number that it means; None if there is none."""
+        bound = getattr(self, name)
+        if not isinstance(bound, str):
+            # By its decimals: the float nearest to 0.002 is above it.
+            return None if bound is None else Fraction(repr(bound))
+        seconds, nanoseconds = iso_time(bound)
+        return seconds + Fraction(nanoseconds, 10**9)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,6 +124,8 @@ class SplitByFiles:
     """The last files: `valid` of them, and after these, as the very last, `test` of them.
 
     Attributes:
+        valid: Number of files for validation.
+        test: Number of files for the test.
         valid_fraction: Share of the other files' rows, the last ones, for validation instead of files.
     """
 
@@ -115,7 +148,11 @@ class SplitByFiles:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OneSplit:
-    """All rows in one split: for files that a fitted workflow transforms, whatever split it was fitted with."""
+    """All rows in one split: for files that a fitted workflow transforms, whatever split it was fitted with.
+
+    Attributes:
+        split: Name of the split.
+    """
 
     kind: ClassVar[str] = "one_split"
     split: Literal["train", "valid", "test"]
@@ -134,6 +171,18 @@ def _shares(split: SplitByFraction | SplitByHash | SplitByUser | SplitByTime) ->
         checks.reject(split, "", f"got valid {split.valid} and test {split.test}, expected a sum between 0 and 1")
 
 
+def _time(split: SplitByTime, name: str) -> None:
+    bound = getattr(split, name)
+    if not isinstance(bound, str):
+        if bound is not None:
+            checks.finite_float(split, name)
+        return
+    try:
+        iso_time(bound)
+    except ValueError:
+        checks.fail(split, name, f"a number, or {ACCEPTED_ISO}")
+
+
 def _column(split: SplitByUser | SplitByTime) -> None:
     if not isinstance(split.column, str) or not split.column:
         checks.fail(split, "column", "the name of a column")
@@ -143,6 +192,8 @@ SourceType = Literal["text", "integer", "number", "hex32", "time"]
 SourceFormat = Literal["delimited", "json_lines", "parquet", "arrow"]
 SourceEncoding = Literal["utf-8", "latin-1"]
 SourceCleaning = Literal["values", "fields"]
+ISO_FORMAT = "ISO8601"
+"""Format of times that are written as in ISO 8601, each with or without a time of day, parts of a second and offset."""
 # A lone % at the end is found, too, so that it is rejected and not taken for a character.
 _DIRECTIVES = re.compile(r"%.?", re.DOTALL)
 
@@ -152,12 +203,14 @@ class SourceColumn:
     """Column of the source files.
 
     Attributes:
+        name: Name in the header or in the records, and to steps.
         type: "text", "integer" (64 bits), "number" (float64), "hex32" (up to 8 hexadecimal digits), or "time" (becomes
             an integer, seconds since 1970 in UTC).
         separator: Text between the values of a list of that type in one field; files that have lists of
             their own (JSON lines, Parquet, Arrow) may hold those instead. None: one value.
-        format: Format of a "time", with %Y %m %d %H %M %S %I %p and other characters as they are; None for
-            integer seconds, of the years 1 to 9999, so that milliseconds are rejected.
+        format: Format of a "time", with %Y %m %d %H %M %S %f %z %I %p and other characters as they are, or "ISO8601";
+            None for integer seconds, of the years 1 to 9999, so that milliseconds are rejected. %f takes up to nine
+            digits. A time without an offset is in UTC.
     """
 
     name: str
@@ -175,8 +228,12 @@ class SourceColumn:
             if self.type != "time":
                 checks.fail(self, "format", f"none, as the column's type is {self.type!r} and not 'time'")
             directives = _DIRECTIVES.findall(self.format)
-            if not directives or any(item[1:] not in set("YmdHMSIp") for item in directives):
-                checks.fail(self, "format", "the directives %Y %m %d %H %M %S %I %p and other characters")
+            is_known = bool(directives) and all(item[1:] in set("YmdHMSfzIp") for item in directives)
+            if self.format != ISO_FORMAT and not (
+                is_known and all(directives.count(item) < 2 for item in ("%f", "%z"))
+            ):
+                accepted = f"the directives %Y %m %d %H %M %S %f %z %I %p and other characters, or {ISO_FORMAT}"
+                checks.fail(self, "format", accepted)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -184,6 +241,7 @@ class SourceSpec:
     r"""Source files and how they are read.
 
     Attributes:
+        format: Format of the files.
         columns: Columns to read. Delimited text without a header: all fields of a line, in order. Else found by
             name, and others are passed over.
         delimiter: Text between the fields of delimited text, one character or several.
@@ -193,8 +251,8 @@ class SourceSpec:
         trim: Whether white space (ASCII) around a value is removed.
         missing: Words that mean a missing value, after trimming.
         cleaning: Scope of `trim` and `missing`. "values": for every raw value, whether it comes from a file of any
-            format, between quotes or not, or in a record that is served. "fields", as in workflows before version 2:
-            `trim` for fields of delimited text without quotes, `missing` for files, and neither for records.
+            format, between quotes or not, or in a record that is served. "fields": `trim` for
+            fields of delimited text without quotes, `missing` for files, and neither for records.
         encoding: Encoding of delimited text, "utf-8" or "latin-1" (ISO 8859-1).
     """
 
@@ -269,6 +327,7 @@ class WorkflowSpec:
     """Preparation of a data set from raw logs.
 
     Attributes:
+        name: Name of the data set.
         source: The files of rows.
         tables: Side tables that `JoinTable` steps name.
         steps: Steps in order; each reads the results of earlier ones.
@@ -318,13 +377,13 @@ class WorkflowSpec:
     def _check_metadata(self, name: str) -> None:
         column = self.source.column(name)
         if column is None:
-            there = tuple(found.name for found in self.source.columns)
+            there = tuple(one.name for one in self.source.columns)
             hint = did_you_mean(name, there)
             expected = f"a column of the source: {', '.join(there)}"
             checks.reject(self, "metadata", f"got {quoted(name)}{hint}, expected {expected}")
         # A metadata column has one of three types, one value a row.
         if column.separator is not None or column.type == "hex32":
-            held = column.type if column.separator is None else f"lists of {column.type}"
+            own = column.type if column.separator is None else f"lists of {column.type}"
             checks.reject(
-                self, "metadata", f"column {name!r} holds {held}, expected one text, integer, number or time a row"
+                self, "metadata", f"column {name!r} holds {own}, expected one text, integer, number or time a row"
             )

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Admission: the policies for which new keys get a row, and their counts."""
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from torch import Tensor
 
 from terarec.errors import StorageError
 from terarec.kernels.hash_index import copy_to, new_hash_index
-from terarec.spec import DynamicTableSpec, FilterAdmission, FrequencyAdmission, ProbabilityAdmission
-from terarec.spec.tables import MOST_FILTER_COUNT
+from terarec.spec import DynamicTableSpec
+from terarec.spec.tables import MOST_FILTER_COUNT, FilterAdmission, FrequencyAdmission, ProbabilityAdmission
 from terarec.storage.dynamic_arena import Transaction
 
 _FILTER_ROWS = 4  # cells of a key in a counting filter; its count is the smallest of them

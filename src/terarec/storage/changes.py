@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`ChangedRows`: which rows of an arena changed since a checkpoint."""
 
 from __future__ import annotations
@@ -5,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from terarec.kernels import memory
+from terarec.kernels.pages import untouched_zeros
 
 _BITS = 8
 # Bytes of bits that are scanned at a time: 2 M rows, whose numbers take 16 MiB if all of them changed.
@@ -162,5 +163,6 @@ def _zeros(num_rows: int, device: torch.device) -> Tensor:
     num_bytes = -(-num_rows // _BITS)
     if device.type != "cpu":
         return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-    memory.require(num_bytes, f"a bit for each of {num_rows:,} rows, which delta checkpoints need")
-    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8))  # which takes memory where it is written
+    purpose = f"a bit for each of {num_rows:,} rows, which delta checkpoints need"
+    memory.require(num_bytes, purpose)
+    return untouched_zeros(num_bytes, torch.uint8, purpose)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Dynamic tables: any int64 keys; training inserts rows."""
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ import torch
 from torch import Tensor
 
 from terarec.errors import ConfigError, KeyOutOfRangeError, StorageError
-from terarec.spec import DynamicTableSpec, EvictionSpec, TTLEviction
+from terarec.memory.tiered_rows import TieredRows
+from terarec.spec import DynamicTableSpec, EvictionSpec
+from terarec.spec.tables import TTLEviction
 from terarec.storage.changes import changes_since, discard_changes, follow_changes, mark_changes
 from terarec.storage.dynamic_arena import DynamicArena
 from terarec.storage.key_rows import KeyRows
 from terarec.storage.store import Rows, check_import
-from terarec.storage.tiered_rows import TieredRows
 
 _KEYS_AT_ONCE = 1 << 20  # that are compared, so that a scan of a large table takes little memory
 
@@ -228,6 +230,7 @@ class DynamicTable:
             if keys.numel() or (start < 0 and is_first):  # a part of an index may be empty
                 is_first = False
                 yield piece
+            del piece  # before the next one is copied
 
     def export_changed(self, chunk_rows: int) -> Iterator[Rows]:
         """Return all rows; see `export_chunks`."""
@@ -294,16 +297,25 @@ class DynamicTable:
             self._held.removed = []
             follow_changes(self.arena, since)
 
+    @property
+    def num_since(self) -> int:
+        """Rows that changed after `changes_since`."""
+        return sum(keys.numel() for keys in self._changed_keys())
+
     def export_since(self, chunk_rows: int) -> Iterator[Rows]:
         """Return the rows that changed after `changes_since`; see `Store.export_since`."""
+        for changed in self._changed_keys():
+            for part in torch.split(changed, chunk_rows) if changed.numel() else ():
+                yield self.export(part)
+
+    def _changed_keys(self) -> Iterator[Tensor]:
         start = 0 if self.arena.changes is not None else -1
         while start >= 0:
             with self.arena.lock:
                 keys, rows, start = self._held.index.items(start, _KEYS_AT_ONCE)
                 assert self.arena.changes is not None, "changes are followed until the table goes"
                 changed = keys[self.arena.changes.contains(rows)]
-            for part in torch.split(changed, chunk_rows) if changed.numel() else ():
-                yield self.export(part)
+            yield changed
 
     def removed_since(self) -> Tensor:
         """Return the keys that were removed after `changes_since`; see `Store.removed_since`."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`DynamicArena`: one growing block with the rows of all dynamic tables of one width and element type."""
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from terarec.errors import ConfigError, StorageError
+from terarec.errors import ConfigError, NoSpaceError, StorageError
 from terarec.kernels import memory
+from terarec.memory.growing_rows import GrowingRows, check_has_memory
+from terarec.memory.growing_tensor import GrowingTensor
+from terarec.memory.tiered_rows import TieredRows
 from terarec.spec import DynamicTableSpec
 from terarec.storage.changes import ChangedRows, discard_changes
-from terarec.storage.growing_rows import GrowingRows, GrowingTensor
-from terarec.storage.store import check_has_memory, shared_row_type
-from terarec.storage.tiered_rows import TieredRows
+from terarec.storage.store import shared_row_type
 
 Change = Callable[[], object]
 
@@ -322,7 +324,7 @@ class DynamicArena:
             # What has grown keeps its memory for the next attempt, but all have one length.
             for held in self._uses.values():
                 held.tensor = held.tensor[: self.num_rows]
-            raise StorageError(purpose, error.where, error.problem) from None
+            raise NoSpaceError(purpose, error.where, error.problem) from None
         if self.changes is not None:
             self.changes.resize(target)
         self.num_rows = target

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The arena row of each key of a dynamic table: admission inserts keys, eviction removes them."""
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from terarec.errors import ConfigError, StorageError
+from terarec.errors import ConfigError, NoSpaceError
 from terarec.kernels.hash_index import HashIndex, copy_to, new_hash_index
 from terarec.kernels.rows import rows_at_most
-from terarec.spec import DynamicTableSpec, EvictionSpec, LFUEviction, ScoreEviction, TTLEviction
+from terarec.spec import DynamicTableSpec, EvictionSpec
+from terarec.spec.tables import LFUEviction, ScoreEviction, TTLEviction
 from terarec.storage.admission import build_admission
 from terarec.storage.changes import changes_since, discard_changes, mark_changes
 from terarec.storage.dynamic_arena import DynamicArena
@@ -133,7 +135,7 @@ class KeyRows:
         held = len(self.index)
         where, demand = f"table {self.spec.name!r}", f"holds {held:,} rows, {wanted:,} in their place requested"
         if self.spec.max_rows is not None and wanted > self.spec.max_rows:
-            raise StorageError(where, f"{demand}, at most {self.spec.max_rows:,} allowed")
+            raise NoSpaceError(where, f"{demand}, at most {self.spec.max_rows:,} allowed")
         self.arena.make_room(wanted, freed=held, purpose=f"{where}: {demand}")
 
     def items(self) -> tuple[Tensor, Tensor]:
@@ -243,14 +245,14 @@ class KeyRows:
         policy, held, where = self.spec.evict, len(self.index), f"table {self.spec.name!r}"
         full = f"{self._demand(wanted, held=held)}, at most {most:,} allowed"
         if policy is None or batch is None:
-            raise StorageError(
+            raise NoSpaceError(
                 where, f"{full}; expected a larger max_rows" + " or an eviction policy" * (batch is not None)
             )
         fitting = most - wanted
         chosen = self._choose(policy, max(0, min(fitting, self.size_after_eviction(policy))), batch)
         if held - chosen.numel() > fitting:
             why = "too young or " if isinstance(policy, TTLEviction) else ""
-            raise StorageError(
+            raise NoSpaceError(
                 where, f"{full}; all but {chosen.numel():,} are {why}in the batch, expected a larger max_rows"
             )
         self._remove(chosen)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Static tables: a fixed number of rows, where the key is the row number, and `Arena`, the memory of many of them."""
 
 from __future__ import annotations
@@ -10,15 +11,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from terarec.errors import StorageError
+from terarec.errors import NoSpaceError
 from terarec.kernels import memory
 from terarec.kernels.rows import allocate_rows
-from terarec.ops import state_dtype
+from terarec.memory.growing_rows import check_has_memory
+from terarec.memory.initial_values import initial_rows, initialise
+from terarec.ops.row_update import state_dtype
 from terarec.spec import TableSpec
 from terarec.storage.changes import DirectWrites, discard_changes, mark_changes
-from terarec.storage.initial_values import initial_rows, initialise
 from terarec.storage.static_keys import FixedRows, StaticKeys
-from terarec.storage.store import Rows, check_has_memory, check_import, shared_row_type
+from terarec.storage.store import Rows, check_import, shared_row_type
 
 
 class Arena(FixedRows):
@@ -149,7 +151,7 @@ class Arena(FixedRows):
         try:
             return torch.zeros(shape, device=device, dtype=dtype)
         except torch.OutOfMemoryError as error:
-            raise StorageError(
+            raise NoSpaceError(
                 purpose, f"{wanted:,} bytes requested on {device}, which has too little memory"
             ) from error
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bases of the arenas and tables in which the row of a key never changes, wherever the rows are stored."""
 
 from __future__ import annotations
@@ -121,6 +122,14 @@ class StaticKeys(ABC):
     def follow_changes(self, since: str) -> None:
         """Begin to note which rows change; see `Store.follow_changes`."""
         follow_changes(self.arena, since)
+
+    @property
+    def num_since(self) -> int:
+        """Rows that changed after `changes_since`."""
+        changes = self.arena.changes
+        if changes is None:
+            return 0
+        return sum(rows.numel() for rows in changes.between(self.base, self.base + self.spec.rows))
 
     def export_since(self, chunk_rows: int) -> Iterator[Rows]:
         """Return the rows that changed after `changes_since`; see `Store.export_since`."""

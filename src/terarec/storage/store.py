@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The store protocol: the operations of every table of rows, and checks of imported rows."""
 
 from __future__ import annotations
@@ -178,6 +179,10 @@ class Store(Protocol):
             StorageError: Not enough memory: a bit for each row.
         """
 
+    @property
+    def num_since(self) -> int:
+        """Rows that `export_since` returns."""
+
     def export_since(self, chunk_rows: int) -> Iterator[Rows]:
         """Return the rows that changed after `changes_since`, at most `chunk_rows` at a time."""
 
@@ -216,12 +221,6 @@ def shared_row_type(specs: Sequence[TableSpec | DynamicTableSpec]) -> tuple[int,
         raise ConfigError("arena", f"got tables of the optimizers {sorted(optimizers)}, expected one optimizer")
     width, dtype = kinds.pop()
     return width, getattr(torch, dtype), optimizers.pop()
-
-
-def check_has_memory(device: torch.device) -> None:
-    """Raise `ConfigError` for a device on which tensors have no elements."""
-    if device.type == "meta":
-        raise ConfigError("arena", "got device 'meta', expected one with memory such as 'cpu' or 'cuda'")
 
 
 def check_import(

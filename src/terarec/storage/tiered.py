@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Static tables whose rows are in tiers, and their arena."""
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from torch import Tensor
 
 from terarec.errors import ConfigError
 from terarec.kernels import memory
+from terarec.memory.tiered_rows import TieredRows
 from terarec.spec import TableSpec
 from terarec.storage.changes import discard_changes, mark_changes
 from terarec.storage.static_keys import FixedRows, StaticKeys
 from terarec.storage.store import Rows, check_import, shared_row_type
-from terarec.storage.tiered_rows import TieredRows
 
 _KEYS_AT_ONCE = 1 << 20
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints of a run: their schedule and content, and the continuation or start of a training from one."""
 
 from __future__ import annotations
@@ -11,14 +12,17 @@ from typing import Any, Literal
 
 import torch
 from torch import optim
+from typing_extensions import override
 
-from terarec.checkpoint import MANIFEST, Checkpoint, TrainState, follow_changes, load, mark_best, save
-from terarec.checkpoint.directory import keep_newest, step_path
-from terarec.config import RUN_FILE, load_run
+from terarec.checkpoint import Checkpoint, TrainState, follow_changes, load, mark_best, save
+from terarec.checkpoint.directory import MANIFEST, keep_newest, step_path
+from terarec.config import load_run
+from terarec.config.files import RUN_FILE
 from terarec.data.reader import BatchReader
 from terarec.errors import ConfigError, DataNotFoundError, StorageError
 from terarec.formats import read_dataset
-from terarec.models.artifact import check_columns, dense_state, find_checkpoint, load_dense_state, load_weights, tables
+from terarec.models.artifact import dense_state, find_checkpoint, load_dense_state, load_weights, tables
+from terarec.models.trained_columns import check_added_ids, check_columns
 from terarec.spec import (
     DatasetSpec,
     DenseOptimizerSpec,
@@ -30,6 +34,7 @@ from terarec.spec import (
 )
 from terarec.spec.codec import differences
 from terarec.train.evaluation import Evaluation
+from terarec.train.extending import check_growth
 from terarec.train.run_dir import RunDirectory, check_run
 from terarec.train.trainer import Callback, Trainer
 
@@ -48,7 +53,8 @@ class Checkpointing(Callback):
     """A callback that saves every ``checkpoint_every`` steps or at every epoch's end, the best step, and the last one.
 
     The last step is saved for any end of the training. With ``delta_every`` the checkpoints in between, of the best
-    step and of an interrupted training hold only the changes since the previous one.
+    step and of an interrupted training hold only the changes since the previous one. A training that extends the
+    chain of another one saves no complete ones either, as long as few rows change.
 
     Args:
         directory: ``RUN/checkpoints``.
@@ -56,19 +62,28 @@ class Checkpointing(Callback):
         delta_every: Steps between deltas; None for none.
         keep: Number of the newest checkpoints that stay.
         keep_best: Whether the step of the best evaluation is saved, marked and kept as well.
+        extends: Whether the training extends the chain of another one.
 
     Attributes:
         newest: The newest checkpoint, if any.
     """
 
     def __init__(
-        self, directory: Path, *, every: int | None, keep: int, keep_best: bool, delta_every: int | None = None
+        self,
+        directory: Path,
+        *,
+        every: int | None,
+        keep: int,
+        keep_best: bool,
+        delta_every: int | None = None,
+        extends: bool = False,
     ) -> None:
         self.directory = directory
         self.every = every
         self.delta_every = delta_every
         self.keep = keep
         self.keep_best = keep_best
+        self.extends = extends
         self.newest: Path | None = None
         self._saved_step = 0  # no step, no checkpoint
         self._marked_step: int | None = None
@@ -76,21 +91,23 @@ class Checkpointing(Callback):
     def continue_from(self, trainer: Trainer, newest: Path) -> None:
         """Take `newest` as the checkpoint of the present step, which is not saved again."""
         self.newest, self._saved_step = newest, trainer.step
-        if self.delta_every is not None:
+        if self.delta_every is not None or self.extends:
             # The next delta has what changes after this checkpoint.
             follow_changes(tables(trainer.model), newest)
 
+    @override
     def on_start(self, trainer: Trainer) -> None:
-        """Mark the best checkpoint, in case the process was killed before it did so."""
+        # The process may have been killed before it did so.
         self._mark_best(trainer)
 
+    @override
     def on_evaluation(self, trainer: Trainer, evaluation: Evaluation) -> None:
-        """Mark this step's checkpoint as the best one if it was saved before its evaluation."""
+        # This step's checkpoint, if it was saved before its evaluation.
         if trainer.step == self._saved_step:
             self._mark_best(trainer)
 
+    @override
     def on_step(self, trainer: Trainer) -> None:
-        """Save if the step is due, or the best one so far."""
         is_best = self.keep_best and trainer.early_stopping.best_step == trainer.step
         if self.every is not None and trainer.step % self.every == 0:
             self._save(trainer, is_whole=True)
@@ -99,29 +116,33 @@ class Checkpointing(Callback):
         elif is_best or (self.delta_every is not None and trainer.step % self.delta_every == 0):
             self._save(trainer)
 
+    @override
     def on_epoch_end(self, trainer: Trainer) -> None:
-        """Save unless checkpoints are due by steps."""
         if self.every is None:
             self._save(trainer, is_whole=True)
 
+    @override
     def on_interrupt(self, trainer: Trainer) -> None:
-        """Save the steps since the newest checkpoint."""
         self._save(trainer)
 
+    @override
     def on_error(self, trainer: Trainer) -> None:
-        """Save the steps since the newest checkpoint, unless there are several ranks: others may have failed."""
+        # Not with several ranks: others may have failed.
         if trainer.ranks.size == 1:
             self._save(trainer)
 
+    @override
     def on_finish(self, trainer: Trainer) -> None:
-        """Save the last step."""
         self._save(trainer, is_whole=True)
 
     def _save(self, trainer: Trainer, *, is_whole: bool = False) -> None:
         if self._saved_step == trainer.step:
             return
-        kind: Literal["full", "base", "delta"] = "base" if is_whole else "delta"
-        kind = "full" if self.delta_every is None else kind
+        kind: Literal["full", "base", "delta", "shorter"] = "base" if is_whole else "delta"
+        if self.extends:
+            kind = "shorter" if is_whole else "delta"
+        elif self.delta_every is None:
+            kind = "full"
         self.newest = save(self.directory, capture(trainer), kind=kind, writers=trainer.ranks)
         self._saved_step = trainer.step
         self._mark_best(trainer)  # before anything is removed: a crash in between leaves one checkpoint too many
@@ -184,14 +205,14 @@ def restore(trainer: Trainer, reader: BatchReader, checkpoint: Checkpoint) -> No
     trainer.load_state_dict(progress["trainer"])
     # Last, as building and loading draw random numbers.
     torch.set_rng_state(checkpoint.rng)
-    _set_device_rng(trainer.device, progress.get("device_rng"))
+    _set_device_rng(trainer.device, progress["device_rng"])
 
 
-def start_from(trainer: Trainer, spec: RunSpec, dataset: DatasetSpec) -> Path:
+def start_from(trainer: Trainer, spec: RunSpec, dataset: DatasetSpec) -> Checkpoint:
     """Load the weights that ``spec.init_from`` names and, unless ``spec.reset_optimizer``, the optimizers' states.
 
     Learning rates and other options of the optimizers stay those of `spec`. The state of an optimizer of another kind
-    is left out, which a warning says.
+    is left out, which a warning says. With ``spec.extend_chain`` it is rejected, and ids may be added.
 
     Args:
         trainer: Trainer of a model that `spec` and `dataset` describe, before its first step.
@@ -218,22 +239,35 @@ def start_from(trainer: Trainer, spec: RunSpec, dataset: DatasetSpec) -> Path:
                 "expected the same model",
             )
     directory = RunDirectory(run_dir)
-    check_columns(dataset, Path(spec.data), read_dataset(directory.dataset), directory.dataset)
+    check = check_added_ids if spec.extend_chain else check_columns
+    check(dataset, Path(spec.data), read_dataset(directory.dataset), directory.dataset)
     left_out = _left_out(old, spec)
+    if left_out and spec.extend_chain:
+        raise ConfigError(
+            left_out[0], f"is another than in {run_dir / RUN_FILE}, expected the same one: a chain keeps its states"
+        )
     if left_out:
         _logger.warning("init_from: the state of %s was not loaded", " and ".join(left_out))
     with_rows = "sparse_optimizer" not in left_out
+    if spec.extend_chain:
+        check_growth(trainer, checkpoint)
     # Layers first: they show another model before large tables are read.
     try:
         load_dense_state(trainer.model, checkpoint.dense())
     except ConfigError as error:
         raise ConfigError("init_from", f"{checkpoint.path}: {error}") from None
     try:
-        _load(trainer, checkpoint, with_dense="dense_optimizer" not in left_out, with_rows=with_rows)
+        _load(
+            trainer,
+            checkpoint,
+            with_dense="dense_optimizer" not in left_out,
+            with_rows=with_rows,
+            may_grow=spec.extend_chain,
+        )
     except (ConfigError, StorageError) as error:
-        hint = "; reset_optimizer=True loads the weights alone" if with_rows else ""
+        hint = "; reset_optimizer=True loads the weights alone" if with_rows and not spec.extend_chain else ""
         raise ConfigError("init_from", f"{checkpoint.path}: {error}{hint}") from None
-    return checkpoint.path
+    return checkpoint
 
 
 def _find(path: Path) -> tuple[Path, Checkpoint]:
@@ -274,8 +308,8 @@ def _state_kind(spec: DenseOptimizerSpec | SparseOptimizerSpec) -> tuple[object,
     return spec.kind, options.mode, getattr(spec, "lr_in_momentum", False)
 
 
-def _load(trainer: Trainer, checkpoint: Checkpoint, *, with_dense: bool, with_rows: bool) -> None:
-    checkpoint.load_tables(tables(trainer.model), with_state=with_rows)
+def _load(trainer: Trainer, checkpoint: Checkpoint, *, with_dense: bool, with_rows: bool, may_grow: bool) -> None:
+    checkpoint.load_tables(tables(trainer.model), with_state=with_rows, may_grow=may_grow)
     dense, rows = trainer.optimizers.dense, trainer.optimizers.rows
     if with_dense and dense is not None:
         _load_state(dense, checkpoint.optimizer())
@@ -305,7 +339,7 @@ def _device_rng(device: torch.device) -> str | None:
 
 
 def _set_device_rng(device: torch.device, text: str | None) -> None:
-    """Set the state of `_device_rng`; a checkpoint of another kind of device, or an older one, does not change it."""
+    """Set the state of `_device_rng`; a checkpoint of another kind of device does not change it."""
     if text is not None and device.type != "cpu":
         state = torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
         torch.get_device_module(device).set_rng_state(state, device)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The device of a training: copies of batches and rows of tiers ahead of the compute, and the allocator."""
 
 from __future__ import annotations
@@ -6,6 +7,7 @@ import ctypes
 import sys
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from functools import reduce
 from typing import Any, NamedTuple, TypeVar
 
@@ -14,6 +16,7 @@ from torch import nn
 
 import terarec
 from terarec.batch import Batch, to_device
+from terarec.closer import Stream, stream
 from terarec.data.decode import has_shared_offsets
 from terarec.data.reader import BatchReader
 from terarec.data.sampling import RankShare
@@ -21,11 +24,11 @@ from terarec.dist.shard import ShardedCollection
 from terarec.embedding import EmbeddingCollection
 from terarec.errors import ConfigError, KernelError
 from terarec.kernels.environment import triton_interprets
-from terarec.kernels.registry import OPS, active
+from terarec.kernels.registry import Op, active
+from terarec.memory import TierUse
 from terarec.nn.precision import CPU
 from terarec.parallel import prefetched
 from terarec.spec import TrainingSpec
-from terarec.storage import TierUse
 
 _AHEAD = 1  # batches whose rows are read while one trains, besides the one that is being read
 
@@ -58,8 +61,8 @@ def resolve_device(name: str) -> torch.device:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     index = int(name.partition(":")[2] or 0)
     if index >= count:
-        found = f"this machine has {count} that torch can use" if count else "torch finds no GPU here"
-        raise ConfigError("device", f"got {name!r}, but {found}, expected 'cpu', or 'auto' for what there is")
+        situation = f"this machine has {count} that torch can use" if count else "torch finds no GPU here"
+        raise ConfigError("device", f"got {name!r}, but {situation}, expected 'cpu', or 'auto' for what there is")
     return torch.device("cuda", index)
 
 
@@ -76,9 +79,10 @@ def describe_device(device: torch.device) -> str:
     return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
 
 
+@stream
 def batches_on(
     reader: BatchReader, device: torch.device, model: nn.Module | None = None, *, is_ahead: bool = False
-) -> Iterator[tuple[Batch, ReadBatch]]:
+) -> Generator[tuple[Batch, ReadBatch], None, None]:
     """Yield the batches of `reader` on `device`, each with the state of the reader after it.
 
     On a GPU the reader is some batches ahead (`copied_ahead`), so its state is noted before that. The same holds if
@@ -86,15 +90,17 @@ def batches_on(
     it needs them.
     """
     # Triton's interpreter runs in one thread at a time.
-    is_interpreted = triton_interprets() and active("HashIndex", device.type).implementation == "triton"
-    if model is not None and collections_in_tiers(model) and not is_interpreted:
-        read = _read(reader, with_state=True)
-        if share_of_reader(reader) is not None:
-            return copied_ahead(read_ahead_on_ranks(read, model), device)
-        # The thread that copies to a GPU takes as many batches ahead again.
-        distance = (_AHEAD + 1) * (2 if device.type == "cuda" else 1)
-        return copied_ahead(read_ahead(read, model, distance), device)
-    return copied_ahead(_read(reader, with_state=device.type == "cuda" or is_ahead), device)
+    is_interpreted = triton_interprets() and active(Op.HASH_INDEX, device.type).implementation == "triton"
+    in_tiers = model is not None and bool(collections_in_tiers(model)) and not is_interpreted
+    read = _read(reader, with_state=in_tiers or device.type == "cuda" or is_ahead)
+    with ExitStack() as open_streams:
+        if model is not None and in_tiers:
+            # The thread that copies to a GPU takes as many batches ahead again.
+            distance = (_AHEAD + 1) * (2 if device.type == "cuda" else 1)
+            is_share = share_of_reader(reader) is not None
+            rows = read_ahead_on_ranks(read, model) if is_share else read_ahead(read, model, distance)
+            read = open_streams.enter_context(closing(rows))
+        yield from open_streams.enter_context(closing(copied_ahead(read, device)))
 
 
 def _read(reader: BatchReader, *, with_state: bool) -> Iterator[tuple[Batch, ReadBatch]]:
@@ -106,9 +112,9 @@ def _read(reader: BatchReader, *, with_state: bool) -> Iterator[tuple[Batch, Rea
 
 def collections_in_tiers(model: nn.Module) -> list[EmbeddingCollection | ShardedCollection]:
     """Return the collections of `model` with tables in tiers; for those on several ranks, not their parts."""
-    found = [module for module in model.modules() if isinstance(module, EmbeddingCollection | ShardedCollection)]
-    parts = {id(collection.local) for collection in found if isinstance(collection, ShardedCollection)}
-    return [held for held in found if id(held) not in parts and held.tier_use() is not None]
+    modules = [module for module in model.modules() if isinstance(module, EmbeddingCollection | ShardedCollection)]
+    parts = {id(collection.local) for collection in modules if isinstance(collection, ShardedCollection)}
+    return [module for module in modules if id(module) not in parts and module.tier_use() is not None]
 
 
 def tier_use(model: nn.Module) -> TierUse | None:
@@ -117,9 +123,7 @@ def tier_use(model: nn.Module) -> TierUse | None:
     return reduce(TierUse.plus, uses) if uses else None
 
 
-def read_ahead(
-    batches: Iterable[tuple[Batch, T]], model: nn.Module, distance: int
-) -> Generator[tuple[Batch, T], None, None]:
+def read_ahead(batches: Iterable[tuple[Batch, T]], model: nn.Module, distance: int) -> Stream[tuple[Batch, T]]:
     """Yield `batches` with their states from a thread that also prefetches their rows into `model`'s tables."""
     collections = collections_in_tiers(model)
 
@@ -132,22 +136,23 @@ def read_ahead(
     return prefetched(drawn(), _AHEAD)
 
 
+@stream
 def read_ahead_on_ranks(batches: Iterable[tuple[Batch, T]], model: nn.Module) -> Generator[tuple[Batch, T], None, None]:
     """Yield `batches` of this rank's samples, whose rows all ranks read ahead for each other.
 
     Ranks exchange the keys in the thread that takes the batches, since collectives have one order; another
     thread reads the rows while the batch before trains.
     """
-    collections = [held for held in collections_in_tiers(model) if isinstance(held, ShardedCollection)]
+    collections = [module for module in collections_in_tiers(model) if isinstance(module, ShardedCollection)]
     with ThreadPoolExecutor(1, thread_name_prefix="terarec-tiers") as thread:
         reading: list[Future[None]] = []
         for batch, payload in batches:
-            requested = [held.requested_rows(batch.sparse) for held in collections]
+            requested = [module.requested_rows(batch.sparse) for module in collections]
             for done in reading:
                 done.result()  # the rows of the batch before are there, or its error is raised
             reading = [
-                thread.submit(held.prefetch_rows, keys, _AHEAD + 1)
-                for held, keys in zip(collections, requested, strict=True)
+                thread.submit(module.prefetch_rows, keys, _AHEAD + 1)
+                for module, keys in zip(collections, requested, strict=True)
             ]
             yield batch, payload
 
@@ -158,7 +163,8 @@ def share_of_reader(batches: object) -> RankShare | None:
     return share
 
 
-def copied_ahead(batches: Iterable[tuple[Batch, T]], device: torch.device) -> Iterator[tuple[Batch, T]]:
+@stream
+def copied_ahead(batches: Iterable[tuple[Batch, T]], device: torch.device) -> Generator[tuple[Batch, T], None, None]:
     """Yield `batches` on `device`, each with its state.
 
     On a GPU a thread draws the next batch and copies it from pinned memory, on a stream of its own, while this one is
@@ -186,16 +192,16 @@ def _copies(
     batches: Iterable[tuple[Batch, T]], device: torch.device
 ) -> Generator[tuple[Batch, T, torch.cuda.Event], None, None]:
     """Yield each batch on a GPU, as soon as its copy has begun, with the event after the copy."""
-    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    copying = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     shared: torch.Tensor | None = None
     for batch, payload in batches:
         # Two fifths of the bytes of Criteo's batches.
         is_shared = has_shared_offsets(batch)
         is_there = is_shared and shared is not None and shared.shape == batch.sparse.offsets.shape
         # Only copies from pinned memory run next to the compute; others wait for it.
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(copying):
             there = to_device(batch, device, pin=True, offsets=shared if is_there else None)
-            copied = stream.record_event()
+            copied = copying.record_event()
         shared = there.sparse.offsets if is_shared else None
         yield there, payload, copied
 
@@ -203,8 +209,8 @@ def _copies(
 def batch_tensors(batch: Batch) -> list[torch.Tensor]:
     """Return the tensors of `batch`."""
     sparse = batch.sparse
-    held = (batch.dense, batch.label, batch.weight, sparse.keys, sparse.offsets, sparse.weights)
-    return [tensor for tensor in held if tensor is not None]
+    tensors = (batch.dense, batch.label, batch.weight, sparse.keys, sparse.offsets, sparse.weights)
+    return [tensor for tensor in tensors if tensor is not None]
 
 
 def describe_environment(device: torch.device, training: TrainingSpec) -> dict[str, Any]:
@@ -226,13 +232,13 @@ def describe_environment(device: torch.device, training: TrainingSpec) -> dict[s
 
 def active_kernels(device: str) -> dict[str, str]:
     """Return the implementation that runs each op on a device type; ops that nothing runs there are left out."""
-    found = {}
-    for op in OPS:
+    implementations = {}
+    for op in Op:
         try:
-            found[op] = active(op, device).implementation
+            implementations[op.value] = active(op, device).implementation
         except KernelError:
             continue
-    return found
+    return implementations
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc

@@ -1,8 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
 """Evaluation of a model on a stream of batches: scores and metrics."""
 
 from __future__ import annotations
 
-import math
+import logging
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -13,18 +14,25 @@ import torch
 from torch import Tensor, nn
 
 from terarec.batch import Batch, Jagged, column, slice_samples
+from terarec.closer import stream
 from terarec.dist.ranks import Ranks
-from terarec.metrics import MetricSet, Results, Throughput
+from terarec.metrics import MetricSet, find_metric
+from terarec.metrics.means import Throughput
+from terarec.metrics.metric_set import Results
+from terarec.metrics.samples import NamesOfIds
 from terarec.models.contract import device_of, logits_of, training_loss
-from terarec.nn.objectives import BinaryObjective, Objective
+from terarec.nn.objectives import BinaryObjective, Objective, untrained_labels
 from terarec.nn.precision import Precision, autocast
+from terarec.reports.text import metric_text
 from terarec.spec import TrainingSpec
 from terarec.spec.codec import finite_data
 from terarec.train.devices import copied_ahead, share_of_reader
-from terarec.train.step import loss_share
+from terarec.train.ranks_step import loss_share
+
+_logger = logging.getLogger(__name__)
 
 
-class Scored(NamedTuple):
+class BatchOutputs(NamedTuple):
     """A batch and the model's outputs for it.
 
     Attributes:
@@ -38,6 +46,7 @@ class Scored(NamedTuple):
     loss: float | None
 
 
+@stream
 def score(
     model: nn.Module,
     batches: Iterable[Batch],
@@ -46,7 +55,7 @@ def score(
     objective: Objective | None = None,
     ranks: Ranks | None = None,
     columns: Sequence[str] = (),
-) -> Generator[Scored, None, None]:
+) -> Generator[BatchOutputs, None, None]:
     """Yield the logits of each of `batches`, with the model in evaluation mode.
 
     The mode that the model had before is restored when the stream ends or is closed.
@@ -68,15 +77,15 @@ def score(
     model.eval()
     try:
         # The model reads the copy on the device, metrics the batch in host memory.
-        for there, batch in copied_ahead(((batch, batch) for batch in batches), device):
-            if ranks is None or ranks.size == 1:
-                yield Scored(batch, *_forward(model, there, precision, objective))
-            elif is_share:
-                yield _of_all(
-                    ranks, Scored(batch, *_forward(model, there, precision, objective)), model, objective, columns
-                )
-            else:
-                yield Scored(batch, *_forward_on_ranks(model, there, precision, objective, ranks))
+        with closing(copied_ahead(((batch, batch) for batch in batches), device)) as copies:
+            for there, batch in copies:
+                if ranks is None or ranks.size == 1:
+                    yield BatchOutputs(batch, *_forward(model, there, precision, objective))
+                elif is_share:
+                    outputs = BatchOutputs(batch, *_forward(model, there, precision, objective))
+                    yield _of_all(ranks, outputs, model, objective, columns)
+                else:
+                    yield BatchOutputs(batch, *_forward_on_ranks(model, there, precision, objective, ranks))
     finally:
         model.train(was_training)
 
@@ -107,7 +116,9 @@ def _forward_on_ranks(
     return joined, float(ranks.all_reduce_("loss of an evaluation", torch.tensor([own], dtype=torch.float64)))
 
 
-def _of_all(ranks: Ranks, own: Scored, model: nn.Module, objective: Objective | None, columns: Sequence[str]) -> Scored:
+def _of_all(
+    ranks: Ranks, own: BatchOutputs, model: nn.Module, objective: Objective | None, columns: Sequence[str]
+) -> BatchOutputs:
     """Return the samples of all ranks with their logits, in the order of the ranks, and the mean loss of all.
 
     The batch has labels, weights and `columns` alone.
@@ -119,8 +130,8 @@ def _of_all(ranks: Ranks, own: Scored, model: nn.Module, objective: Objective | 
     logits, label, *weight = torch.split(rows, [part.shape[1] for part in parts], dim=1)
     metadata: dict[str, pa.Array] = {}
     if columns:
-        held = [column(batch, name) for name in columns]
-        arrays = [pa.array(values.numpy()) if isinstance(values, Tensor) else values for values in held]
+        columns_of_rank = [column(batch, name) for name in columns]
+        arrays = [pa.array(values.numpy()) if isinstance(values, Tensor) else values for values in columns_of_rank]
         # Arrow columns as bytes, since collectives exchange tensors; the stream keeps their types.
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(
@@ -141,11 +152,11 @@ def _of_all(ranks: Ranks, own: Scored, model: nn.Module, objective: Objective | 
         metadata=metadata,
     )
     if own.loss is None or objective is None:
-        return Scored(joined, logits, None)
+        return BatchOutputs(joined, logits, None)
     # The mean loss of no samples would be NaN, and with it the sum of all ranks.
     part = own.loss * loss_share(model, objective, size, len(rows)) if size else 0.0
     total = ranks.all_reduce_("loss of an evaluation", torch.tensor([part], dtype=torch.float64))
-    return Scored(joined, logits, float(total))
+    return BatchOutputs(joined, logits, float(total))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,21 +168,23 @@ class Evaluation:
         rows: Samples scored.
         seconds: Wall-clock time, reading included.
         samples_per_second: Rows / seconds.
+        untrained: Labels of weight 0, which means over the labels leave out.
     """
 
     results: Results
     rows: int
     seconds: float
     samples_per_second: float
+    untrained: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """Return the metrics and the speed in one line, such as "auc=0.78031, rows=1000, ..."."""
-        values = [f"{name}={value:.5f}" for name, value in self.results.overall.values.items()]
+        values = [f"{name}={metric_text(value)}" for name, value in self.results.overall.values.items()]
         return ", ".join([*values, f"rows={self.rows}", f"samples_per_second={self.samples_per_second:,.0f}"])
 
     def value(self, metric: str) -> float:
-        """Return a metric, the mean over labels; NaN where it is undefined or was not computed."""
-        return self.results.overall.values.get(metric, math.nan)
+        """Return a metric, or that of a label (``auc/click``); NaN where it is undefined or was not computed."""
+        return self.results.value(metric)
 
     @property
     def auc(self) -> float:
@@ -184,8 +197,12 @@ class Evaluation:
         return self.value("logloss")
 
     def to_json(self) -> dict[str, Any]:
-        """Return all values as JSON data, None for NaN; "labels" and "slices" only where there are several."""
-        found = self.results.to_json()
+        """Return all values as JSON data, None for NaN.
+
+        "labels" and "slices" are there only where there are several, "untrained_labels" where there are some, and
+        "calibration" where scores are probabilities.
+        """
+        content = self.results.to_json()
         data: dict[str, Any] = {
             **finite_data(self.results.overall.values),
             "rows": self.rows,
@@ -193,17 +210,25 @@ class Evaluation:
             "samples_per_second": self.samples_per_second,
         }
         if len(self.results.overall.labels) > 1:
-            data["labels"] = found["labels"]
+            data["labels"] = content["labels"]
+        if self.untrained:
+            data["untrained_labels"] = list(self.untrained)
+        curves = {name: label.calibration for name, label in self.results.overall.labels.items()}
+        calibration = {name: curve.to_json() for name, curve in curves.items() if curve is not None}
+        if calibration:
+            data["calibration"] = calibration
         if self.results.slices:
-            data["slices"] = found["slices"]
+            data["slices"] = content["slices"]
         return data
 
 
 class Evaluator:
-    """Computes metrics of a model over a stream of batches.
+    """Computes metrics of a model over a stream of batches; names each metric that has no value once, as a warning.
 
     Attributes:
         metrics: Names of the metrics.
+        untrained: Labels of weight 0, which means over the labels leave out.
+        monitors: Names by which evaluations can be compared: the metrics, and ``metric/LABEL`` for each label.
 
     Args:
         objective: Loss and scores of the model; binary cross entropy by default.
@@ -213,6 +238,9 @@ class Evaluator:
         slices: Columns for whose values metrics are computed, too.
         precision: Precision of the dense layers' matrix products.
         ranks: Processes that evaluate together and all find the metrics of all samples; None for this alone.
+        names: Names of the ids in slice columns; None to report the ids.
+
+    A label of weight 0 in the objective is not trained, and left out of means over the labels.
 
     Raises:
         ConfigError: An unknown metric, or one that needs a group.
@@ -228,11 +256,17 @@ class Evaluator:
         slices: Sequence[str] = (),
         precision: Precision = "fp32",
         ranks: Ranks | None = None,
+        names: NamesOfIds | None = None,
     ) -> None:
-        self._ranks = ranks
+        self._ranks, self._names = ranks, names
         self._objective: Objective = objective or BinaryObjective()
         self.metrics = tuple(metrics) or self._objective.default_metrics
         self._labels, self._group, self._slices, self._precision = tuple(labels), group, tuple(slices), precision
+        self.untrained = untrained_labels(self._objective, self._labels)
+        # The mean loss of a batch belongs to no label.
+        of_labels = [metric for metric in self.metrics if find_metric(metric).reads != "loss"]
+        self.monitors = (*self.metrics, *(f"{metric}/{label}" for label in self._labels for metric in of_labels))
+        self._undefined: set[str] = set()
         # Invalid settings raise here, before the first evaluation.
         self._reads_loss = "loss" in self._new_set(1).reads
 
@@ -244,6 +278,7 @@ class Evaluator:
         labels: Sequence[str],
         *,
         ranks: Ranks | None = None,
+        names: NamesOfIds | None = None,
     ) -> Evaluator:
         """Create the evaluator of a training's settings.
 
@@ -252,6 +287,7 @@ class Evaluator:
             objective: Loss and scores of the model; None for binary cross entropy.
             labels: Names of the labels; numbers for none.
             ranks: Processes that evaluate together; None for this alone.
+            names: Names of the ids in slice columns; None to report the ids.
 
         Raises:
             ConfigError: See the class.
@@ -264,6 +300,7 @@ class Evaluator:
             slices=training.slices,
             precision=training.precision,
             ranks=ranks,
+            names=names,
         )
 
     def evaluate(
@@ -281,42 +318,67 @@ class Evaluator:
             ConfigError: A logit that is NaN, a label outside what a metric takes, a model that gives no logits, or a
                 column that the batches do not hold.
         """
-        found: MetricSet | None = None
+        metrics: MetricSet | None = None
+        # By attributes: a model whose own loss only orders samples says so.
+        is_calibrated = getattr(self._objective, "gives_probabilities", False) and getattr(
+            model, "gives_probabilities", True
+        )
         throughput = Throughput()
         objective = self._objective if self._reads_loss else None
         # Closed at once where `progress` raises: the model's mode must not wait for the garbage collector.
         columns = self._new_set(1).columns
         scored = score(model, batches, self._precision, objective=objective, ranks=self._ranks, columns=columns)
-        with closing(scored) as stream:
-            for batch, logits, loss in stream:
+        with closing(scored):
+            for batch, logits, loss in scored:
                 # The number of labels is known from the first batch only.
-                if found is None:
-                    found = self._new_set(batch.label.shape[1])
-                found.update(
+                if metrics is None:
+                    metrics = self._new_set(batch.label.shape[1], calibration=is_calibrated)
+                metrics.update(
                     labels=batch.label,
                     logits=logits,
-                    scores=self._objective.scores(logits) if "scores" in found.reads else None,
+                    scores=self._objective.scores(logits) if "scores" in metrics.reads else None,
                     weights=batch.weight,
-                    columns={name: column(batch, name) for name in found.columns},
+                    columns={name: column(batch, name) for name in metrics.columns},
                     loss=loss,
                 )
                 throughput.update(batch.batch_size)
                 if progress is not None:
                     progress(throughput.samples)
-        if found is None:
-            found = self._new_set(1)
-        results = found.compute()
+        if metrics is None:
+            metrics = self._new_set(1)
+        results = metrics.compute()
+        self._warn_of_undefined(results)
         seconds = throughput.seconds
         return Evaluation(
             results=results,
             rows=throughput.samples,
             seconds=seconds,
             samples_per_second=throughput.samples / seconds,
+            untrained=self.untrained,
         )
 
-    def _new_set(self, num_labels: int) -> MetricSet:
+    def _warn_of_undefined(self, results: Results) -> None:
+        if self._ranks is not None and not self._ranks.is_first:
+            return
+        by_reason: dict[str, list[str]] = {}
+        for name, reason in results.undefined().items():
+            if name not in self._undefined:
+                self._undefined.add(name)
+                by_reason.setdefault(reason, []).append(name)
+        for reason, names in by_reason.items():
+            _logger.warning("undefined in an evaluation, neither better nor worse: %s (%s)", ", ".join(names), reason)
+
+    def _new_set(self, num_labels: int, *, calibration: bool = False) -> MetricSet:
         labels = self._labels or tuple(map(str, range(num_labels)))
-        return MetricSet(self.metrics, labels, group=self._group, slices=self._slices)
+        return MetricSet(
+            self.metrics,
+            labels,
+            group=self._group,
+            slices=self._slices,
+            names=self._names,
+            untrained=self.untrained,
+            calibration=calibration,
+        )
 
 
 def evaluate(model: nn.Module, batches: Iterable[Batch], *, precision: Precision = "fp32") -> Evaluation:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Callbacks that show a training: points every few steps for TensorBoard and MLflow, and a progress bar."""
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from terarec.errors import ConfigError, MissingDependencyError
-from terarec.metrics import Throughput
-from terarec.reports.text import Bar
+from terarec.metrics.means import Throughput
+from terarec.reports.text import Bar, metric_text
 from terarec.spec import RunSpec, to_data
 from terarec.train.evaluation import Evaluation
 from terarec.train.trainer import Callback, Trainer
@@ -53,24 +55,24 @@ class PointLogger(Callback):
         """Write a training point."""
         raise NotImplementedError
 
+    @override
     def on_start(self, trainer: Trainer) -> None:
-        """Start the clock."""
         self._samples_logged = trainer.samples
         self._throughput.reset()
 
+    @override
     def on_step(self, trainer: Trainer) -> None:
-        """Add the loss; log a point if one is due."""
         if trainer.last_loss is not None:
             self._losses.append(trainer.last_loss)  # on the model's device: a GPU is not waited for
         if trainer.step % self.every == 0:
             self._log(trainer)
 
+    @override
     def on_evaluation(self, trainer: Trainer, evaluation: Evaluation) -> None:
-        """Leave the evaluation out of the training's time."""
         self._evaluation_seconds += evaluation.seconds
 
+    @override
     def on_end(self, trainer: Trainer) -> None:
-        """Log the remaining points."""
         self._log(trainer)
 
     def _log(self, trainer: Trainer) -> None:
@@ -111,29 +113,30 @@ class ProgressBar(Callback):
         self.console = console or Console(stderr=True)
         self._bar = Bar(self.console, "training", "steps")
 
+    @override
     def on_start(self, trainer: Trainer) -> None:
-        """Draw the empty bar."""
         self._bar.move(trainer.step, trainer.total_steps)
         self._bar.start()
 
+    @override
     def on_step(self, trainer: Trainer) -> None:
-        """Advance the bar."""
         if not self._bar.is_drawn:
             return
         rate = self._bar.speed * trainer.spec.batch_size
         remark = f"loss {trainer.loss:.4f}  {rate:,.0f} samples/s"
         self._bar.move(trainer.step, trainer.total_steps, words=f"epoch {trainer.last_epoch}", remark=remark)
 
+    @override
     def on_evaluation(self, trainer: Trainer, evaluation: Evaluation) -> None:
-        """Print the metrics."""
-        metrics = ", ".join(f"{name} {value:.5f}" for name, value in evaluation.results.overall.values.items())
+        metrics = ", ".join(f"{name} {metric_text(value)}" for name, value in evaluation.results.overall.values.items())
+        best = ", the best so far" if trainer.early_stopping.best_step == trainer.step else ""
         self.console.print(
-            f"step {trainer.step:,}: {metrics} ({evaluation.rows:,} rows in {evaluation.seconds:.1f} s)",
+            f"step {trainer.step:,}: {metrics}{best} ({evaluation.rows:,} rows in {evaluation.seconds:.1f} s)",
             highlight=False,
         )
 
+    @override
     def on_end(self, trainer: Trainer) -> None:
-        """Remove the bar."""
         self._bar.stop()
 
 
@@ -184,27 +187,27 @@ class TensorBoardLogger(PointLogger):
         self._directory, self._split = directory, split
         self._writer: Any = None
 
+    @override
     def on_start(self, trainer: Trainer) -> None:
-        """Open a file of events."""
         super().on_start(trainer)
         # A killed run may have written events after its checkpoint; without a step there are none to hide.
         purge = trainer.step + 1 if trainer.step else None
         self._writer = self._make(log_dir=str(self._directory), purge_step=purge)
 
+    @override
     def log_training(self, point: Point) -> None:
-        """Write a point of each training curve."""
         for name, curve in _CURVES.items():
             if name in point:
                 self._writer.add_scalar(curve, point[name], point["step"])
 
+    @override
     def on_evaluation(self, trainer: Trainer, evaluation: Evaluation) -> None:
-        """Write a point of each metric."""
         super().on_evaluation(trainer, evaluation)
         for curve, value in evaluation_curves(evaluation, self._split):
             self._writer.add_scalar(curve, value, trainer.step)
 
+    @override
     def on_end(self, trainer: Trainer) -> None:
-        """Write the remaining points and close the file."""
         if self._writer is not None:
             super().on_end(trainer)
             self._writer.close()
@@ -250,8 +253,8 @@ class MLflowLogger(PointLogger):
         self._run = ""
         self._status = "FAILED"
 
+    @override
     def on_start(self, trainer: Trainer) -> None:
-        """Begin a run of MLflow with the settings as its parameters."""
         super().on_start(trainer)
         # Until `on_finish` or `on_interrupt` says otherwise.
         self._status = "FAILED"
@@ -269,25 +272,25 @@ class MLflowLogger(PointLogger):
         # Set last: without it nothing is sent, also by the `on_end` that follows an error.
         self._client = client
 
+    @override
     def log_training(self, point: Point) -> None:
-        """Send a point of each training curve."""
         self._send({curve: point[name] for name, curve in _CURVES.items() if name in point}, int(point["step"]))
 
+    @override
     def on_evaluation(self, trainer: Trainer, evaluation: Evaluation) -> None:
-        """Send a point of each metric."""
         super().on_evaluation(trainer, evaluation)
         self._send(dict(evaluation_curves(evaluation, self._split)), trainer.step)
 
+    @override
     def on_finish(self, trainer: Trainer) -> None:
-        """Remember that the training is complete."""
         self._status = "FINISHED"
 
+    @override
     def on_interrupt(self, trainer: Trainer) -> None:
-        """Remember that the training was stopped."""
         self._status = "KILLED"
 
+    @override
     def on_end(self, trainer: Trainer) -> None:
-        """Send the remaining points and end MLflow's run."""
         super().on_end(trainer)
         if self._client is not None:
             self._try(lambda: self._client.set_terminated(self._run, status=self._status))
@@ -312,12 +315,12 @@ class MLflowLogger(PointLogger):
 
 def evaluation_curves(evaluation: Evaluation, split: str) -> Iterator[tuple[str, float]]:
     """Yield the name of a curve and its value for each metric, and with several labels for each metric of a label."""
-    found = evaluation.results.overall
-    for metric, value in found.values.items():
+    results = evaluation.results.overall
+    for metric, value in results.values.items():
         if math.isfinite(value):
             yield f"{split}/{metric}", value
-    if len(found.labels) > 1:
-        for label, of_label in found.labels.items():
+    if len(results.labels) > 1:
+        for label, of_label in results.labels.items():
             for metric, value in of_label.values.items():
                 if math.isfinite(value):
                     yield f"{split}/{metric}/{label}", value

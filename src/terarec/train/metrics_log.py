@@ -1,7 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
 """``metrics.jsonl``, the log of a run: the callback that writes it, and its lines for a report."""
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 from collections.abc import Mapping, Sequence
@@ -9,8 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from typing_extensions import override
+
 from terarec.errors import DataNotFoundError, FormatError
-from terarec.io import write_bytes
+from terarec.io.files import write_bytes
+from terarec.io.opening import open_file, read_bytes
 from terarec.spec.checks import quoted
 from terarec.spec.codec import finite_data, parse_json
 from terarec.train.devices import describe_environment
@@ -18,15 +23,18 @@ from terarec.train.evaluation import Evaluation
 from terarec.train.loggers import LOG_EVERY, Point, PointLogger
 from terarec.train.trainer import Trainer
 
-_NO_METRICS = frozenset({"step", "samples", "split", "seconds", "labels", "slices"})
+_NO_METRICS = frozenset({"step", "samples", "split", "seconds", "labels", "slices", "untrained_labels", "calibration"})
 """Entries of an evaluation line that are not metrics."""
+
+_MOST_BYTES = 4 << 30
 
 
 class MetricsLog(PointLogger):
     """Writes a line for each start, a training line every few steps, a line per evaluation, and one of tables in tiers.
 
     The line of a start has ``step``, ``samples`` and what `describe_environment` returns. A training line is a point of
-    `PointLogger`. An evaluation line has ``step``, ``samples``, ``split``, every metric by its name, ``seconds``, and
+    `PointLogger`. An evaluation line has ``step``, ``samples``, ``split``, every metric by its name (null where it is
+    undefined), ``seconds``, and
     ``labels`` and ``slices`` where there are several. The line of tables in tiers comes at the end: ``tiers`` has the
     numbers of `terarec.storage.TierUse`.
 
@@ -42,24 +50,25 @@ class MetricsLog(PointLogger):
         self.split = split
         self._file: IO[str] | None = None
 
+    @override
     def on_start(self, trainer: Trainer) -> None:
-        """Open the file, without lines that a killed run had logged after its checkpoint."""
+        # Without lines that a killed run had logged after its checkpoint.
         kept = _lines_until(self.path, trainer.step) if self.path.exists() else []
         write_bytes(self.path, b"".join(kept))
-        self._file = self.path.open("a", encoding="utf-8")
+        self._file = io.TextIOWrapper(open_file(self.path, "ab"), encoding="utf-8")
         where = describe_environment(trainer.device, trainer.spec)
         self._write({"step": trainer.step, "samples": trainer.samples, **where})
         super().on_start(trainer)
 
+    @override
     def on_evaluation(self, trainer: Trainer, evaluation: Evaluation) -> None:
-        """Write the evaluation's line."""
         super().on_evaluation(trainer, evaluation)
-        found = evaluation.to_json()
-        del found["rows"], found["samples_per_second"]
-        self._write({"step": trainer.step, "samples": trainer.samples, "split": self.split, **found})
+        content = evaluation.to_json()
+        del content["rows"], content["samples_per_second"]
+        self._write({"step": trainer.step, "samples": trainer.samples, "split": self.split, **content})
 
+    @override
     def on_end(self, trainer: Trainer) -> None:
-        """Write the remaining points and close the file."""
         # `on_end` comes also where an `on_start` before this one's has raised.
         if self._file is not None:
             super().on_end(trainer)
@@ -69,13 +78,14 @@ class MetricsLog(PointLogger):
             self._file.close()
             self._file = None
 
+    @override
     def log_training(self, point: Point) -> None:
-        """Write a training line."""
         self._write(point)
 
     def _write(self, point: Mapping[str, Any]) -> None:
         assert self._file is not None, "the log is open while training runs"
-        known = {name: value for name, value in finite_data(point).items() if value is not None}
+        # Without what is unknown, but for the metrics of an evaluation, of which null says that they are undefined.
+        known = {name: value for name, value in finite_data(point).items() if value is not None or "split" in point}
         self._file.write(json.dumps(known, allow_nan=False) + "\n")
         # Each line at once, so that curves can be followed and survive a kill.
         self._file.flush()
@@ -87,7 +97,7 @@ class RunLog:
 
     Attributes:
         training: Lines with a loss.
-        evaluations: Lines with a split; a figure that was not a number is not in them.
+        evaluations: Lines with a split; a metric that was undefined is None.
         starts: Lines that say what the training ran on, one for each start.
         tiers: Statistics of tables in tiers, by name, one for each start that ended; empty without such tables.
     """
@@ -119,8 +129,8 @@ def read_log(path: Path) -> RunLog:
         FormatError: A line that is not a JSON object with a step and samples, with its number.
     """
     try:
-        lines = path.read_bytes().splitlines()
-    except FileNotFoundError:
+        lines = read_bytes(path, most=_MOST_BYTES).splitlines()
+    except DataNotFoundError:
         raise DataNotFoundError(path, "no such file, expected the log of a training run") from None
     points = [read_point(path, number, line) for number, line in enumerate(lines, start=1)]
     return RunLog(
@@ -157,7 +167,7 @@ def _last_of_each_step(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _lines_until(path: Path, step: int) -> list[bytes]:
     """Return the lines of steps up to `step`; a last line that a crash truncated is also removed."""
     kept = []
-    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
+    for number, line in enumerate(read_bytes(path, most=_MOST_BYTES).splitlines(keepends=True), start=1):
         if not line.endswith(b"\n") or read_point(path, number, line)["step"] > step:
             break
         kept.append(line)

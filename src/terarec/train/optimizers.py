@@ -1,7 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
 """The optimizers of a model: one for its layers, one for the rows of its tables, and the schedules of both."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,7 +12,7 @@ from torch import nn, optim
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from terarec.errors import ConfigError
-from terarec.metrics import find_metric
+from terarec.metrics.registry import monitored_metric
 from terarec.optim import (
     RowOptimizer,
     build_dense_optimizer,
@@ -18,8 +20,9 @@ from terarec.optim import (
     load_scheduler_states,
     scheduler_states,
 )
-from terarec.spec import ConstantSchedule, DenseOptimizerSpec, PlateauSchedule, ScheduleSpec, SparseOptimizerSpec
+from terarec.spec import ConstantSchedule, DenseOptimizerSpec, PlateauSchedule, SparseOptimizerSpec
 from terarec.spec.checks import did_you_mean
+from terarec.spec.schedule import ScheduleSpec
 
 AdvanceInterval = Literal["step", "epoch", "evaluation"]
 
@@ -55,6 +58,7 @@ class Optimizers:
         self.dense = dense
         self.rows = rows
         self.schedules = list(schedules)
+        self._undefined: set[str | None] = set()
 
     @classmethod
     def of(
@@ -110,18 +114,22 @@ class Optimizers:
             optimizer.zero_grad()
 
     def advance(self, interval: AdvanceInterval, value_of: Callable[[str | None], float] | None = None) -> None:
-        """Advance the schedules of `interval`.
+        """Advance the schedules of `interval`; an undefined metric, NaN, leaves a plateau's as it is.
 
         Args:
-            interval: AdvanceInterval that has just ended.
+            interval: Interval that has just ended.
             value_of: Function from a metric's name, or None for the monitored one, to its value in the evaluation.
         """
         for schedule in self.schedules:
             if schedule.interval != interval:
                 continue
             if isinstance(schedule.scheduler, ReduceLROnPlateau):
-                if value_of is not None:
-                    schedule.scheduler.step(value_of(schedule.metric))
+                value = math.nan if value_of is None else value_of(schedule.metric)
+                # torch counts NaN as a bad evaluation, and would lower the rate.
+                if not math.isnan(value):
+                    schedule.scheduler.step(value)
+                elif value_of is not None:
+                    self._undefined.add(schedule.metric)
             else:
                 schedule.scheduler.step()
 
@@ -146,6 +154,27 @@ class Optimizers:
                     "training.schedule.metric",
                     f"got {schedule.metric!r}{did_you_mean(schedule.metric, metrics)}, "
                     f"expected one of the metrics {', '.join(metrics)}",
+                )
+
+    def check_defined(self, monitor: str) -> None:
+        """Check that the metric of each plateau had a value in an evaluation.
+
+        Args:
+            monitor: Metric of schedules that name none.
+
+        Raises:
+            ConfigError: A plateau was never advanced.
+        """
+        for schedule in self.schedules:
+            # One that was never due, as in a short training, has compared nothing without any fault.
+            was_undefined = schedule.metric in self._undefined
+            if was_undefined and schedule.scheduler.last_epoch == 0:
+                metric = schedule.metric or monitor
+                raise ConfigError(
+                    "training.schedule.metric",
+                    f"{metric!r} had no value in any evaluation (it needs {monitored_metric(metric).needs}), so that "
+                    "the plateau compared nothing; expected another metric, or a split to evaluate on that defines "
+                    "it; the last step is saved",
                 )
 
     def schedule_state(self) -> list[Any]:
@@ -182,7 +211,7 @@ class Optimizers:
         if isinstance(spec, PlateauSchedule):
             interval, metric = "evaluation", spec.metric or monitor
             try:
-                mode = "max" if find_metric(metric).higher_is_better else "min"
+                mode = "max" if monitored_metric(metric).higher_is_better else "min"
             except ConfigError as error:
                 raise ConfigError("training.schedule.metric", error.problem) from None
         else:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training part by part: a part's rows are loaded before its first step, and the next part's rows during its steps."""
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from terarec.data import Reader
 from terarec.data.keysets import PartKeysets
@@ -92,6 +94,7 @@ class PartPasses(Callback):
         self._first_step = self._first_part = 0
         self._rows: PartRows | None = None
 
+    @override
     def on_start(self, trainer: Trainer) -> None:
         """Find the part of the first step.
 
@@ -104,8 +107,8 @@ class PartPasses(Callback):
         self._part = None
         self._rows = PartRows(collections_in_tiers(trainer.model))
 
+    @override
     def on_step_start(self, trainer: Trainer) -> None:
-        """Load the rows of a part that begins."""
         reader, keysets = _parts_of(trainer)
         # A reader that has given batches in advance is past the position of its first step.
         is_first = trainer.step == self._first_step
@@ -121,8 +124,8 @@ class PartPasses(Callback):
         if following or trainer.epoch + 1 < trainer.spec.epochs:
             self._rows.read_ahead(partial(_keys, keysets, following, count))
 
+    @override
     def on_end(self, trainer: Trainer) -> None:
-        """End the thread."""
         if self._rows is not None:
             self._rows.close()
 

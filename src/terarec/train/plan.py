@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Memory of a run, estimated before anything is allocated, and tiers for tables that do not fit. See docs/tiers.md."""
 
 from __future__ import annotations
@@ -10,16 +11,17 @@ from operator import attrgetter
 import torch
 from torch import nn
 
+from terarec.checkpoint.table_files import SHARD_BYTES
 from terarec.data import read_spec
 from terarec.data.sampling import SHUFFLE_GROUPS
 from terarec.embedding.tables import RecordedTables, record_tables
-from terarec.errors import StorageError
-from terarec.formats import default_group_rows
+from terarec.errors import NoSpaceError
+from terarec.formats.block import default_group_rows
 from terarec.kernels import memory
+from terarec.memory.budget import INDEX_ALLOWANCE
 from terarec.models import build_model
 from terarec.nn.objectives import build_objective
 from terarec.spec import DatasetSpec, RunSpec, Tiers
-from terarec.storage.tier_budget import INDEX_ALLOWANCE
 from terarec.train.devices import free_bytes
 from terarec.train.table_memory import KeyCounts, TableMemory, planned_tables
 
@@ -39,6 +41,8 @@ class MemoryPlan:
         dense_bytes: Bytes of the layers' parameters, gradients and optimizer states, on the device.
         batch_bytes: Bytes of the samples that are read ahead, in host memory, and of a batch's vectors and activations.
         program_bytes: Bytes that the program and its libraries take in host memory.
+        tier_bytes: Bytes of host memory in which tiers in files read rows, and in which rows wait for the disk.
+        checkpoint_bytes: Bytes of host memory that a checkpoint takes while it is written.
         device: "cpu" or "cuda".
         device_bytes: Bytes in the memory of the device; 0 on a CPU.
         host_bytes: Bytes in host memory.
@@ -54,6 +58,8 @@ class MemoryPlan:
     dense_bytes: int
     batch_bytes: int
     program_bytes: int
+    tier_bytes: int
+    checkpoint_bytes: int
     device: str
     device_bytes: int
     host_bytes: int
@@ -87,7 +93,7 @@ class MemoryPlan:
                 continue
             largest = max(counted, key=attrgetter(field), default=None)
             of_which = f", of which table {largest.name!r} takes {getattr(largest, field):,}" if largest else ""
-            raise StorageError(
+            raise NoSpaceError(
                 "memory",
                 f"training needs {total:,} bytes of {where} memory{of_which}; {available:,} are available; "
                 f"expected {self._what_would_do()}",
@@ -111,6 +117,7 @@ def plan_run(
     device: torch.device | None = None,
     device_bytes: int | None = None,
     reads_keysets: bool = True,
+    program_bytes: int | None = None,
     allow_import: Sequence[str] = (),
 ) -> MemoryPlan:
     """Estimate the memory of a run without allocating its tables.
@@ -123,6 +130,8 @@ def plan_run(
         host_bytes: Host memory to stay within; None for what is available.
         device: Device of the training; None for a CPU.
         device_bytes: Memory of the device to stay within; None for what is available.
+        program_bytes: Bytes of host memory that the program takes in a training, see `program_bytes` of
+            `terarec.train.rehearsal`; None for what this process has taken so far.
         reads_keysets: Whether to count the keys of a data set with keysets, which takes time where these are large.
         allow_import: Packages from which the model may come by name.
 
@@ -131,7 +140,8 @@ def plan_run(
         DataNotFoundError: ``spec.data`` is not a data set.
     """
     # Before the model is built, whose layers are counted apart.
-    program_bytes = memory.peak_bytes()
+    if program_bytes is None:
+        program_bytes = memory.peak_bytes()
     dataset = read_spec(spec.data)
     num_outputs = build_objective(spec.objective).num_outputs(len(dataset.labels))
     # Building the model draws weights, which must not shift the random numbers of the training that follows.
@@ -142,18 +152,21 @@ def plan_run(
     place = partial(planned_tables, spec, counts=counts, given=rows or {}, is_gpu=on_gpu)
     tables = place(records)
     dense_bytes, batch_bytes = _dense_bytes(spec, model), _batch_bytes(spec, dataset, records, model)
+    checkpoint_bytes, tier_bytes = _checkpoint_bytes(tables, records), _buffer_bytes(tables)
     in_device = dense_bytes if on_gpu else 0
-    in_host = program_bytes + batch_bytes + dense_bytes - in_device
+    in_host = program_bytes + batch_bytes + tier_bytes + checkpoint_bytes + dense_bytes - in_device
     if host_bytes is None:
         # What this process holds already is in the estimate, too, and so has to be in what is available.
         host_bytes = (memory.available_bytes() or memory.total_bytes()) + program_bytes
     if device_bytes is None and device is not None and on_gpu:
         device_bytes = free_bytes(device)
-    found = MemoryPlan(
+    memory_plan = MemoryPlan(
         tables=tuple(tables),
         dense_bytes=dense_bytes,
         batch_bytes=batch_bytes,
         program_bytes=program_bytes,
+        tier_bytes=tier_bytes,
+        checkpoint_bytes=checkpoint_bytes,
         device="cuda" if on_gpu else "cpu",
         device_bytes=in_device + sum(table.device_bytes for table in tables),
         host_bytes=in_host + sum(table.host_bytes for table in tables),
@@ -163,15 +176,18 @@ def plan_run(
         suggestion=None,
         placement=(),
     )
-    if not found.is_over:
-        return found
-    device_room = None if found.available_device_bytes is None else found.available_device_bytes - in_device
-    tiers = _fitting_tiers(place(_with_tiers(records, _NO_ROOM)), host_bytes - in_host, device_room)
+    if not memory_plan.is_over:
+        return memory_plan
+    device_room = None if memory_plan.available_device_bytes is None else memory_plan.available_device_bytes - in_device
+    least = place(_with_tiers(records, _NO_ROOM))
+    # Tables in files need buffers instead of copies of their rows for a checkpoint.
+    others = in_host - tier_bytes - checkpoint_bytes + _buffer_bytes(least)
+    tiers = _fitting_tiers(least, host_bytes - others, device_room)
     if tiers is None:
-        return found
+        return memory_plan
     placement = tuple(place(_with_tiers(records, tiers)))
     budgets = (f"{name}={getattr(tiers, name)}" for name in ("device", "host") if getattr(tiers, name) is not None)
-    return replace(found, suggestion=f"{','.join(budgets)},file={tiers.file}", placement=placement)
+    return replace(memory_plan, suggestion=f"{','.join(budgets)},file={tiers.file}", placement=placement)
 
 
 def _is_over(needed: int, available: int | None) -> bool:
@@ -203,6 +219,24 @@ def _batch_bytes(spec: RunSpec, dataset: DatasetSpec, records: Sequence[Recorded
     # In float32 with their gradients: vectors, and of each layer its product and its activation.
     batch = training.batch_size * (sample * (_PREFETCHED + 2) + 4 * 2 * (width + 2 * outputs))
     return window * (training.reader_threads + 1) + batch
+
+
+def _checkpoint_bytes(tables: Sequence[TableMemory], records: Sequence[RecordedTables]) -> int:
+    """Return the bytes of the two pieces of the largest table whose rows are copied, one of which malloc keeps.
+
+    Rows of static tables in memory are written in place, and those in files are linked.
+    """
+    tiers = {table.name: table.tiers for record in records for table in record.tables}
+    copied = []
+    for table in tables:
+        of_table = tiers[table.name]
+        if table.kind == "dynamic" if of_table is None else of_table.file is None:
+            copied.append(table.rows * table.row_bytes)
+    return min(2 * SHARD_BYTES, max(copied, default=0))
+
+
+def _buffer_bytes(tables: Sequence[TableMemory]) -> int:
+    return sum(table.buffer_bytes for table in tables)
 
 
 def _with_tiers(records: Sequence[RecordedTables], tiers: Tiers) -> list[RecordedTables]:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scores of a data set, as a file."""
 
 from __future__ import annotations
@@ -14,32 +15,49 @@ import torch
 from torch import Tensor
 
 from terarec.batch import Batch, select
-from terarec.config import RUN_FILE, load_run
+from terarec.config import load_run
+from terarec.config.files import RUN_FILE
 from terarec.data import BatchReader, open_reader, read_spec
-from terarec.formats import METADATA_TYPES, check_suffix, read_dataset, table_file
-from terarec.io import check_new_file
-from terarec.metrics import Throughput
-from terarec.models.artifact import check_columns, load_model
+from terarec.formats import read_dataset
+from terarec.formats.block import METADATA_TYPES
+from terarec.formats.table_file import check_suffix, table_file
+from terarec.io.files import check_new_file
+from terarec.metrics.means import Throughput
+from terarec.metrics.samples import NamesOfIds
+from terarec.models.artifact import LoadedModel, load_model
 from terarec.models.contract import score_names
+from terarec.models.trained_columns import check_columns
 from terarec.nn.objectives import build_objective
-from terarec.spec import DatasetSpec, FieldError, RunSpec
-from terarec.spec.checks import did_you_mean, quoted
+from terarec.spec import DatasetSpec
+from terarec.spec.checks import FieldError, did_you_mean, quoted
 from terarec.train.evaluation import score
 from terarec.train.run_dir import RunDirectory, check_run
 
 
 class BatchScorer(Protocol):
-    """Scores batches of a run's columns, as `terarec.serve.InferenceSession` does.
+    """Scores batches of a run's columns, as `terarec.serve.InferenceSession` does."""
 
-    Attributes:
-        step: Training steps behind the weights.
-    """
-
-    step: int
+    @property
+    def step(self) -> int:
+        """Training steps behind the weights."""
+        ...
 
     def score_batch(self, batch: Batch) -> npt.NDArray[np.float32]:
         """Return the scores float32[B, C] of a batch."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NamedColumns:
+    """Columns to keep, with names in place of the ids of categorical ones.
+
+    Attributes:
+        columns: Their names.
+        names: Names of ids, such as `terarec.etl.workflow.ValueNames`.
+    """
+
+    columns: Sequence[str]
+    names: NamesOfIds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,8 +83,8 @@ def predict(
     split: str,
     out: Path | str,
     *,
-    checkpoint: int | str | None = None,
-    keep: Sequence[str] = (),
+    checkpoint: int | str | BatchScorer | None = None,
+    keep: Sequence[str] | NamedColumns = (),
     replace: bool = False,
     device: torch.device | None = None,
     allow_import: Sequence[str] = (),
@@ -82,9 +100,11 @@ def predict(
         dataset: A data set with the columns that the model was trained on.
         split: Its split.
         out: A file whose name ends in .parquet, .csv or .jsonl.
-        checkpoint: "last", "best" or a step; None for the last one, or the best one of a run with patience.
+        checkpoint: "last", "best" or a step; None for the last one, or the best one of a run with patience. Or a scorer
+            that has loaded one, such as a session with an executor, to which `device` and `allow_import` do not apply.
         keep: Columns of the data set to write before the scores: metadata as it is, the weight, and categorical columns
-            of one key a sample as int64. A name of both is that of the metadata.
+            of one key a sample as int64, or as text where they are `NamedColumns` and have names. A name of both is
+            that of the metadata.
         replace: Whether a file at `out` is replaced.
         device: Device of the model; the CPU by default.
         allow_import: Packages whose code the model may name.
@@ -97,69 +117,7 @@ def predict(
         FormatError: A damaged file.
         StorageError: The disk is full.
     """
-
-    def scored(reader: BatchReader, spec: RunSpec) -> tuple[int, Iterator[tuple[Batch, Tensor]]]:
-        loaded = load_model(run, checkpoint, device=device, allow_import=allow_import)
-        # Not by a session, as `predict_with`: one needs a workflow, copies a batch to a GPU only when it is due, and
-        # is open before the other arguments are checked. The file is written by one function either way.
-        outputs = score(loaded.model, reader, spec.training.precision)
-        to_scores = build_objective(spec.objective).scores
-        return loaded.step, ((batch, to_scores(logits)) for batch, logits, _ in outputs)
-
-    run = Path(run_dir)
-    return _write(run, Path(dataset), split, Path(out), scored, keep=keep, replace=replace, progress=progress)
-
-
-def predict_with(
-    scorer: BatchScorer,
-    run_dir: Path | str,
-    dataset: Path | str,
-    split: str,
-    out: Path | str,
-    *,
-    keep: Sequence[str] = (),
-    replace: bool = False,
-    progress: Callable[[int], None] | None = None,
-) -> PredictReport:
-    """Write a file as `predict` does, with scores from another source, such as an executor.
-
-    Args:
-        scorer: Scorer of batches.
-        run_dir: Run of the scorer.
-        dataset: Data set as in `predict`.
-        split: Its split.
-        out: File as in `predict`.
-        keep: Columns as in `predict`.
-        replace: Whether a file at `out` is replaced.
-        progress: Called after every batch with the samples done.
-
-    Raises:
-        ConfigError: As in `predict`, except for a checkpoint.
-        DataNotFoundError: `run_dir` is not a run.
-        FormatError: A damaged file.
-        StorageError: The disk is full.
-    """
-
-    def scored(reader: BatchReader, spec: RunSpec) -> tuple[int, Iterator[tuple[Batch, Tensor]]]:
-        del spec
-        return scorer.step, ((batch, torch.from_numpy(scorer.score_batch(batch))) for batch in reader)
-
-    run = Path(run_dir)
-    return _write(run, Path(dataset), split, Path(out), scored, keep=keep, replace=replace, progress=progress)
-
-
-def _write(
-    run_dir: Path,
-    dataset: Path,
-    split: str,
-    out: Path,
-    open_scores: Callable[[BatchReader, RunSpec], tuple[int, Iterator[tuple[Batch, Tensor]]]],
-    *,
-    keep: Sequence[str],
-    replace: bool,
-    progress: Callable[[int], None] | None,
-) -> PredictReport:
-    """Write the file; `open_scores`, which loads the model, is called when all else is known to fit."""
+    run_dir, dataset, out = Path(run_dir), Path(dataset), Path(out)
     check_new_file(out, replace=replace)
     check_suffix(out)
     check_run(run_dir)
@@ -169,17 +127,27 @@ def _write(
     reader = open_reader(dataset, split, batch_size=training.batch_size, threads=training.reader_threads)
     described = read_spec(dataset)
     check_columns(described, dataset, trained_on, RunDirectory(run_dir).dataset)
-    names = [label.name for label in trained_on.labels]
-    scores = score_names(names, build_objective(spec.objective).num_outputs(len(names)))
-    kept = _kept_columns(described, keep, reserved=(*scores, *names))
-    schema = pa.schema([*kept.items(), *((name, pa.float32()) for name in (*scores, *names))])
-    step, scored = open_scores(reader, spec)
+    labels = [label.name for label in trained_on.labels]
+    scores = score_names(labels, build_objective(spec.objective).num_outputs(len(labels)))
+    columns, names = (keep.columns, keep.names) if isinstance(keep, NamedColumns) else (keep, None)
+    kept = _kept_columns(described, columns, reserved=(*scores, *labels))
+    if names is not None:
+        none = np.zeros(0, np.int64)
+        kept |= {name: pa.string() for name in kept if names(name, none) is not None}
+    schema = pa.schema([*kept.items(), *((name, pa.float32()) for name in (*scores, *labels))])
+    # The model is loaded when all else is known to fit.
+    if checkpoint is None or isinstance(checkpoint, int | str):
+        loaded = load_model(run_dir, checkpoint, device=device, allow_import=allow_import)
+        step, scored = loaded.step, _scores(loaded, reader)
+    else:
+        scorer = checkpoint
+        step, scored = scorer.step, ((batch, torch.from_numpy(scorer.score_batch(batch))) for batch in reader)
     with table_file(out, schema, replace=replace) as writer:
-        for batch, found in scored:
-            columns = torch.cat([found, batch.label], dim=1)
-            arrays = [_kept(batch, described, name) for name in kept]
+        for batch, batch_scores in scored:
+            outputs = torch.cat([batch_scores, batch.label], dim=1)
+            arrays = [_kept(batch, described, name, names) for name in kept]
             # Arrow takes a column without a copy only where its numbers are one after the other.
-            arrays += [pa.array(column.numpy()) for column in columns.T.contiguous()]
+            arrays += [pa.array(column.numpy()) for column in outputs.T.contiguous()]
             writer.write_table(pa.table(arrays, schema=schema))
             throughput.update(batch.batch_size)
             if progress is not None:
@@ -188,6 +156,13 @@ def _write(
     return PredictReport(
         step=step, rows=throughput.samples, seconds=seconds, samples_per_second=throughput.samples / seconds
     )
+
+
+def _scores(loaded: LoadedModel, reader: BatchReader) -> Iterator[tuple[Batch, Tensor]]:
+    """Yield the batches with their scores float32[B, C]; on a GPU, batches are copied ahead."""
+    to_scores = build_objective(loaded.spec.objective).scores
+    for batch, logits, _ in score(loaded.model, reader, loaded.spec.training.precision):
+        yield batch, to_scores(logits)
 
 
 def _kept_columns(dataset: DatasetSpec, keep: Sequence[str], *, reserved: Sequence[str]) -> dict[str, pa.DataType]:
@@ -212,8 +187,8 @@ def _kept_columns(dataset: DatasetSpec, keep: Sequence[str], *, reserved: Sequen
             others = ", ".join((*kept, *reserved))
             raise FieldError("", "keep", f"got {name!r}, expected other columns than {others}")
         if name not in types and name in lists:
-            held = f"lists of {lists[name]} keys"
-            raise FieldError("", "keep", f"column {name!r} holds {held}, expected one value a sample")
+            kind = f"lists of {lists[name]} keys"
+            raise FieldError("", "keep", f"column {name!r} holds {kind}, expected one value a sample")
         if name not in types:
             there = ", ".join(types) or "none"
             raise FieldError(
@@ -226,10 +201,16 @@ def _kept_columns(dataset: DatasetSpec, keep: Sequence[str], *, reserved: Sequen
     return kept
 
 
-def _kept(batch: Batch, dataset: DatasetSpec, name: str) -> pa.Array:
+def _kept(batch: Batch, dataset: DatasetSpec, name: str, names: NamesOfIds | None) -> pa.Array:
     if name in batch.metadata:
         return batch.metadata[name]
     if name == dataset.weight:
         assert batch.weight is not None
         return pa.array(batch.weight.numpy())
-    return pa.array(select(batch.sparse, (name,)).keys.numpy())
+    ids = select(batch.sparse, (name,)).keys.numpy()
+    if names is not None:
+        distinct, places = np.unique(ids, return_inverse=True)
+        values = names(name, distinct)
+        if values is not None:
+            return pa.array(values, pa.string()).take(pa.array(places))
+    return pa.array(ids)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The report of a run: one self-contained HTML file."""
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,21 +21,35 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 import terarec
-from terarec.checkpoint.directory import DENSE, WEIGHTS, newest_checkpoint, parse_table_file, read_chain
+from terarec.checkpoint.directory import (
+    DENSE,
+    WEIGHTS,
+    complete_checkpoints,
+    newest_checkpoint,
+    parse_table_file,
+    read_chain,
+    step_of,
+)
 from terarec.checkpoint.table_chain import TableChain
 from terarec.checkpoint.table_files import TableFiles
 from terarec.config import load_run
 from terarec.errors import FormatError
-from terarec.formats import DATASET_FILE, read_dataset
-from terarec.io import write_bytes
+from terarec.formats import read_dataset
+from terarec.formats.dataset import DATASET_FILE
+from terarec.io.files import write_bytes
+from terarec.io.opening import link, open_file
 from terarec.kernels.processor import processor_name
+from terarec.memory import TierUse
+from terarec.models.artifact import find_checkpoint
 from terarec.reports.page import (
     BLUE,
     GREEN,
+    MUTED,
     OCHRE,
     ORANGE,
     PALE_BLUE,
     PURPLE,
+    Badge,
     Facts,
     Grid,
     Page,
@@ -47,20 +63,31 @@ from terarec.reports.page import (
 )
 from terarec.reports.text import byte_text, duration_text, setting_text
 from terarec.spec import DatasetSpec, RunSpec, to_data
-from terarec.storage import TierUse
 from terarec.train.metrics_log import RunLog, read_log
 from terarec.train.run_dir import RunDirectory
 
 REPORT_PAGE = "report.html"
 MOST_TILES = 4
 """Metrics that the head of the report shows."""
+MOST_SLICES = 20
+"""Values of a column that the report shows; the log has all."""
+MOST_CURVES = 6
+"""Labels whose calibration is drawn."""
 
 
 Curve = Sequence[float] | npt.NDArray[np.float64]
 
 SPLIT_COLORS = (ORANGE, PURPLE, OCHRE)
 
-_TITLES = {"auc": "AUC", "gauc": "GAUC", "rmse": "RMSE", "mae": "MAE", "mse": "MSE", "ne": "normalized entropy"}
+_TITLES = {
+    "auc": "AUC",
+    "gauc": "GAUC",
+    "rmse": "RMSE",
+    "mae": "MAE",
+    "mse": "MSE",
+    "ece": "ECE",
+    "ne": "normalized entropy",
+}
 
 MAX_POINTS = 400
 """Points drawn of a curve, about one per two pixels; longer logs are averaged down to it."""
@@ -88,12 +115,22 @@ def write_report(run_dir: Path) -> Path:
     log = read_log(directory.metrics)
     newest = newest_checkpoint(directory.checkpoints)
     sizes = {} if newest is None else _table_sizes(newest)
+    served = _served(directory, run, log)
     page = Page(
         title=f"{_title(run)} on {dataset.name}",
         subtitle=f"terarec run in {run_dir.absolute().name}/",
         rows=(
-            Row(width="narrow", cards=_tiles(log, dataset)),
-            Row(width="medium", cards=[*draw_curves(log, dataset.best_auc), _evaluation_grid(log)]),
+            Row(width="narrow", cards=_tiles(log, dataset, served)),
+            Row(
+                width="medium",
+                cards=[
+                    *draw_curves(log, dataset.best_auc, served=served),
+                    *_calibration_plots(served),
+                    _evaluation_grid(log, served),
+                    _label_grid(log, served),
+                    *_slice_grids(log, served),
+                ],
+            ),
             Row(
                 width="medium",
                 cards=(
@@ -115,15 +152,25 @@ def _title(run: RunSpec) -> str:
     return {"dlrm": "DLRM", "wide_deep": "Wide & Deep"}.get(run.model.kind, run.model.kind)
 
 
-def _tiles(log: RunLog, dataset: DatasetSpec) -> list[Tile]:
+def _served(directory: RunDirectory, run: RunSpec, log: RunLog) -> Mapping[str, Any]:
+    """Return the evaluation of the checkpoint that serving loads; the last one without it, empty without any."""
+    if not complete_checkpoints(directory.checkpoints):
+        return log.evaluations[-1] if log.evaluations else {}
+    step = step_of(find_checkpoint(directory.path, run))
+    return next((point for point in log.evaluations if point["step"] == step), {})
+
+
+def _tiles(log: RunLog, dataset: DatasetSpec, served: Mapping[str, Any]) -> list[Tile]:
     tiles = []
-    if log.evaluations:
-        last = log.evaluations[-1]
+    if served:
         best = f"best reachable {dataset.best_auc:.4f}" if dataset.best_auc is not None else ""
         remarks = {"auc": best, "logloss": "nats per sample"}
         for metric in log.metrics[:MOST_TILES]:
-            name = f"{metric_title(metric)}, {last['split']}"
-            tiles.append(Tile(name=name, figure=_figure(last, metric, 4), remark=remarks.get(metric, "")))
+            name = f"{metric_title(metric)}, {served['split']}"
+            tiles.append(Tile(name=name, figure=_figure(served, metric, 4), remark=remarks.get(metric, "")))
+        is_last = served is log.evaluations[-1]
+        remark = "the last one" if is_last else f"the best of {len(log.evaluations)} evaluations"
+        tiles.append(Tile(name="served step", figure=f"{served['step']:,}", remark=remark))
     if log.training:
         last = log.training[-1]
         # Points in which a checkpoint was saved are slower than the training, and would pull a mean down.
@@ -202,34 +249,90 @@ _FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 def _float_tensors(path: Path) -> dict[str, tuple[tuple[int, ...], int]]:
     """Return the shape and the bytes of an element of each floating-point tensor in a container, from its header."""
     try:
-        with safe_open(path, framework="numpy") as container:
+        with open_file(path) as file, safe_open(link(file.fileno(), path), framework="numpy") as container:
             slices = {name: container.get_slice(name) for name in container.keys()}  # noqa: SIM118
             return {
-                name: (tuple(held.get_shape()), _FLOAT_BYTES[held.get_dtype()])
-                for name, held in slices.items()
-                if held.get_dtype() in _FLOAT_BYTES
+                name: (tuple(tensor.get_shape()), _FLOAT_BYTES[tensor.get_dtype()])
+                for name, tensor in slices.items()
+                if tensor.get_dtype() in _FLOAT_BYTES
             }
     except SafetensorError as error:
         raise FormatError(path, f"damaged: {error}") from None
 
 
-def _evaluation_grid(log: RunLog) -> Grid:
+def _evaluation_grid(log: RunLog, served: Mapping[str, Any]) -> Grid:
     names = log.metrics
     rows = [
         (
             point["split"],
-            f"{point['step']:,}",
-            f"{point['samples']:,}",
+            Badge(text=f"{point['step']:,} served", level="good") if point is served else f"{point['step']:,}",
             *(_figure(point, name) for name in names),
+            f"{point['samples']:,}",
         )
         for point in log.evaluations
     ]
-    header = ("split", "step", "samples seen", *map(metric_title, names))
+    # The metrics first: on a phone the last columns are off the screen until the table is scrolled.
+    header = ("split", "step", *map(metric_title, names), "samples seen")
     return Grid(title="Evaluations", header=header, rows=rows)
 
 
+def _label_grid(log: RunLog, served: Mapping[str, Any]) -> Grid:
+    untrained = served.get("untrained_labels", ())
+    rows = [
+        (f"{name} (weight 0, not in the mean)" if name in untrained else name, *_metrics_of(label, log.metrics))
+        for name, label in served.get("labels", {}).items()
+    ]
+    return Grid(title="Labels of the served step", header=_header("label", log.metrics), rows=rows)
+
+
+def _slice_grids(log: RunLog, served: Mapping[str, Any]) -> list[Grid]:
+    grids = []
+    for column, slices_of_column in served.get("slices", {}).items():
+        values, other = slices_of_column["values"], slices_of_column["other"]
+        rows = [
+            ("(missing)" if one["value"] is None else str(one["value"]), *_metrics_of(one, log.metrics))
+            for one in values[:MOST_SLICES]
+        ]
+        left_out = len(values) - len(rows) + (0 if other is None else other["distinct_values"])
+        title = f"Slices by {column}" + (f", the largest of {len(rows) + left_out:,}" if left_out else "")
+        grids.append(Grid(title=title, header=_header("value", log.metrics), rows=rows))
+    return grids
+
+
+def _header(first: str, metrics: Sequence[str]) -> tuple[str, ...]:
+    return first, "rows", *map(metric_title, metrics)
+
+
+def _metrics_of(values: Mapping[str, Any], metrics: Sequence[str]) -> list[str]:
+    """Return the cells of the samples of a label or a slice."""
+    return [f"{values['rows']:,}", *(_figure(values["metrics"], name) for name in metrics)]
+
+
+def _calibration_plots(served: Mapping[str, Any]) -> list[Plot]:
+    """Draw the mean label by the mean score of each bin, for the first labels."""
+    plots = []
+    curves: Mapping[str, Any] = served.get("calibration", {})
+    with plot_style():
+        for number, (label, curve) in enumerate(list(curves.items())[:MOST_CURVES]):
+            if not curve["score"]:
+                continue
+            figure, axes = new_axes(3.4)
+            end = 1.05 * max(*curve["score"], *curve["label"])
+            axes.plot([0, end], [0, end], color=MUTED, linewidth=1.2, linestyle=(0, (5, 3)), label="calibrated")
+            axes.plot(curve["score"], curve["label"], color=ORANGE, marker="o", markersize=4.5, label=served["split"])
+            axes.set_xlabel("mean score of a bin")
+            axes.set_ylabel("mean label")
+            axes.set_ylim(bottom=0)
+            title = "Calibration" if len(curves) == 1 else f"Calibration of {label}"
+            badge = Badge(text=f"ECE {curve['ece']:.4f}")
+            plots.append(Plot(title=title, svg=_svg(figure, f"calibration{number}"), badge=badge))
+    return plots
+
+
 def _figure(point: Mapping[str, Any], name: str, digits: int = 5) -> str:
-    return f"{point[name]:.{digits}f}" if name in point else "-"
+    if name not in point:
+        return "-"
+    return "undefined" if point[name] is None else f"{point[name]:.{digits}f}"
 
 
 def _table_grid(sizes: Mapping[str, _TableSize]) -> Grid:
@@ -241,9 +344,9 @@ def _table_grid(sizes: Mapping[str, _TableSize]) -> Grid:
 def _start_rows(log: RunLog) -> Iterator[tuple[str, str]]:
     """Yield the hardware and software of the training, for each different start in order."""
     for name in ("device", "threads", "precision", "compile"):
-        held = dict.fromkeys(setting_text(start[name]) for start in log.starts if name in start)
-        if held:
-            yield name.replace("threads", "CPU threads").replace("compile", "torch.compile"), ", then ".join(held)
+        texts = dict.fromkeys(setting_text(start[name]) for start in log.starts if name in start)
+        if texts:
+            yield name.replace("threads", "CPU threads").replace("compile", "torch.compile"), ", then ".join(texts)
     kernels = log.starts[-1].get("kernels", {}) if log.starts else {}
     for implementation in dict.fromkeys(kernels.values()):
         operations = [op for op, used in kernels.items() if used == implementation]
@@ -252,7 +355,7 @@ def _start_rows(log: RunLog) -> Iterator[tuple[str, str]]:
 
 def _tier_rows(log: RunLog) -> Iterator[tuple[str, str]]:
     if log.tiers:
-        total = {name: sum(held.get(name, 0) for held in log.tiers) for name in TierUse._fields}
+        total = {name: sum(uses.get(name, 0) for uses in log.tiers) for name in TierUse._fields}
         use = TierUse(**total)
         read, written = byte_text(use.bytes_read), byte_text(use.bytes_written)
         yield "rows in the fastest tier", f"{use.hit_rate:.1%} of the rows that batches needed"
@@ -270,12 +373,13 @@ def _machine_rows() -> list[tuple[str, str]]:
     return rows + [(name, version(name)) for name in ("numpy", "pyarrow")]
 
 
-def draw_curves(log: RunLog, best_auc: float | None) -> list[Plot]:
+def draw_curves(log: RunLog, best_auc: float | None, *, served: Mapping[str, Any] = MappingProxyType({})) -> list[Plot]:
     """Draw the logged loss, metrics and throughput by the number of samples.
 
     Args:
         log: Log of the run.
         best_auc: AUC of the model that generated the labels, if known; drawn as a line.
+        served: Evaluation of the checkpoint that serving loads, which is marked unless it is the last one.
 
     Raises:
         MissingDependencyError: Matplotlib is not installed.
@@ -285,9 +389,10 @@ def draw_curves(log: RunLog, best_auc: float | None) -> list[Plot]:
         if log.training:
             curves.append(Plot(title="Loss", svg=_loss(log)))
         curves += [
-            Plot(title=metric_title(metric), svg=_metric(log.evaluations, metric, best_auc))
+            Plot(title=metric_title(metric), svg=_metric(log.evaluations, metric, best_auc, served))
             for metric in log.metrics
-            if metric != "logloss"  # which is next to the loss
+            # The logloss is next to the loss; a metric that never had a value has no curve.
+            if metric != "logloss" and _series(log.evaluations, metric)[0]
         ]
         if log.training:
             curves.append(Plot(title="Throughput", svg=_throughput(log.training)))
@@ -330,12 +435,17 @@ def metric_title(metric: str) -> str:
     return _TITLES.get(metric, metric)
 
 
-def _metric(evaluations: Sequence[dict[str, Any]], metric: str, best_auc: float | None) -> str:
+def _metric(
+    evaluations: Sequence[dict[str, Any]], metric: str, best_auc: float | None, served: Mapping[str, Any]
+) -> str:
     figure, axes = _axes("area under the ROC curve" if metric == "auc" else metric_title(metric))
     _evaluation_lines(axes, evaluations, metric)
-    last = next(point for point in reversed(evaluations) if metric in point)
-    at = (last["samples"], last[metric])
-    axes.annotate(f"{at[1]:.4f}", at, (0, 7), textcoords="offset points", horizontalalignment="right")
+    samples, values = _series(evaluations, metric)
+    at = (samples[-1], values[-1])
+    if served.get(metric) is not None and served["step"] != evaluations[-1]["step"]:
+        at = (served["samples"], served[metric])
+        axes.plot(*at, color=GREEN, marker="o", markersize=10, fillstyle="none", linestyle="none", label="served")
+    axes.annotate(f"{at[1]:.4f}", at, (0, 9), textcoords="offset points", horizontalalignment="right")
     if metric == "auc" and best_auc is not None:
         axes.axhline(
             best_auc, color=GREEN, linewidth=1.4, linestyle=(0, (5, 3)), label=f"best reachable {best_auc:.4f}"
@@ -381,7 +491,7 @@ def _evaluation_lines(axes: Any, evaluations: Sequence[dict[str, Any]], name: st
 
 
 def _series(points: Sequence[dict[str, Any]], name: str) -> tuple[list[float], list[float]]:
-    known = [point for point in points if name in point]
+    known = [point for point in points if point.get(name) is not None]
     return [point["samples"] for point in known], [point[name] for point in known]
 
 

@@ -1,7 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
 """Evaluation of retrieval by a two-tower model, among all items of a data set."""
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
@@ -12,7 +15,8 @@ from torch import Tensor
 
 from terarec.batch import Batch, column, to_device
 from terarec.errors import ConfigError
-from terarec.metrics import RetrievalResults, evaluate_retrieval
+from terarec.metrics import evaluate_retrieval
+from terarec.metrics.ranking import RetrievalResults
 from terarec.models.contract import device_of
 from terarec.models.two_tower import TwoTower
 from terarec.nn.precision import Precision, autocast
@@ -23,6 +27,8 @@ DEFAULT_K = (10, 50, 100)
 """Lengths of the lists of recommended items."""
 
 Integers = npt.NDArray[np.int64]
+
+_logger = logging.getLogger(__name__)
 
 
 def user_column(spec: TwoTowerSpec, dataset: DatasetSpec, group: str | None = None) -> str:
@@ -84,14 +90,14 @@ def evaluate_towers(
     model.eval()
     try:
         for is_train, batch in _both(evaluated, train):
-            held = to_device(batch, device)
+            there = to_device(batch, device)
             with autocast(precision, device):
                 item, first = items.number(column(batch, model.item_key))
                 if len(first):
-                    item_vectors.append(_rows(model.item_vectors(held), first))
+                    item_vectors.append(_rows(model.item_vectors(there), first))
                 person, first = users.number(column(batch, user), grows=not is_train)
                 if len(first):
-                    user_vectors.append(_rows(model.user_vectors(held), first))
+                    user_vectors.append(_rows(model.user_vectors(there), first))
             # Samples without a user, and training samples of users who are not evaluated, only give items.
             counts = (batch.label[:, 0] > 0).cpu().numpy() & (person >= 0)
             (seen if is_train else relevant).append(np.stack([person[counts], item[counts]]))
@@ -104,13 +110,21 @@ def evaluate_towers(
         raise ConfigError("retrieval", f"got no sample with a user in column {user!r}, expected at least one")
     if k is None:
         k = [length for length in DEFAULT_K if length <= len(items)] or [len(items)]
-    return evaluate_retrieval(
+    results = evaluate_retrieval(
         torch.cat(user_vectors),
         torch.cat(item_vectors),
         _lists(relevant, len(users)),
         seen=_lists(seen, len(users)),
         k=k,
     )
+    undefined = [name for name, value in results.values.items() if math.isnan(value)]
+    if undefined:
+        _logger.warning(
+            "%s are undefined: no user has a relevant item in the split that is not among those of the user's training "
+            "samples",
+            ", ".join(undefined),
+        )
+    return results
 
 
 class _Numbering:

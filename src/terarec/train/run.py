@@ -1,9 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
 """A training run from its description: model, optimizers, readers, log and checkpoints in one RUN directory."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import cached_property
@@ -13,32 +15,34 @@ import torch
 from torch import nn
 
 from terarec.checkpoint import latest, load
-from terarec.config.files import with_graph
+from terarec.checkpoint.directory import step_of
+from terarec.config.files import load_run, with_graph
 from terarec.data import BatchReader, RankShare, open_reader, read_spec
 from terarec.dist import Ranks, ShardingPlan, shard
 from terarec.dist.plan import default_plan, described
 from terarec.embedding import EmbeddingCollection
 from terarec.embedding.tables import record_tables
 from terarec.errors import ConfigError, RunInterruptedError
+from terarec.metrics.samples import NamesOfIds
 from terarec.models import build_model
-from terarec.models.artifact import dense_state
+from terarec.models.artifact import dense_state, extended_step, find_checkpoint
 from terarec.nn.objectives import Objective, build_objective
-from terarec.spec import (
-    DatasetSpec,
-    PythonModelSpec,
-    RunSpec,
-    to_data,
-)
+from terarec.spec import DatasetSpec, PythonModelSpec, RunSpec, schedule_of_run, to_data
+from terarec.spec.checks import FieldError
 from terarec.spec.run import DEFAULT_EVAL_SPLIT
+from terarec.spec.schedule import has_open_end
 from terarec.train.checkpointing import Checkpointing, restore, start_from
 from terarec.train.devices import keep_freed_memory, resolve_device
+from terarec.train.extending import extend_chain, mark_added_rows, with_extended_checkpoint
 from terarec.train.metrics_log import MetricsLog
 from terarec.train.optimizers import Optimizers
 from terarec.train.passes import PartPasses
 from terarec.train.plan import plan_run
 from terarec.train.run_dir import RunDirectory
 from terarec.train.stopping import FitReport
-from terarec.train.trainer import Callback, Trainer
+from terarec.train.trainer import Callback, Trainer, steps_of_epoch, steps_of_run
+
+_logger = logging.getLogger(__name__)
 
 
 class Run:
@@ -64,17 +68,21 @@ class Run:
         allow_import: Sequence[str] = (),
         ranks: Ranks | None = None,
         plan: ShardingPlan | None = None,
+        names: NamesOfIds | None = None,
     ) -> None:
+        self._names = names
         self.ranks = ranks or Ranks()
         self.plan = plan
         self.placements: tuple[str, ...] = ()
         spec = with_graph(spec, Path.cwd())  # run.json holds the graph, since its file may change
         if spec.init_from is not None:  # run.json must name it from wherever it is read
             spec = dataclasses.replace(spec, init_from=str(Path(spec.init_from).absolute()))
+        spec = with_extended_checkpoint(spec)
         self.spec = spec
         self.initial: Path | None = None
         self.dataset: DatasetSpec = read_spec(spec.data)
-        self.directory = RunDirectory(out)
+        self.directory = RunDirectory(out, extended_step(spec) or 0)
+        self.spec = spec = self._with_complete_schedule()
         self.callbacks = list(callbacks)
         self._allow_import = tuple(allow_import)
         training = spec.training
@@ -84,6 +92,7 @@ class Run:
             delta_every=training.delta_every,
             keep=training.keep_checkpoints,
             keep_best=training.keep_best,
+            extends=spec.extend_chain,
         )
 
     @cached_property
@@ -113,7 +122,9 @@ class Run:
             return model.to(self.device)
         if self.device.type != "cpu":
             raise ConfigError("training.device", f"got {str(self.device)!r} for several ranks, expected 'cpu'")
-        specs = [table for held in model.modules() if isinstance(held, EmbeddingCollection) for table in held.specs]
+        specs = [
+            table for module in model.modules() if isinstance(module, EmbeddingCollection) for table in module.specs
+        ]
         self.plan = self.plan or default_plan(specs, self.ranks.size)
         self.placements = tuple(described(self.plan, specs))
         return shard(model, self.plan, self.ranks)
@@ -132,8 +143,10 @@ class Run:
             optimizers,
             objective=self.objective,
             labels=[label.name for label in self.dataset.labels],
+            dataset=self.dataset,
             callbacks=(*([PartPasses()] if spec.training.passes else []), *shown),
             ranks=self.ranks,
+            names=self._names,
         )
         schedule = spec.training.schedule
         if schedule is not None:
@@ -142,6 +155,9 @@ class Run:
 
     def reader(self, split: str) -> BatchReader:
         """Return a reader of `split`: shuffled as the run requests if it is "train", else in input order."""
+        return self._open(split, self._share(split))
+
+    def _open(self, split: str, share: RankShare | None) -> BatchReader:
         training = self.spec.training
         return open_reader(
             Path(self.spec.data),
@@ -153,8 +169,33 @@ class Run:
             repeat=training.repeat and split == "train",
             drop_last=training.drop_last and split == "train",
             by_parts=training.passes and split == "train",
-            share=self._share(split),
+            share=share,
         )
+
+    def _with_complete_schedule(self) -> RunSpec:
+        """Return the description with a schedule whose end is a number, so that ``run.json`` has it.
+
+        The number is that of the run to resume, or follows from the length of this one.
+
+        Raises:
+            ConfigError: A warm-up as long as the run.
+        """
+        training = self.spec.training
+        schedule = training.schedule
+        if not has_open_end(schedule):
+            return self.spec
+        if self.directory.has_checkpoint:
+            kept = load_run(self.directory.run_file).training.schedule
+            if isinstance(kept, type(schedule)) and dataclasses.replace(kept, t_max=None) == schedule:
+                return dataclasses.replace(self.spec, training=dataclasses.replace(training, schedule=kept))
+        # At least one: a split without batches is rejected when training starts.
+        per_epoch = max(1, steps_of_epoch(training, self._open("train", None)))
+        steps = steps_of_run(training, per_epoch)
+        try:
+            complete = schedule_of_run(schedule, steps=steps, epochs=-(-steps // per_epoch))
+        except FieldError as error:
+            raise ConfigError(f"training.schedule.{error.field}", error.problem) from None
+        return dataclasses.replace(self.spec, training=dataclasses.replace(training, schedule=complete))
 
     def _share(self, split: str) -> RankShare | None:
         """Return the part of every batch that this rank reads; None for one rank."""
@@ -171,13 +212,13 @@ class Run:
         Raises:
             ConfigError: The data set lacks the split, and it is not the default one.
         """
-        split = self.spec.training.eval_split
+        split, patience = self.spec.training.eval_split, self.spec.training.patience
         # Runs that were described before None was accepted turned the evaluation off by a split that is not there.
         if split in (None, "none") or (split == DEFAULT_EVAL_SPLIT and split not in self.dataset.splits):
-            if self.spec.training.patience is not None:
+            if patience is not None:
                 raise ConfigError(
                     "training.patience",
-                    f"got {self.spec.training.patience} without a split to evaluate on, expected "
+                    f"got {patience} without a split to evaluate on, expected "
                     f"training.eval_split to be one of {', '.join(map(repr, self.dataset.splits))}, or patience none",
                 )
             return None
@@ -185,7 +226,16 @@ class Run:
             has_rows = self.dataset.num_rows(split) > 0
         except ConfigError as error:
             raise ConfigError("training.eval_split", error.where, f"{error.problem}, or none") from None
-        return self.reader(split) if has_rows else None
+        if has_rows:
+            return self.reader(split)
+        if patience is not None:
+            raise ConfigError(
+                "training.patience",
+                f"got {patience}, but split {split!r} has no samples to evaluate on, expected another "
+                "training.eval_split, or patience none",
+            )
+        _logger.warning("split %r has no samples: nothing is evaluated", split)
+        return None
 
     def fit(self, *, resume: bool = False, log: Callable[[str], None] | None = None) -> FitReport:
         """Train, log and save; set ``training.threads`` and the policy of freed memory for the process.
@@ -229,7 +279,12 @@ class Run:
             self._checkpointing.continue_from(self.trainer, newest.path)
         else:
             if self.spec.init_from is not None:
-                self.initial = start_from(self.trainer, self.spec, self.dataset)
+                loaded = start_from(self.trainer, self.spec, self.dataset)
+                self.initial = loaded.path
+                if self.spec.extend_chain:
+                    copied = extend_chain(self.trainer, loaded, self.directory.checkpoints)
+                    self._checkpointing.continue_from(self.trainer, copied)
+                    mark_added_rows(self.trainer, loaded)
             # For dropout, after all random draws of building and loading: the same numbers for any start of the
             # model.
             torch.manual_seed(training.seed)
@@ -254,8 +309,11 @@ class Run:
                 checkpoint=saved,
             ) from None
         finally:
-            self.directory.holds_work |= self.trainer.step > 0
-        return dataclasses.replace(report, checkpoint=self._checkpointing.newest)
+            self.directory.holds_work |= self.trainer.step > self.trainer.first_step
+        served = None
+        if self.ranks.is_first:  # which marks the best one
+            served = step_of(find_checkpoint(self.directory.path, self.spec))
+        return dataclasses.replace(report, checkpoint=self._checkpointing.newest, served_step=served)
 
     def _check_same(self, train_reader: BatchReader) -> None:
         """Check that all ranks have the same data, reader position and layers.
@@ -284,9 +342,11 @@ def build(
     *,
     init_from: Path | str | None = None,
     reset_optimizer: bool = False,
+    extend_chain: bool = False,
     allow_import: Sequence[str] = (),
     ranks: Ranks | None = None,
     plan: ShardingPlan | None = None,
+    names: NamesOfIds | None = None,
 ) -> Run:
     """Return a run of `spec` in the directory `out`.
 
@@ -296,14 +356,19 @@ def build(
         callbacks: Called after those that log and save, for example a `ProgressBar`.
         init_from: ``spec.init_from``, if given here: a RUN or a checkpoint in one to start from.
         reset_optimizer: ``spec.reset_optimizer`` with it: take its weights alone.
+        extend_chain: ``spec.extend_chain`` with it: continue its chain of checkpoints.
         allow_import: Packages from which the model may come by name.
         ranks: Processes that train together; None for this one alone.
         plan: Placements of the tables on several ranks; None for one by their sizes.
+        names: Names of the ids in slice columns, such as `terarec.etl.workflow.ValueNames`; None to report the ids.
 
     Raises:
         DataNotFoundError: ``spec.data`` is not a data set.
         FormatError: Its description is damaged.
+        ConfigError: The warm-up of the schedule is as long as the run.
     """
     if init_from is not None:
-        spec = dataclasses.replace(spec, init_from=str(init_from), reset_optimizer=reset_optimizer)
-    return Run(spec, Path(out), callbacks, allow_import=allow_import, ranks=ranks, plan=plan)
+        spec = dataclasses.replace(
+            spec, init_from=str(init_from), reset_optimizer=reset_optimizer, extend_chain=extend_chain
+        )
+    return Run(spec, Path(out), callbacks, allow_import=allow_import, ranks=ranks, plan=plan, names=names)

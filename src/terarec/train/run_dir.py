@@ -1,21 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
 """The layout of a RUN directory, and how a run is started and locked."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from terarec.checkpoint import complete_checkpoints
-from terarec.config import CHECKPOINT_DIRECTORY, DATASET_DIRECTORY, RUN_FILE, load_run, save_run
+from terarec.checkpoint.directory import step_of
+from terarec.config import load_run, save_run
+from terarec.config.files import CHECKPOINT_DIRECTORY, DATASET_DIRECTORY, RUN_FILE
 from terarec.errors import ConfigError, DataNotFoundError
-from terarec.formats import read_dataset, workflow_files, write_dataset
-from terarec.formats.hugectr import RECORDS_FILE
-from terarec.io import PARTIAL_SUFFIX, atomic_file, file_lock
-from terarec.models.artifact import check_columns
+from terarec.formats import read_dataset, write_dataset
+from terarec.formats.dataset import workflow_files
+from terarec.formats.hugectr.records import RECORDS_FILE
+from terarec.io.directories import file_lock
+from terarec.io.files import atomic_file
+from terarec.io.opening import copy_file
+from terarec.io.remote import final_name
+from terarec.io.removal import remove_tree
+from terarec.models.trained_columns import check_columns
 from terarec.spec import DatasetSpec, RunSpec, to_data
 from terarec.spec.codec import differences
 
@@ -28,6 +35,8 @@ _NAMES = frozenset(
         *("report.html", _LOCK_FILE),
     }
 )  # what a start that was killed may leave
+_CONTENT = r"dataset\.json|workflow|vocabularies|step-.*|best\.json|events\..*"
+"""Names of the entries of the directories in a run."""
 
 
 _MAY_CHANGE = frozenset(
@@ -55,6 +64,7 @@ _MAY_CHANGE = frozenset(
         "training.keep_best",
         "training.threads",
         "training.reader_threads",
+        "training.rank_timeout",
     }
 )
 """Fields of `RunSpec` that a resumed run may set anew; any other would change what the steps so far meant."""
@@ -71,10 +81,15 @@ class RunDirectory:
         metrics: The curves, as JSON lines.
         tensorboard: The curves, as events of TensorBoard.
         holds_work: Whether steps were trained, so that the directory stays whatever happens.
+
+    Args:
+        path: The directory.
+        first_step: Step of the checkpoint that the run extends: those up to it are of other runs.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, first_step: int = 0) -> None:
         self.path = path
+        self._first_step = first_step
         self.run_file = path / RUN_FILE
         self.dataset = path / DATASET_DIRECTORY
         self.checkpoints = path / CHECKPOINT_DIRECTORY
@@ -115,7 +130,7 @@ class RunDirectory:
     @property
     def has_checkpoint(self) -> bool:
         """Whether there is a complete checkpoint to resume from."""
-        return bool(complete_checkpoints(self.checkpoints))
+        return any(step_of(path) > self._first_step for path in complete_checkpoints(self.checkpoints))
 
     def check(self, spec: RunSpec, dataset: DatasetSpec, *, resume: bool) -> None:
         """Raise `ConfigError` if training `spec` here would overwrite or mix with existing content.
@@ -154,7 +169,7 @@ class RunDirectory:
         if not self.path.is_dir():
             raise ConfigError("out", f"{self.path} is a file, {expected}")
         # A start that was killed may have left unfinished files of a run.
-        unexpected = {entry.name.removesuffix(PARTIAL_SUFFIX) for entry in self.path.iterdir()} - _NAMES
+        unexpected = {final_name(entry.name) for entry in self.path.iterdir()} - _NAMES
         if unexpected and not (self.run_file.is_file() and self.dataset.is_dir()):
             raise ConfigError(
                 "out", f"{self.path} is not a run directory (unexpected entry {min(unexpected)!r}), {expected}"
@@ -165,7 +180,7 @@ class RunDirectory:
         for name in {entry.name for entry in self.path.iterdir()} & _NAMES - names - {_LOCK_FILE}:
             path = self.path / name
             if path.is_dir():
-                shutil.rmtree(path)
+                remove_tree(path, names=_CONTENT, ignore_errors=True)
             else:
                 path.unlink()
 
@@ -188,4 +203,4 @@ def check_run(path: Path) -> None:
 
 def _copy(source: Path, target: Path) -> None:
     with atomic_file(target) as partial:
-        shutil.copyfile(source, partial)
+        copy_file(source, partial)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs that differ in their seeds, and the mean and deviation of their metrics."""
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from terarec.config import RUN_FILE, load_run
+from terarec.config import load_run
+from terarec.config.files import RUN_FILE
 from terarec.errors import ConfigError, FormatError
-from terarec.io import write_json
+from terarec.io.files import write_json
+from terarec.io.opening import read_bytes
+from terarec.metrics.samples import NamesOfIds
 from terarec.models.artifact import load_model
 from terarec.spec import RunSpec, to_data
 from terarec.spec.codec import differences, finite_data, parse_json
@@ -25,7 +29,9 @@ RESULT_FILE = "result.json"
 SEEDS_FILE = "seeds.json"
 """Figures of all seeds in the directory of the runs."""
 
-_SAME_RESULT = frozenset({"data", "training.device", "training.compile", "training.threads", "training.reader_threads"})
+_SAME_RESULT = frozenset(
+    {"data"} | {f"training.{name}" for name in ("device", "compile", "threads", "reader_threads", "rank_timeout")}
+)
 """Fields of `RunSpec` that a finished seed need not have in common with the run that is to be repeated."""
 
 
@@ -61,13 +67,15 @@ class SeedsReport:
     results: tuple[SeedResult, ...]
 
     def mean(self, metric: str) -> float:
-        """Return the mean of a metric over the seeds."""
+        """Return the mean of a metric over the seeds; NaN if it is undefined for one of them."""
         return statistics.fmean(result.metrics[metric] for result in self.results)
 
     def deviation(self, metric: str) -> float:
-        """Return the standard deviation of a metric over the seeds, with n - 1; NaN for one seed."""
+        """Return the standard deviation of a metric over the seeds, with n - 1; NaN for one seed, or without a mean."""
         values = [result.metrics[metric] for result in self.results]
-        return statistics.stdev(values) if len(values) > 1 else math.nan
+        # Of a value that is not finite `statistics.stdev` raises.
+        is_defined = len(values) > 1 and all(map(math.isfinite, values))
+        return statistics.stdev(values) if is_defined else math.nan
 
     def to_json(self) -> dict[str, Any]:
         """Return all values as JSON data, None for NaN.
@@ -105,6 +113,7 @@ def fit_seeds(
     resume: bool = False,
     allow_import: Sequence[str] = (),
     on_result: Callable[[SeedResult], None] | None = None,
+    names: NamesOfIds | None = None,
 ) -> SeedsReport:
     """Train a run with the seeds s, s + 1, ... and evaluate each, s being the seed of `spec`.
 
@@ -121,6 +130,7 @@ def fit_seeds(
             requests more steps.
         allow_import: Packages from which the model may come by name.
         on_result: Function called after each run.
+        names: Names of the ids in slice columns; None to report the ids.
 
     Raises:
         ConfigError: See `Run.fit`.
@@ -134,7 +144,8 @@ def fit_seeds(
         file = directory / RESULT_FILE
         training = dataclasses.replace(spec.training, seed=seed)
         watching = () if callbacks is None else callbacks(directory)
-        run = build(dataclasses.replace(spec, training=training), directory, watching, allow_import=allow_import)
+        described = dataclasses.replace(spec, training=training)
+        run = build(described, directory, watching, allow_import=allow_import, names=names)
         # A finished run whose settings differ, such as by more epochs, continues below.
         if resume and file.is_file() and _is_same(run):
             result = _read(file, seed, directory)
@@ -184,9 +195,9 @@ def _write(file: Path, result: SeedResult) -> None:
 
 def _read(file: Path, seed: int, directory: Path) -> SeedResult:
     try:
-        figures: dict[str, Any] = parse_json(file.read_bytes())
-        held = figures["metrics"].items()
-        metrics = {str(name): math.nan if value is None else float(value) for name, value in held}
+        figures: dict[str, Any] = parse_json(read_bytes(file))
+        figures_of_run = figures["metrics"].items()
+        metrics = {str(name): math.nan if value is None else float(value) for name, value in figures_of_run}
         steps, epochs, seconds = int(figures["steps"]), int(figures["epochs"]), float(figures["seconds"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FormatError(file, f"damaged ({error}), expected the figures of a finished run") from None

@@ -1,4 +1,8 @@
-"""The end of a training: early stopping, signals, and the report."""
+# SPDX-License-Identifier: Apache-2.0
+"""The end of a training: early stopping, signals, and the report.
+
+A metric without a value, NaN, is neither better nor worse than any other (`EarlyStopping.update`).
+"""
 
 from __future__ import annotations
 
@@ -8,14 +12,15 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType, MappingProxyType, TracebackType
 from typing import Any
 
 from terarec.errors import ConfigError
-from terarec.metrics import find_metric
+from terarec.memory import TierUse
+from terarec.metrics.registry import monitored_metric
 from terarec.spec import TrainingSpec
 from terarec.spec.checks import did_you_mean
-from terarec.storage import TierUse
+from terarec.spec.codec import finite_data
 from terarec.train.evaluation import Evaluation
 
 
@@ -27,6 +32,7 @@ class EarlyStopping:
         is_higher_better: Whether the best value is the highest.
         best_step: Step of the best evaluation; None before the first one.
         best_value: Its metric.
+        best_metrics: All of its metrics by name; empty before the first one.
 
     Args:
         spec: ``patience`` and ``min_delta``.
@@ -35,26 +41,27 @@ class EarlyStopping:
 
     def __init__(self, spec: TrainingSpec, monitor: str) -> None:
         self.monitor = monitor
-        self.is_higher_better = find_metric(monitor).higher_is_better
+        self.is_higher_better = monitored_metric(monitor).higher_is_better
         self.best_step: int | None = None
         self.best_value: float | None = None
+        self.best_metrics: dict[str, float] = {}
         self._spec = spec
         # Apart from `best_value`: many gains below ``min_delta`` may add up to the best value, and yet use up patience.
         self._reference: float | None = None  # what an improvement is measured from
         self._num_without_improvement = 0
 
     @classmethod
-    def of(cls, spec: TrainingSpec, metrics: Sequence[str]) -> EarlyStopping:
-        """Return early stopping by ``spec.monitor``, or else by the first of the `metrics` of evaluations.
+    def of(cls, spec: TrainingSpec, monitors: Sequence[str]) -> EarlyStopping:
+        """Return early stopping by ``spec.monitor``, or else by the first of the `monitors` that evaluations compute.
 
         Raises:
             ConfigError: A monitor that is none of them.
         """
-        monitor = spec.monitor or metrics[0]
-        if monitor not in metrics:
+        monitor = spec.monitor or monitors[0]
+        if monitor not in monitors:
             raise ConfigError(
                 "training.monitor",
-                f"got {monitor!r}{did_you_mean(monitor, metrics)}, expected one of the metrics {', '.join(metrics)}",
+                f"got {monitor!r}{did_you_mean(monitor, monitors)}, expected one of the metrics {', '.join(monitors)}",
             )
         return cls(spec, monitor)
 
@@ -64,28 +71,52 @@ class EarlyStopping:
         patience = self._spec.patience
         return patience is not None and self._num_without_improvement >= patience
 
-    def update(self, step: int, value: float, *, counts: bool) -> None:
-        """Take in the metric `value` after `step` steps; NaN is not an improvement.
+    def update(
+        self, step: int, value: float, *, counts: bool, metrics: Mapping[str, float] = MappingProxyType({})
+    ) -> None:
+        """Take in the metric `value` after `step` steps; an undefined one, NaN, changes nothing.
 
         Args:
             step: Steps done.
             value: The metric of the model then.
             counts: Whether the evaluation uses up patience. It may be the best one in any case.
+            metrics: All metrics of the evaluation.
         """
         if self._is_better(value, self.best_value, 0.0):
-            self.best_step, self.best_value = step, value
-        if not counts:
+            self.best_step, self.best_value, self.best_metrics = step, value, dict(metrics)
+        # Nothing is known of an undefined value: it is no reason to stop.
+        if not counts or math.isnan(value):
             return
         if self._is_better(value, self._reference, self._spec.min_delta):
             self._reference, self._num_without_improvement = value, 0
         else:
             self._num_without_improvement += 1
 
+    def check_defined(self) -> None:
+        """Check that an evaluation had a value to compare, if comparing them was requested.
+
+        Raises:
+            ConfigError: The metric was undefined or infinite in every evaluation.
+        """
+        spec = self._spec
+        uses = [
+            *(["patience"] if spec.patience is not None else []),
+            *(["the best checkpoint"] if spec.monitor is not None and spec.keep_best else []),
+        ]
+        if self.best_step is None and uses:
+            raise ConfigError(
+                "training.monitor",
+                f"{self.monitor!r} had no value in any evaluation (it needs {monitored_metric(self.monitor).needs}), "
+                f"so that {' and '.join(uses)} compared nothing; expected another monitor, such as logloss, a split "
+                "to evaluate on that defines it, or no patience and no monitor; the last step is saved",
+            )
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state as JSON data."""
         return {
             "best_step": self.best_step,
             "best_value": self.best_value,
+            "best_metrics": finite_data(self.best_metrics),
             "reference": self._reference,
             "num_without_improvement": self._num_without_improvement,
         }
@@ -93,6 +124,8 @@ class EarlyStopping:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the result of `state_dict`."""
         self.best_step, self.best_value = state["best_step"], state["best_value"]
+        metrics = state["best_metrics"].items()
+        self.best_metrics = {name: math.nan if value is None else value for name, value in metrics}
         self._reference, self._num_without_improvement = state["reference"], state["num_without_improvement"]
 
     def _is_better(self, value: float, than: float | None, by: float) -> bool:
@@ -155,6 +188,8 @@ class FitReport:
         evaluation: The last one; None without a validation split.
         highest_auc: The highest AUC of all evaluations of the run, or None.
         best_step: Step of the evaluation that was best by ``training.monitor``, or None.
+        best_metrics: Metrics of that evaluation by name, with several labels also ``metric/LABEL``; empty without one.
+        served_step: Step of the checkpoint that serving and evaluation load by default; None without checkpoints.
         stopped_early: Whether ``training.patience`` ended the training.
         peak_memory_bytes: Peak physical memory that this process ever held.
         tiers: Statistics of the tiers of tables in this call; None without any.
@@ -171,7 +206,21 @@ class FitReport:
     evaluation: Evaluation | None
     highest_auc: float | None
     best_step: int | None
+    best_metrics: Mapping[str, float]
     stopped_early: bool
     peak_memory_bytes: int
     tiers: TierUse | None = None
     checkpoint: Path | None = None
+    served_step: int | None = None
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """Metrics of the model that is served; those of the last evaluation without checkpoints.
+
+        Empty without an evaluation of that model.
+        """
+        if self.served_step is not None and self.served_step == self.best_step:
+            return self.best_metrics
+        if self.evaluation is not None and self.served_step in (None, self.steps):
+            return self.evaluation.results.named_values()
+        return {}

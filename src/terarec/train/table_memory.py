@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Memory of the tables of a run: rows that will be used, and where each table's rows are."""
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from numpy.typing import NDArray
 
 from terarec.embedding.tables import RecordedTables, arena_groups
 from terarec.errors import ConfigError, DataNotFoundError
-from terarec.formats import read_part_keys, read_parts
+from terarec.formats.parts import read_part_keys, read_parts
 from terarec.kernels.row_rules import RowRule
 from terarec.kernels.slots import SLOT_BYTES
-from terarec.ops import state_dtype, state_shapes
+from terarec.memory import TierBudget
+from terarec.memory.budget import filled, read_buffer_bytes
+from terarec.memory.row_format import RowFormat
+from terarec.memory.row_store import KEY_BYTES
+from terarec.ops.row_update import state_dtype, state_shapes
 from terarec.optim.rules import table_rules
 from terarec.spec import DatasetSpec, DynamicTableSpec, RunSpec, TableSpec, Tiers
 from terarec.spec.checks import did_you_mean
-from terarec.storage import TierBudget
 from terarec.storage.key_rows import USES, needed_uses
-from terarec.storage.row_format import RowFormat
-from terarec.storage.row_store import KEY_BYTES
-from terarec.storage.tier_budget import filled
 
 INDEX_BYTES = 20.1
 """Bytes of the hash index for a key: 20.0 to 20.6 measured from 300,000 to 3,000,000 keys."""
@@ -56,6 +57,7 @@ class TableMemory:
         index_bytes: Bytes of indexes and of what is tracked of each row, in host memory.
         device_bytes: Bytes in the memory of the device.
         host_bytes: Bytes in host memory, with the indexes.
+        buffer_bytes: Bytes of host memory, besides these, in which rows are read from files and wait to be written.
         file_bytes: Maximum bytes on the disk.
         resident_share: Share of the rows that the fastest tier holds at once. Where not all rows of an arena fit, its
             tables get equal room as far as they can use it: rows of small tables are used most.
@@ -72,6 +74,7 @@ class TableMemory:
     index_bytes: int
     device_bytes: int
     host_bytes: int
+    buffer_bytes: int
     file_bytes: int
     resident_share: float
 
@@ -185,6 +188,16 @@ class _ArenaInTiers:
         names = [table.spec.name for table in self.tables]
         return dict(zip(names, zip(fast, below, strict=True), strict=True))
 
+    def buffers(self, budget: TierBudget) -> dict[str, int]:
+        """Return the bytes of buffers of each table; none without files."""
+        if self.tiers.file is None:
+            return {}
+        options = budget.file_options(direct=self.tiers.direct)
+        reads = read_buffer_bytes(options) // len(self.tables)
+        return {
+            table.spec.name: reads + min(options.queue_bytes, table.count * table.row_bytes) for table in self.tables
+        }
+
     def _filled(self, num_bytes: float, counts: Sequence[int]) -> list[int]:
         return [int(rows) for rows in filled(max(1, int(num_bytes) // self.slot_bytes), counts)]
 
@@ -226,18 +239,23 @@ def planned_tables(
     for arena in arenas:
         budgets.setdefault(arena.tiers, TierBudget()).add(arena)
     placed: dict[str, tuple[int, int]] = {}
+    buffers: dict[str, int] = {}
     for arena in arenas:
         placed |= arena.placed(budgets[arena.tiers], is_gpu=is_gpu)
-    return [_table_memory(table, *placed.get(name, (table.count, 0)), is_gpu=is_gpu) for name, table in tables.items()]
+        buffers |= arena.buffers(budgets[arena.tiers])
+    return [
+        _table_memory(table, *placed.get(name, (table.count, 0)), buffers.get(name, 0), is_gpu=is_gpu)
+        for name, table in tables.items()
+    ]
 
 
 def _rows_of(
-    table: TableSpec | DynamicTableSpec, given: Mapping[str, int], counts: KeyCounts, readers: Sequence[str]
+    table: TableSpec | DynamicTableSpec, rows: Mapping[str, int], counts: KeyCounts, readers: Sequence[str]
 ) -> tuple[int, RowsFrom]:
     if isinstance(table, TableSpec) and table.tiers is None:
         return table.rows, "table"  # all of them have memory, for any data
     most = table.rows if isinstance(table, TableSpec) else table.max_rows
-    count, source = (given[table.name], "given") if table.name in given else counts.of(readers)
+    count, source = (rows[table.name], "given") if table.name in rows else counts.of(readers)
     # A table never has more rows than its maximum, however many keys the data have.
     if most is not None and most <= count:
         return most, "table"
@@ -253,7 +271,7 @@ def _index_bytes(table: TableSpec | DynamicTableSpec) -> float:
     return INDEX_BYTES + tracked + in_file
 
 
-def _table_memory(table: _Rows, fast: int, below: int, *, is_gpu: bool) -> TableMemory:
+def _table_memory(table: _Rows, fast: int, below: int, buffer_bytes: int, *, is_gpu: bool) -> TableMemory:
     """Return the memory of a table with these numbers of rows in the fastest tier and in host memory below it."""
     tiers, rows = table.spec.tiers, table.count
     slot_bytes = table.row_bytes + (SLOT_BYTES if tiers is not None else 0)
@@ -273,6 +291,7 @@ def _table_memory(table: _Rows, fast: int, below: int, *, is_gpu: bool) -> Table
         index_bytes=index_bytes,
         device_bytes=fast * slot_bytes if is_gpu else 0,
         host_bytes=index_bytes + below * slot_bytes + (0 if is_gpu else fast * slot_bytes),
+        buffer_bytes=buffer_bytes,
         file_bytes=in_file,
         resident_share=fast / rows if rows else 1.0,
     )

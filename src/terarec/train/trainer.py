@@ -1,33 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training loop and its callbacks."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
+from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from terarec.batch import Batch
-from terarec.data.reader import BatchReader
+from terarec.data.reader import BatchReader, InMemorySource, Reader
 from terarec.dist.ranks import Ranks
 from terarec.errors import ConfigError, RunInterruptedError, TerarecError
+from terarec.formats.frames import Frame, is_frame
 from terarec.kernels import memory
-from terarec.metrics import Throughput
+from terarec.memory import TierUse
+from terarec.metrics.means import Throughput
+from terarec.metrics.samples import NamesOfIds
 from terarec.models.contract import device_of
 from terarec.nn.objectives import BinaryObjective, Objective
 from terarec.nn.precision import warn_if_slow
 from terarec.optim import freeze
-from terarec.spec import TrainingSpec
-from terarec.storage import TierUse
-from terarec.train.devices import batches_on, share_of_reader, tier_use
+from terarec.spec import DatasetSpec, TrainingSpec
+from terarec.train.devices import ReadBatch, batches_on, share_of_reader, tier_use
 from terarec.train.evaluation import Evaluation, Evaluator
 from terarec.train.optimizers import Optimizers
-from terarec.train.step import TrainingStep
+from terarec.train.ranks_step import RanksStep, share_batches
+from terarec.train.step import StepInput, TrainingStep
 from terarec.train.stopping import EarlyStopping, FitReport, Interrupts
 
 
@@ -70,13 +75,27 @@ class Callback:
 _logger = logging.getLogger(__name__)
 
 
+def steps_of_epoch(spec: TrainingSpec, reader: BatchReader) -> int:
+    """Return the steps of an epoch over `reader`."""
+    return -(-len(reader) // spec.accumulate)
+
+
+def steps_of_run(spec: TrainingSpec, steps_per_epoch: int) -> int:
+    """Return the steps of a complete training, unless patience ends it earlier."""
+    by_epochs, most = spec.epochs * steps_per_epoch, spec.max_steps
+    if spec.repeat:
+        return most or 0
+    return by_epochs if most is None else min(by_epochs, most)
+
+
 class Trainer:
     """Trains a model: its layers by a `torch.optim` optimizer, the rows of its tables by a `RowOptimizer`.
 
     It trains where the model is: batches are copied there, on a GPU ahead of the compute.
 
     Attributes:
-        step: Steps done.
+        step: Steps done, those of `first_step` included.
+        first_step: Steps of the training whose chain of checkpoints this one extends; 0 for one that extends none.
         epoch: Epochs done.
         samples: Samples done.
         evaluation: The last one of this object, or None.
@@ -85,6 +104,7 @@ class Trainer:
         evaluator: Computes the metrics of a split.
         reader: The train reader while `fit` runs.
         ranks: The processes that train together.
+        dataset: The columns of tables in memory that `evaluate` takes.
 
     Args:
         model: Batch -> logits [B, C]; `terarec.models.contract` lists what else a model may have.
@@ -94,8 +114,10 @@ class Trainer:
         labels: Names of the labels in evaluations; numbers by default.
         callbacks: Callbacks, called in this order.
         check_loss: Whether a loss that is NaN or infinite raises; otherwise training continues.
+        dataset: The columns of tables in memory that `evaluate` takes; None for readers alone.
         ranks: The processes that train together, each of which has such a trainer and reads the same batches: a rank
             trains on its share of each. None for this process alone.
+        names: Names of the ids in the slice columns of evaluations; None to report the ids.
 
     Raises:
         ConfigError: A metric or a pattern of frozen names that nothing has, or with several ranks a loss or layer that
@@ -117,23 +139,29 @@ class Trainer:
         labels: Sequence[str] = (),
         callbacks: Sequence[Callback] = (),
         check_loss: bool = True,
+        dataset: DatasetSpec | None = None,
         ranks: Ranks | None = None,
+        names: NamesOfIds | None = None,
     ) -> None:
         self.model = model
+        self.dataset = dataset
         self.ranks = ranks or Ranks()
         self.spec = spec
         self.optimizers = optimizers
         self.objective: Objective = objective or BinaryObjective()
         self.callbacks = list(callbacks)
         self.device = device_of(model)
-        self._stepping = TrainingStep(
-            model, spec, optimizers, self.objective, ranks=self.ranks, device=self.device, check_loss=check_loss
+        # Before the model is compiled and its parameters are listed: it may replace layers.
+        share_batches(model, self.objective, self.ranks)
+        make_step = TrainingStep if self.ranks.size == 1 else partial(RanksStep, ranks=self.ranks)
+        self._stepping: TrainingStep = make_step(
+            model, spec, optimizers, self.objective, device=self.device, check_loss=check_loss
         )
-        self.evaluator = Evaluator.of(spec, self.objective, labels, ranks=self.ranks)
-        self.step = self.epoch = self.samples = 0
+        self.evaluator = Evaluator.of(spec, self.objective, labels, ranks=self.ranks, names=names)
+        self.step = self.first_step = self.epoch = self.samples = 0
         self.evaluation: Evaluation | None = None
         self.highest_auc: float | None = None
-        self.early_stopping = EarlyStopping.of(spec, self.evaluator.metrics)
+        self.early_stopping = EarlyStopping.of(spec, self.evaluator.monitors)
         self.reader: BatchReader | None = None
         self._reader_state: dict[str, Any] | None = None
         self._steps_per_epoch = 0
@@ -169,11 +197,8 @@ class Trainer:
 
     @property
     def total_steps(self) -> int:
-        """Steps that the complete run will have; 0 before `fit`."""
-        by_epochs, most = self.spec.epochs * self.steps_per_epoch, self.spec.max_steps
-        if self.spec.repeat:
-            return most or 0
-        return by_epochs if most is None else min(by_epochs, most)
+        """The last step of the complete run; 0 before `fit`."""
+        return self.first_step + steps_of_run(self.spec, self.steps_per_epoch)
 
     @property
     def is_stopped(self) -> bool:
@@ -188,12 +213,20 @@ class Trainer:
     @property
     def last_epoch(self) -> int:
         """The epoch of the last step, counted from 1; 0 before the first step."""
-        return self.epoch + (not self.is_epoch_end) if self.step else 0
+        return self.epoch + (not self.is_epoch_end) if self._own_steps else 0
 
     @property
     def is_epoch_end(self) -> bool:
         """Whether the last step was the last one of an epoch."""
-        return self.step > 0 and self._steps_in_epoch == self.steps_per_epoch
+        return self._own_steps > 0 and self._steps_in_epoch == self.steps_per_epoch
+
+    @property
+    def _own_steps(self) -> int:
+        return self.step - self.first_step
+
+    def extend(self, step: int) -> None:
+        """Count from `step` on, as the training does that this one extends. Before the first step."""
+        self.step = self.first_step = step
 
     def fit(self, train_reader: BatchReader, valid_reader: BatchReader | None = None) -> FitReport:
         """Train until ``spec.epochs``, ``spec.max_steps`` or the end of ``spec.patience``, whichever comes first.
@@ -208,17 +241,21 @@ class Trainer:
 
         Raises:
             ConfigError: `train_reader` gives no batch, or a schedule waits for a metric that no evaluation computes.
+                At the end: the metric of early stopping, of the best checkpoint or of a plateau never had a value.
             TrainingError: The loss is NaN or infinite.
             RunInterruptedError: A signal stopped the training after a complete step.
         """
         if len(train_reader) == 0:
-            raise ConfigError("fit", "the train split gives no batch, expected at least one")
-        self.optimizers.check_metrics(self.evaluator.metrics if valid_reader is not None else ())
+            raise ConfigError(
+                "fit",
+                "the train split gives no batch, expected rows, with drop_last at least as many as in a batch",
+            )
+        self.optimizers.check_metrics(self.evaluator.monitors if valid_reader is not None else ())
         warn_if_slow(self.spec.precision, self.device)
         self.reader, self._reader_state = train_reader, None
-        self._steps_per_epoch = -(-len(train_reader) // self.spec.accumulate)
+        self._steps_per_epoch = steps_of_epoch(self.spec, train_reader)
         if self._steps_in_epoch is None:  # restored from a checkpoint that did not hold it
-            self._steps_in_epoch = (self.step - 1) % self.steps_per_epoch + 1 if self.step else 0
+            self._steps_in_epoch = (self._own_steps - 1) % self.steps_per_epoch + 1 if self._own_steps else 0
         self._is_stopped = self._stepping.is_interrupted = False
         self._evaluation_seconds = 0.0
         self._tiers_before = tier_use(self.model)
@@ -241,10 +278,14 @@ class Trainer:
         finally:
             self._is_in_step = False
             self._call_all("on_end")
+        if valid_reader is not None:
+            # At the end, when the last step is saved: a later evaluation might have had a value.
+            self.early_stopping.check_defined()
+            self.optimizers.check_defined(self.early_stopping.monitor)
         samples, total_seconds = self.samples - samples_before, throughput.seconds
         seconds = total_seconds - self._evaluation_seconds
         return FitReport(
-            steps=self.step,
+            steps=self._own_steps,
             samples=samples,
             seconds=seconds,
             total_seconds=total_seconds,
@@ -254,6 +295,7 @@ class Trainer:
             evaluation=self.evaluation,
             highest_auc=self.highest_auc,
             best_step=self.early_stopping.best_step,
+            best_metrics=self.early_stopping.best_metrics,
             stopped_early=self.early_stopping.is_over,
             peak_memory_bytes=memory.peak_bytes(),
             tiers=self.tier_use(),
@@ -281,13 +323,15 @@ class Trainer:
         """
         sizes = [batch.batch_size for batch in batches] if totals is None else totals
         self._stepping.run(
-            batches,
-            sizes,
-            number=self.step + 1,
-            epoch=self.epoch + 1,
-            following=following,
-            is_own=totals is not None,
-            is_interrupted=self._interrupts.received is not None,
+            StepInput(
+                number=self.step + 1,
+                epoch=self.epoch + 1,
+                batches=batches,
+                sizes=sizes,
+                is_own=totals is not None,
+                following=following,
+                is_interrupted=self._interrupts.received is not None,
+            )
         )
         self.step += 1
         self.samples += sum(sizes)
@@ -308,9 +352,25 @@ class Trainer:
         """Count the next batch as the first one of an epoch: for a reader that starts over before its end."""
         self._steps_in_epoch = 0
 
-    def evaluate(self, reader: BatchReader) -> Evaluation:
-        """Score all batches of `reader` with the present weights."""
-        return self.evaluator.evaluate(self._stepping.module, reader)
+    def evaluate(self, data: BatchReader | Frame) -> Evaluation:
+        """Score all samples of `data` with the present weights.
+
+        Args:
+            data: A reader; or a table of pandas, Polars or Arrow with the columns of `dataset` as shards have them.
+
+        Raises:
+            ConfigError: A table, and the trainer has no `dataset`.
+            FormatError: A table that lacks a column, or has one of another type.
+        """
+        if not is_frame(data):
+            return self.evaluator.evaluate(self._stepping.module, cast(BatchReader, data))
+        if self.dataset is None:
+            got = type(data).__name__
+            raise ConfigError(
+                "data", f"got a {got}, whose columns have no roles; expected a reader, or Trainer(dataset=)"
+            )
+        with closing(Reader(InMemorySource.of_table(self.dataset, data), batch_size=self.spec.batch_size)) as reader:
+            return self.evaluator.evaluate(self._stepping.module, reader)
 
     def tier_use(self) -> TierUse | None:
         """Return the counters of the tables' tiers since the last `fit` began; None without tiers."""
@@ -326,6 +386,7 @@ class Trainer:
         """Return the progress of the training as JSON data."""
         return {
             "step": self.step,
+            "first_step": self.first_step,
             "epoch": self.epoch,
             "samples": self.samples,
             "steps_in_epoch": self._steps_in_epoch,
@@ -337,20 +398,19 @@ class Trainer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from the result of `state_dict`, or of an older version's, which has fewer fields.
+        """Continue from the result of `state_dict`.
 
         Raises:
             ConfigError: Another number of schedules.
         """
-        self.optimizers.load_schedule_state(state.get("schedules", []))
-        self.step, self.epoch, self.samples = state["step"], state["epoch"], state["samples"]
-        self._steps_in_epoch = state.get("steps_in_epoch")
+        self.optimizers.load_schedule_state(state["schedules"])
+        self.step, self.first_step = state["step"], state["first_step"]
+        self.epoch, self.samples = state["epoch"], state["samples"]
+        self._steps_in_epoch = state["steps_in_epoch"]
         self.highest_auc = state["highest_auc"]
-        self._evaluated_step = state.get("evaluated_step", self.step)
-        if "early_stopping" in state:
-            self.early_stopping.load_state_dict(state["early_stopping"])
-        if "loss_scaler" in state:
-            self._stepping.scaler.load_state_dict(state["loss_scaler"])
+        self._evaluated_step = state["evaluated_step"]
+        self.early_stopping.load_state_dict(state["early_stopping"])
+        self._stepping.scaler.load_state_dict(state["loss_scaler"])
 
     def _run(self, train_reader: BatchReader, valid_reader: BatchReader | None) -> None:
         try:
@@ -373,7 +433,7 @@ class Trainer:
 
     def _is_over(self) -> bool:
         spec = self.spec
-        is_last = spec.max_steps is not None and self.step >= spec.max_steps
+        is_last = spec.max_steps is not None and self._own_steps >= spec.max_steps
         # One stream over all epochs ends by its number of steps, since its batches cross the epochs' borders.
         is_past = not spec.repeat and self.epoch >= spec.epochs
         return is_last or is_past or self._is_stopped or self.early_stopping.is_over
@@ -385,7 +445,26 @@ class Trainer:
         # complete.
         is_ahead = self._stepping.exchanges_keys
         is_shared = share_of_reader(train_reader) is not None
-        batches = batches_on(train_reader, self.device, self.model, is_ahead=is_ahead)
+        # Closed here: threads that still read rows ahead would change tables that the caller uses next.
+        with closing(batches_on(train_reader, self.device, self.model, is_ahead=is_ahead)) as batches:
+            if not self._train_on(batches, valid_reader, is_ahead=is_ahead, is_shared=is_shared):
+                return
+        if not self.is_epoch_end:  # the reader left damaged records out, so it gave fewer batches than its length
+            self._steps_in_epoch = self.steps_per_epoch
+            self._count_epoch()
+            if valid_reader is not None and self._own_steps:
+                self._validate(valid_reader)
+            self._call("on_epoch_end")
+
+    def _train_on(
+        self,
+        batches: Iterator[tuple[Batch, ReadBatch]],
+        valid_reader: BatchReader | None,
+        *,
+        is_ahead: bool,
+        is_shared: bool,
+    ) -> bool:
+        """Train on `batches`; return whether they ended before the run did."""
         following = list(islice(batches, self.spec.accumulate))
         while group := following:
             following = list(islice(batches, self.spec.accumulate)) if is_ahead else []
@@ -412,15 +491,10 @@ class Trainer:
                 self._call("on_epoch_end")
             self._stop_if_requested()
             if self._is_over():
-                return
+                return False
             if not is_ahead:
                 following = list(islice(batches, self.spec.accumulate))
-        if not self.is_epoch_end:  # the reader left damaged records out, so it gave fewer batches than its length
-            self._steps_in_epoch = self.steps_per_epoch
-            self._count_epoch()
-            if valid_reader is not None and self.step:
-                self._validate(valid_reader)
-            self._call("on_epoch_end")
+        return True
 
     def _count_epoch(self) -> None:
         self.epoch += 1
@@ -429,7 +503,7 @@ class Trainer:
     @property
     def _is_evaluation_due(self) -> bool:
         every = self.spec.eval_every
-        return self.is_epoch_end or (every is not None and self.step > 0 and self.step % every == 0)
+        return self.is_epoch_end or (every is not None and self._own_steps > 0 and self.step % every == 0)
 
     def _validate(self, reader: BatchReader) -> None:
         """Score the validation split and call `on_evaluation`."""
@@ -444,7 +518,7 @@ class Trainer:
         # An evaluation that only max_steps made due is none of a longer run, whose patience must be the same.
         counts = self._is_evaluation_due and not is_repeated
         value = evaluation.value(self.early_stopping.monitor)
-        self.early_stopping.update(self.step, value, counts=counts)
+        self.early_stopping.update(self.step, value, counts=counts, metrics=evaluation.results.named_values())
         if counts:
             monitor = self.early_stopping.monitor
             self.optimizers.advance("evaluation", lambda metric: evaluation.value(metric or monitor))

@@ -1,9 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files of records on disk and what tests check in their batches."""
 
 import struct
 
 from terarec.data.records import NormSource
-from terarec.formats.hugectr import NormWriter, write_file_list
+from terarec.formats.hugectr import write_file_list
+from terarec.formats.hugectr.norm import NormWriter
 from tests.formats.hugectr.samples import make_layout, make_rows
 
 LAYOUT = make_layout(slots=((1, True), (3, False)))

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Data sets there and back through every format of HugeCTR."""
 
 import dataclasses
@@ -7,12 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from terarec.data import DatasetSource, Reader
-from terarec.data.records import RecordOptions, open_split, write_as_dataset, write_as_records
+from terarec.data import Reader
+from terarec.data.reader import DatasetSource
+from terarec.data.records import open_split, write_as_dataset, write_as_records
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
-from terarec.formats import create_shard, read_dataset, shard_path, slice_rows, write_dataset
-from terarec.formats.hugectr import read_keyset, read_records, write_records
-from terarec.spec import RecordLayout, RecordSplit, RecordsSpec, SparseInput
+from terarec.formats import read_dataset, write_dataset
+from terarec.formats.block import slice_rows
+from terarec.formats.hugectr.records import read_records, write_records
+from terarec.formats.hugectr.split_writer import read_keyset
+from terarec.formats.shard import create_shard, shard_path
+from terarec.spec import RecordLayout, RecordOptions, RecordsSpec, SparseInput
+from terarec.spec.dataset import RecordSplit
 from tests.data.records.samples import break_checksum, norm_files
 from tests.data.sources import assert_same_batches
 from tests.errors import at

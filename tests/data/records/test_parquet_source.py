@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ParquetSource: files of a list, those that the metadata knows; terarec's own data sets, too."""
 
 import dataclasses
@@ -6,9 +7,10 @@ import fsspec
 import numpy as np
 import pytest
 
-from terarec.data.records import ParquetSource, RecordLayout, RecordReader, SparseInput
+from terarec.data.records import ParquetSource, RecordReader
 from terarec.errors import DataNotFoundError, FormatError
 from terarec.formats.hugectr import write_file_list
+from terarec.spec import RecordLayout, SparseInput
 from tests.data.sources import row_numbers
 from tests.errors import at
 from tests.formats.samples import make_block, make_spec, write_split
@@ -96,3 +98,12 @@ def test_the_other_key_type(split):
     directory, _ = split
     with pytest.raises(FormatError, check=at(f"{directory}/part-00000.parquet, column 'C0'")):
         ParquetSource(directory / "_file_list.txt", dataclasses.replace(LAYOUT, key_bytes=8))
+
+
+@pytest.mark.parametrize(("sizes", "slots"), [((50, 51), []), ((7, 51), ["data.0"]), ((7, 1), ["data.0"])])
+def test_keys_beyond_the_size_of_their_slot_are_warned_of_once(split, caplog, sizes, slots):
+    """Finding N14: with the offsets of slots they are keys of the next slot, as in HugeCTR."""
+    directory, _ = split
+    layout = dataclasses.replace(LAYOUT, slot_sizes=sizes)
+    read_all(ParquetSource(directory / "_file_list.txt", layout))
+    assert [record.args[0] for record in caplog.records] == slots

@@ -1,9 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
 """RecordReader: every sample once and in order, ends and new starts, errors, and no thread left behind."""
 
 import itertools
 
 import numpy as np
 import pytest
+from torch.utils.data import DataLoader
 
 from terarec.data.records import NormSource, RecordReader
 from terarec.errors import ConfigError, FormatError
@@ -118,6 +120,13 @@ def slot_bags(batch, slot):
 def test_a_batch_may_be_larger_than_the_data(tmp_path):
     reader = make_reader(norm_source(tmp_path, (3,)), 8, repeat=True)
     assert row_numbers(first_of(reader, 1)) == [0, 1, 2, 0, 1, 2, 0, 1]
+
+
+def test_a_data_loader_gives_the_batches_of_the_reader(tmp_path):
+    source = norm_source(tmp_path, SIZES)
+    loader = DataLoader(make_reader(source, 5), batch_size=None)
+    assert len(loader) == 5
+    assert_same_batches(list(loader), list(make_reader(source, 5)))
 
 
 def test_another_source_takes_over(tmp_path):

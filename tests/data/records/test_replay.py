@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A state saved after any batch replays the rest exactly: every kind of file, damaged records, and repeated data."""
 
 import itertools
@@ -8,7 +9,8 @@ import pytest
 from terarec.data import Reader
 from terarec.data.records import NormSource, ParquetSource, RawAsyncSource, RawSource, RecordReader
 from terarec.errors import ConfigError
-from terarec.formats.hugectr import FixedRecordWriter, ParquetRecordFile, raw_async_types, raw_types
+from terarec.formats.hugectr.parquet import ParquetRecordFile
+from terarec.formats.hugectr.raw import FixedRecordWriter, raw_async_types, raw_types
 from terarec.spec import RecordLayout, SparseInput
 from tests.data.records.samples import LAYOUT, break_checksum, norm_files, norm_source
 from tests.data.sources import TinyGroups, assert_replays, assert_same_batches, row_numbers

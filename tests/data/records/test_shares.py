@@ -1,5 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks that share HugeCTR's files: each sample on one rank, also where records are left out."""
 
+import itertools
 import json
 
 import numpy as np
@@ -7,13 +9,14 @@ import pytest
 
 from terarec.data import RankShare
 from terarec.data.records import NormSource, RawSource, RecordReader, sources
-from terarec.formats import merge, slice_rows
-from terarec.formats.block import bags_of
-from terarec.formats.hugectr import FixedRecordWriter, NormFile, raw_types
+from terarec.formats.block import bags_of, merge, slice_rows
+from terarec.formats.hugectr.norm import NormFile
+from terarec.formats.hugectr.raw import FixedRecordWriter, raw_types
 from tests.data.records.samples import LAYOUT, break_checksum, norm_files
 from tests.data.records.test_replay import ONE_HOT, damaged_source, parquet_source
 from tests.data.test_shares import check_shared, numbered
 from tests.formats.hugectr.samples import make_rows
+from tests.params import in_every_run
 
 KINDS = ("damaged norm", "parquet", "raw")
 ORDERS = {
@@ -55,8 +58,10 @@ def test_ranks_read_the_batches_of_one_process(source, order):
             assert {mine.num_skipped for mine in shared} == {alone.num_skipped}
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("repeat", [False, True])
+@pytest.mark.parametrize(
+    ("order", "repeat"),
+    in_every_run([("by groups", False), ("mixed", True)], itertools.product(ORDERS, (False, True))),
+)
 def test_a_position_of_ranks_continues_on_any_number_of_them(source, order, repeat):
     options = {"batch_size": 4, "repeat": repeat, **ORDERS[order]}
     expected = numbered(RecordReader(source, **options), 8 if repeat else None)

@@ -1,12 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sources of fixed-width records, and the layouts that describe them."""
 
 import fsspec
 import numpy as np
 import pytest
 
-from terarec.data.records import RawAsyncSource, RawSource, RecordLayout, RecordReader, SparseInput
+from terarec.data.records import RawAsyncSource, RawSource, RecordReader
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
-from terarec.formats.hugectr import FixedRecordWriter, raw_async_types, raw_types
+from terarec.formats.hugectr.raw import FixedRecordWriter, raw_async_types, raw_types
+from terarec.spec import RecordLayout, SparseInput
 from tests.data.sources import row_numbers
 from tests.errors import at
 from tests.formats.hugectr.samples import make_layout, make_rows

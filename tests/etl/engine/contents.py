@@ -1,8 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
 """What lies in a data set's directory."""
 
 from pathlib import Path
 
-from terarec.formats import ColumnBlock, merge, open_shard, read_dataset
+from terarec.formats import read_dataset
+from terarec.formats.block import ColumnBlock, merge
+from terarec.formats.shard import open_shard
 
 
 def contents(out: Path) -> dict[str, bytes]:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Logs of a small shop, and workflows for them."""
 
 from pathlib import Path

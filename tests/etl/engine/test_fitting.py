@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows that are counted while the first steps learn: the same results as by a phase of its own, in one pass less."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Logs -> data sets by the single-machine engine."""
 
 import json
@@ -9,10 +10,13 @@ import pytest
 from terarec.errors import ConfigError, FormatError, StorageError
 from terarec.etl import fit, partitions, prepare
 from terarec.etl.columns import Rows, concatenate_rows, numpy_values
-from terarec.etl.engine import Progress, grouped
-from terarec.etl.source import open_source
+from terarec.etl.engine import grouped
+from terarec.etl.engine.phases import Progress
+from terarec.etl.source.source import open_source
 from terarec.etl.workflow import Workflow
-from terarec.formats import ColumnBlock, merge, read_dataset, read_part_keys, read_parts
+from terarec.formats import read_dataset
+from terarec.formats.block import ColumnBlock, merge
+from terarec.formats.parts import read_part_keys, read_parts
 from terarec.spec import PrepareOptions, Split, SplitByFiles, SplitByFraction, SplitByHash, SplitByTime, SplitByUser
 from tests.errors import at
 from tests.etl.engine.contents import contents, read_split
@@ -91,7 +95,7 @@ def test_a_fitted_workflow_only_transforms(tmp_path: Path, log: list[Path], spli
     first = prepare(shop_workflow(split), log, tmp_path / "a", PrepareOptions())
     fitted = Workflow.load(tmp_path / "a" / "workflow")
     assert fitted.is_fitted
-    second = prepare(fitted, log, tmp_path / "b", PrepareOptions())
+    second = prepare(fitted, log, tmp_path / "b", PrepareOptions(earlier_rows="none"))
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
     assert [phase.name for phase in first.phases] == ["group", "fit 1", "fit 2", "write"]
     assert [phase.name for phase in second.phases] == ["group", "write"]
@@ -101,6 +105,7 @@ def test_fitting_alone_gives_the_same_workflow(tmp_path: Path, log: list[Path]) 
     prepare(shop_workflow(), log, tmp_path / "out", PrepareOptions())
     fit(shop_workflow(), log, PrepareOptions()).save(tmp_path / "alone")
     saved = {name: content for name, content in contents(tmp_path / "out").items() if name.startswith("workflow/")}
+    del saved["workflow/earlier_rows/00.parquet"]  # of prepared rows
     alone = {
         f"workflow/{path.relative_to(tmp_path / 'alone')}": path.read_bytes()
         for path in sorted((tmp_path / "alone").rglob("*"))
@@ -249,3 +254,11 @@ def test_sources_that_change_meanwhile_are_rejected(tmp_path: Path, log: list[Pa
     with pytest.raises(FormatError, check=at(f"{tmp_path}/raw/day_0.tsv")):
         prepare(shop_workflow(), log, tmp_path / "out", PrepareOptions(), change)
     assert [path.name for path in tmp_path.iterdir()] == ["raw"]
+
+
+def test_a_list_sorted_as_texts_is_warned_of(tmp_path: Path) -> None:
+    """Finding N1: a list is taken in its order, which may be that of the texts by mistake."""
+    log = sorted(shop_files(tmp_path / "raw", files=11))
+    with pytest.warns(UserWarning, match="day_10"):
+        report = prepare(shop_workflow(), log, tmp_path / "data")
+    assert [file.file for file in report.files] == list(map(str, log))

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows with a value that a step or the data set rejects: bad input like lines that cannot be read."""
 
 from collections.abc import Sequence
@@ -8,7 +9,7 @@ import pytest
 
 from terarec.errors import FormatError
 from terarec.etl import prepare
-from terarec.etl.engine import Progress
+from terarec.etl.engine.phases import Progress
 from terarec.etl.ops import Categorify, Explode, KeepRows, LogOp, Normalize, SplitText
 from terarec.etl.workflow import Workflow
 from terarec.spec import (

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Preparations that are killed, and gone on with by the same call."""
 
 import dataclasses
@@ -8,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from terarec.data.synthetic import movielens
+from terarec.apps.synthetic import movielens
 from terarec.errors import ConfigError, RunInterruptedError
 from terarec.etl import prepare
-from terarec.etl.engine import Progress
+from terarec.etl.engine.phases import Progress
 from terarec.etl.ready import PRESETS
 from terarec.etl.sink import RECORD_STORAGES
 from terarec.etl.workflow import Workflow
-from terarec.formats.hugectr import record_files
+from terarec.formats.hugectr.split_writer import record_files
 from terarec.spec import PrepareOptions, SplitByFraction, SplitByHash, SplitByTime
 from tests.errors import at
 from tests.etl.engine.contents import contents

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sample weights and metadata on their way from raw logs to a data set."""
 
 import dataclasses

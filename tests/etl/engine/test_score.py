@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """D1, D2: raw files without labels or splits are encoded as a data set of the same rows is."""
 
 import itertools
@@ -12,13 +13,15 @@ import pytest
 
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
 from terarec.etl import prepare
-from terarec.etl.engine import EncodedFiles
+from terarec.etl.engine.score import EncodedFiles
 from terarec.etl.ops import Categorify, Explode, KeepRows, Normalize, TargetEncoding
 from terarec.etl.workflow import Workflow
 from terarec.spec import LabelSpec, OneSplit, PrepareOptions, SourceColumn, SourceSpec, SplitByFiles
 from tests.errors import at
 from tests.etl.engine.logs import shop_files, shop_workflow
 from tests.etl.ready.prepared import CASES, Prepared, make
+
+NO_EARLIER = PrepareOptions(earlier_rows="none")
 
 
 def encoded(files: EncodedFiles) -> dict[str, Any]:
@@ -57,7 +60,7 @@ def test_the_rows_of_a_ready_workflow(name: str, tmp_path: Path) -> None:
     made = make(name, tmp_path, rows)
     workflow = Workflow.load(made.out / "workflow")
     sources = [made.raw / file for file in case.sources]
-    options = PrepareOptions(threads=2, **case.options)
+    options = PrepareOptions(threads=2, earlier_rows="none", **case.options)
     prepare(workflow.with_split(OneSplit(split="test")), sources, tmp_path / "all", options=options)
     whole = Prepared(made.raw, tmp_path / "all", made.report)
     found = encoded(EncodedFiles(workflow, sources, options=options))
@@ -81,8 +84,10 @@ def test_label_column_absent_empty_or_present(name: str, tmp_path: Path) -> None
     path = made.raw / CASES[name].sources[0]
     delimiter = workflow.spec.source.delimiter
     place = path.read_text().splitlines()[0].split(delimiter).index("click") if workflow.spec.source.header else 2
-    found = [encoded(EncodedFiles(workflow, [path]))]
-    found.append(encoded(EncodedFiles(workflow, [drop_column(path, place, delimiter, tmp_path / "absent")])))
+    found = [encoded(EncodedFiles(workflow, [path], options=NO_EARLIER))]
+    found.append(
+        encoded(EncodedFiles(workflow, [drop_column(path, place, delimiter, tmp_path / "absent")], options=NO_EARLIER))
+    )
     for number, content in enumerate(("", "nobody knows")):
         lines = [line.split(delimiter) for line in path.read_text().splitlines()]
         filled = [
@@ -91,7 +96,7 @@ def test_label_column_absent_empty_or_present(name: str, tmp_path: Path) -> None
         ]
         other = tmp_path / f"label{number}"
         other.write_text("".join(delimiter.join(line) + "\n" for line in filled))
-        found.append(encoded(EncodedFiles(workflow, [other])))
+        found.append(encoded(EncodedFiles(workflow, [other], options=NO_EARLIER)))
     for other_found in found[1:]:
         np.testing.assert_array_equal(other_found["dense"], found[0]["dense"])
         assert other_found["keys"] == found[0]["keys"]
@@ -161,8 +166,8 @@ def test_grouped_steps_see_the_rows_of_the_files_in_bounded_memory(tmp_path: Pat
     files = shop_files(tmp_path / "raw")
     prepare(shop_workflow(), files, tmp_path / "data")
     workflow = Workflow.load(tmp_path / "data" / "workflow")
-    prepare(workflow.with_split(OneSplit(split="valid")), files, tmp_path / "all")
-    options = PrepareOptions(memory_bytes=1 << 26, threads=1)
+    options = PrepareOptions(memory_bytes=1 << 26, threads=1, earlier_rows="none")
+    prepare(workflow.with_split(OneSplit(split="valid")), files, tmp_path / "all", options)
     found = encoded(EncodedFiles(workflow, files, keep=("item",), options=options))
     check_alike(found, workflow, Prepared(tmp_path, tmp_path / "all", None).split("valid"))  # type: ignore[arg-type]
     assert found["kept"]["item"][:3] == [
@@ -195,9 +200,9 @@ def test_lists_that_become_rows_bring_no_labels(tmp_path: Path) -> None:
 
 
 def test_bad_input_is_reported_and_left_out(tmp_path: Path) -> None:
-    log = write_cities(tmp_path / "log.csv", "delimited", ("label", "x", "city"))
+    logs = [write_cities(tmp_path / f"log{number}.csv", "delimited", ("label", "x", "city")) for number in range(2)]
     workflow = city_workflow("delimited", delimiter=",", header=True)
-    prepare(workflow, [log, log], tmp_path / "data")
+    prepare(workflow, logs, tmp_path / "data")
     workflow = Workflow.load(tmp_path / "data" / "workflow")
     new = tmp_path / "new.csv"
     new.write_text("x,city\n1,a\nmany,b\n,c\n3,c\n")
@@ -210,11 +215,11 @@ def test_bad_input_is_reported_and_left_out(tmp_path: Path) -> None:
 
 
 def test_rejections(tmp_path: Path) -> None:
-    log = write_cities(tmp_path / "log.csv", "delimited", ("label", "x", "city"))
+    logs = [write_cities(tmp_path / f"log{number}.csv", "delimited", ("label", "x", "city")) for number in range(2)]
     workflow = city_workflow("delimited", delimiter=",", header=True)
     with pytest.raises(ConfigError, check=at("workflow 'workflow'")):
-        EncodedFiles(workflow, [log])
-    prepare(workflow, [log, log], tmp_path / "data")
+        EncodedFiles(workflow, logs)
+    prepare(workflow, logs, tmp_path / "data")
     workflow = Workflow.load(tmp_path / "data" / "workflow")
     with pytest.raises(DataNotFoundError):
         EncodedFiles(workflow, [tmp_path / "none.csv"])
@@ -222,5 +227,5 @@ def test_rejections(tmp_path: Path) -> None:
     other.write_text("x,town\n1,a\n")
     with pytest.raises(ConfigError, check=at(other)):
         encoded(EncodedFiles(workflow, [other]))
-    with pytest.raises(ConfigError, check=at(log)):
-        encoded(EncodedFiles(workflow, [log], keep=("nosuch",)))
+    with pytest.raises(ConfigError, check=at(logs[0])):
+        encoded(EncodedFiles(workflow, logs[:1], keep=("nosuch",)))

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Splits of rows, and the order statistics that bound splits by time."""
 
 from __future__ import annotations
@@ -11,11 +12,27 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from terarec.etl import prepare
 from terarec.etl.columns import Rows, array_of, is_missing
+from terarec.etl.dry_run import preview
 from terarec.etl.engine import split
-from terarec.etl.engine.split import OrderStatistics, RowBounds, TimeBounds, assign, share_counts
+from terarec.etl.engine.split import OrderStatistics, RowBounds, TimeBounds, assign, named_splits, share_counts
+from terarec.etl.ops import FillMissing, KeepRows
+from terarec.etl.workflow import Workflow
 from terarec.kernels.ref.encoding import xxh64
-from terarec.spec import SplitByFraction, SplitByHash, SplitByTime, SplitByUser
+from terarec.spec import (
+    LabelSpec,
+    PrepareOptions,
+    Split,
+    SplitByFiles,
+    SplitByFraction,
+    SplitByHash,
+    SplitByTime,
+    SplitByUser,
+)
+from terarec.spec.checks import FieldError
+from tests.errors import at
+from tests.etl.engine.logs import SOURCE
 from tests.params import examples
 
 
@@ -52,6 +69,43 @@ def uniform(data: bytes, seed: int) -> float:
 def by_share(value: float, valid: float, test: float) -> int:
     """The split of a row."""
     return 1 if value < valid else 2 if value < valid + test else 0
+
+
+def write_times(path: Path, times: list[int]) -> Path:
+    path.write_text("".join(f"{row % 2}\t{time}\tu{row % 3}\t{row}\t1\t\n" for row, time in enumerate(times)))
+    return path
+
+
+EMPTY: list[tuple[Split, list[int]]] = [
+    (SplitByTime(column="time", valid=0.1), [5] * 40),
+    (SplitByTime(column="time", valid=0.1, test=0.1), [5] * 20 + [6] * 20),
+    (SplitByTime(column="time", valid_from=100.0), list(range(40))),
+    (SplitByTime(column="time", valid_from=10.0, test_from=100.0), list(range(40))),
+    (SplitByTime(column="time", test_from=-1.0), list(range(40))),
+    (SplitByHash(valid=0.001), list(range(40))),
+    (SplitByUser(column="user", valid=0.01), list(range(40))),
+    (SplitByFraction(valid=0.1), list(range(40))),
+    (SplitByFiles(valid_fraction=0.1, test=1, valid=0), list(range(40))),
+]
+"""Splits that get no row for a part that they name; the steps keep times below 36."""
+
+
+def keeping(split: Split) -> Workflow:
+    steps = [KeepRows(column="time", at_most=35.0), FillMissing(columns=("price",), value=0.0)]
+    return Workflow(steps, source=SOURCE, labels=[LabelSpec(name="bought")], dense=["price"], split=split)
+
+
+@pytest.mark.parametrize(("split", "times"), EMPTY, ids=lambda value: getattr(value, "kind", None))
+def test_a_split_without_rows_is_rejected_unless_allowed(tmp_path: Path, split: Split, times: list[int]) -> None:
+    """Finding N5: they gave no validation or no test split, without a word."""
+    files = [write_times(tmp_path / "a.tsv", times), write_times(tmp_path / "b.tsv", [99])]
+    files = files if isinstance(split, SplitByFiles) else files[:1]
+    with pytest.raises(FieldError, check=at("split")):
+        prepare(keeping(split), files, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    report = prepare(keeping(split), files, tmp_path / "out", PrepareOptions(empty_splits="allow"))
+    assert len(report.splits) < 1 + len(named_splits(split))
+    preview(keeping(split), files)
 
 
 def test_without_a_split_all_rows_are_for_training() -> None:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Steps without a state, with what they make of a few rows; the behaviour suite runs on each."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Helpers of operator tests: fit on blocks as an engine does, save and load states, run record functions."""
 
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from terarec.etl.columns import ColumnType, Rows, concatenate_rows, is_list, kind_of
-from terarec.etl.ops import Operator, SpillOptions
+from terarec.etl.ops import Operator
+from terarec.etl.ops.states import SpillOptions
 from terarec.etl.ops.values import as_numbers, python_of_values, values_of_array
 
 

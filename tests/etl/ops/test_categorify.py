@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Vocabularies against plain Python, on the disk, and beyond memory."""
 
 from collections import Counter

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Date parts against Python's calendar, and properties of negative sampling."""
 
 import dataclasses
@@ -17,7 +18,8 @@ from terarec.etl.columns import Rows
 from terarec.etl.ops import Categorify, DateParts, NegativeSampling
 from terarec.etl.ops.sequences import ITEM_BITS
 from terarec.etl.workflow import Workflow, plan
-from terarec.spec import FieldError, LabelSpec, PrepareOptions, SourceColumn, SourceSpec
+from terarec.spec import LabelSpec, PrepareOptions, SourceColumn, SourceSpec
+from terarec.spec.checks import FieldError
 from tests.errors import at
 from tests.etl.column_values import block_of, values_of
 from tests.etl.ops.fitting import apply, blocks_of, fit, saved

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What every fitted step keeps to: blocks, threads and files change nothing, and only training rows teach."""
 
 import numpy as np

@@ -1,5 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fitted steps on numbers against their formulas in plain Python."""
 
+import json
 import math
 import statistics
 from fractions import Fraction
@@ -11,7 +13,15 @@ from hypothesis import strategies as st
 
 from terarec.errors import ConfigError, FormatError
 from terarec.etl.columns import ColumnType, kind_of
-from terarec.etl.ops import Bucketize, FillMissing, LogOp, Normalize, NormalizeMinMax
+from terarec.etl.ops import (
+    Bucketize,
+    DropLowCardinality,
+    FillMissing,
+    LogOp,
+    Normalize,
+    NormalizeMinMax,
+    TargetEncoding,
+)
 from tests.errors import at
 from tests.etl.column_values import block_of, values_of
 from tests.etl.ops.fitting import fit
@@ -116,11 +126,11 @@ def test_texts_have_no_median():
         ('{"format": "terarec.state", "version": 1, "kind": "normalize", "state": 3}', ("/s.json: $.state",)),
         (
             '{"format": "terarec.state", "version": 1, "kind": "normalize", "state": {"columns": {"x": {"mean": 1}}}}',
-            ("/s.json: $.state.columns.x", "got {'mean': 1}"),
+            ("/s.json: $.state.columns.x", "field 'deviation' is missing"),
         ),
         (
             '{"format": "terarec.state", "version": 1, "kind": "normalize", "state": {"columns": {}}}',
-            ("/s.json: $.state.columns.x", "got None"),
+            ("/s.json: $.state.columns.x", "got null"),
         ),
     ],
 )
@@ -128,3 +138,59 @@ def test_damaged_states_are_rejected(tmp_path, content, place):
     (tmp_path / "s.json").write_text(content)
     with pytest.raises(FormatError, check=at(f"{tmp_path}{place[0]}", *place[1:])):
         Normalize(columns=("x",)).load_state(tmp_path, "s")
+
+
+def state_file(tmp_path, kind, state):
+    content = {"format": "terarec.state", "version": 1, "kind": kind, "state": state}
+    (tmp_path / "s.json").write_text(json.dumps(content))
+    return f"{tmp_path}/s.json: $.state"
+
+
+@pytest.mark.parametrize(
+    ("step", "params", "field"),
+    [
+        (Normalize(columns=("x",)), {"mean": 0, "deviation": -3}, ".deviation"),
+        (Normalize(columns=("x",)), {"mean": 0, "deviation": 0}, ".deviation"),
+        (Normalize(columns=("x",)), {"mean": float("inf"), "deviation": 1}, ".mean"),
+        (Normalize(columns=("x",)), {"mean": "0", "deviation": 1}, ".mean"),
+        (Normalize(columns=("x",)), 7, ""),
+        (NormalizeMinMax(columns=("x",)), {"minimum": 2, "maximum": 1}, ".maximum"),
+        (Bucketize(columns=("x",), intervals=3), {"boundaries": [2, 1]}, ".boundaries"),
+        (Bucketize(columns=("x",), intervals=3), {"boundaries": 3}, ".boundaries"),
+        (FillMissing(columns=("x",), median=True), {"median": None}, ".median"),
+    ],
+    ids=str,
+)
+def test_numbers_out_of_range_are_rejected(tmp_path, step, params, field):
+    """Finding Q5: they passed, and 0 was divided by; finding Q6: a number for an object was a defect."""
+    where = state_file(tmp_path, step.kind, {"columns": {"x": params}})
+    with pytest.raises(FormatError, check=at(f"{where}.columns.x{field}")):
+        step.load_state(tmp_path, "s")
+
+
+@pytest.mark.parametrize(
+    "state", [{"columns": 3}, {"columns": {"x": -1}}, {"columns": {"x": "1"}}, {"columns": {}}, {}]
+)
+def test_counts_that_are_none_are_rejected(tmp_path, state):
+    """Finding Q5: negative counts passed; finding Q6: a number for an object was a defect."""
+    step = DropLowCardinality(columns=("x",))
+    state_file(tmp_path, step.kind, state)
+    with pytest.raises(FormatError):
+        step.load_state(tmp_path, "s")
+
+
+@pytest.mark.parametrize("count", [[-1, 2], [1], 3, [True, 1], [1, 2**70]], ids=str)
+def test_totals_that_are_none_are_rejected(tmp_path, count):
+    """Finding Q5."""
+    step = TargetEncoding(columns=("x",), target="y", folds=2)
+    state_file(tmp_path, step.kind, {"count": count, "sum": [0.5, 1.0]})
+    with pytest.raises(FormatError):
+        step.load_state(tmp_path, "s")
+
+
+def test_a_huge_deviation_has_an_inverse(tmp_path):
+    """Finding Q6: it was a defect of the rounding."""
+    step = Normalize(columns=("x",))
+    state_file(tmp_path, step.kind, {"columns": {"x": {"mean": 0, "deviation": 1e308}}})
+    with np.errstate(over="ignore"):
+        step.inverse("x", np.array([-5.0, 5.0]), step.load_state(tmp_path, "s"), is_float32=True)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Target encodings, group figures, side tables and dropped columns against plain Python."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What steps reject: columns of other types when a workflow is planned, values when it runs."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Histories and differences against loops over the rows in plain Python."""
 
 import numpy as np

@@ -1,7 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sums, moments and samples against exact arithmetic, whatever the blocks."""
 
 import math
 import statistics
+import sys
 from fractions import Fraction
 
 import numpy as np
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 from terarec.etl.ops.quantiles import GrowingSample, NumberSample
 from terarec.etl.ops.states import Moments, NumberRange, exact_sum, exact_sum_of_squares
+from tests.processes import run_new_python
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 NUMBERS = st.lists(FINITE, max_size=50)
@@ -98,3 +101,25 @@ def test_integers_count_as_the_numbers_that_they_are_nearest_to(values: list[int
     integers = np.array(values, dtype=np.int64)
     assert NumberRange.of(integers) == NumberRange.of(integers.astype(np.float64))
     assert Moments.of(integers) == Moments.of(integers.astype(np.float64))
+
+
+READ = """
+import os, sys
+from pathlib import Path
+import pyarrow as pa
+from terarec.etl.ops.states import read_table, write_table
+
+path = Path(sys.argv[1]) / "table.parquet"
+table = pa.table({"value": [str(number) for number in range(5000)], "count": list(range(5000))})
+write_table(path, table)
+before = len(os.listdir("/proc/self/task"))
+found = read_table(path, {"value": (pa.string(),), "count": (pa.int64(),)})
+print(found.equals(table), len(os.listdir("/proc/self/task")) - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
+def test_tables_of_states_are_read_without_threads(tmp_path):
+    """Finding K5: a prediction waited for ever for a thread of Arrow while it read such a table."""
+    ended = run_new_python(READ, tmp_path)
+    assert ended.stdout == "True 0\n", ended.stderr

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Operators of users: registered by a decorator, saved by name, imported where their package is allowed."""
 
 import json
@@ -14,8 +15,8 @@ import pytest
 from terarec.errors import ConfigError
 from terarec.etl.ops import LogOp, MappedColumns, State
 from terarec.etl.workflow import Workflow
-from terarec.spec import LabelSpec, OperatorSpec, SourceColumn, SourceSpec, register, registry
-from terarec.spec.registry import Registry
+from terarec.spec import LabelSpec, SourceColumn, SourceSpec, registry
+from terarec.spec.registry import OperatorSpec, Registry, register
 from tests.errors import at
 from tests.etl.column_values import block_of, values_of
 from tests.etl.ops.fitting import fit

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small logs of every layout, prepared by their ready workflows, and what a test reads of them."""
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from terarec.data.synthetic import adult, amazon, avazu, mind, movielens, rees46
+from terarec.apps.synthetic import adult, amazon, avazu, mind, movielens, rees46
 from terarec.etl import prepare
-from terarec.etl.engine import PrepareReport
+from terarec.etl.engine.report import PrepareReport
 from terarec.etl.ready import PRESETS
 from terarec.etl.workflow import Workflow
 from terarec.formats import read_dataset

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The records that the rows of a log would be, were they served."""
 
 from __future__ import annotations

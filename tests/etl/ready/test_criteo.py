@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Criteo's logs become the data set that the ready workflow and docs/workflows.md foresee."""
 
 import gzip
@@ -10,13 +11,15 @@ import pytest
 
 from terarec import etl
 from terarec.errors import FormatError
-from terarec.etl.engine import PrepareReport
+from terarec.etl.engine.report import PrepareReport
 from terarec.etl.ops.base import MISSING
 from terarec.etl.ready import criteo
 from terarec.etl.source import source as source_module
 from terarec.etl.source.delimited import DelimitedReader
-from terarec.etl.workflow import IdValues, Workflow
-from terarec.formats import ColumnBlock, merge, read_dataset
+from terarec.etl.workflow import Workflow
+from terarec.etl.workflow.datasets import IdValues
+from terarec.formats import read_dataset
+from terarec.formats.block import ColumnBlock, merge
 from terarec.spec import PrepareOptions, Split, SplitByFiles, SplitByFraction
 from tests.errors import at
 from tests.etl.criteo_lines import columns, line, random_lines, write

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Any CSV becomes a data set whose workflow is fitted on the training part alone and serves raw records alike."""
 
 import bz2
@@ -13,11 +14,12 @@ import pytest
 
 from terarec import etl
 from terarec.errors import ConfigError, FormatError
-from terarec.etl.engine import PrepareReport
+from terarec.etl.engine.report import PrepareReport
 from terarec.etl.ready import CsvOptions, csv_workflow
 from terarec.etl.workflow import Workflow
 from terarec.formats import read_dataset
-from terarec.spec import MISSING_KEY, PrepareOptions, SplitByFiles, SplitByFraction
+from terarec.spec import PrepareOptions, SplitByFiles, SplitByFraction
+from terarec.spec.dataset import MISSING_KEY
 from tests.errors import at
 from tests.etl.engine.test_prepare import equal, read_split
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ready workflows on small logs of the public layouts, held against plain Python."""
 
 import csv
@@ -8,7 +9,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from terarec.data.synthetic import criteo
+from terarec.apps.synthetic import criteo
 from terarec.errors import ConfigError
 from terarec.etl import prepare
 from terarec.etl.ready import PUBLISHED_SIZES, compare_sizes, criteo_terabyte

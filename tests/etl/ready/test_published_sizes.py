@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Published sizes: of the right columns, and a data set is compared with them column by column."""
 
 import dataclasses
@@ -6,7 +7,8 @@ import math
 import pytest
 
 from terarec.errors import ConfigError
-from terarec.etl.ready import PUBLISHED_SIZES, SizeDifference, compare_sizes
+from terarec.etl.ready import PUBLISHED_SIZES, compare_sizes
+from terarec.etl.ready.published_sizes import SizeDifference
 from terarec.spec import CategoricalColumn, DatasetSpec, LabelColumn
 from tests.errors import at
 

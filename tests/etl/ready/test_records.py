@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A raw record gets, at serving, the numbers and ids that preparation gave to the same row."""
 
 import csv
@@ -8,8 +9,9 @@ import numpy as np
 import pytest
 
 from terarec.etl.columns import concatenate_rows
-from terarec.etl.source import open_source
-from terarec.etl.workflow import EncodedRecords, Workflow
+from terarec.etl.source.source import open_source
+from terarec.etl.workflow import Workflow
+from terarec.etl.workflow.serving import EncodedRecords
 from tests.etl.ready.prepared import CASES, make
 from tests.etl.ready.served import served_records
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hour and weekday agree with the calendar of the standard library; lists are counted."""
 
 from collections.abc import Sequence

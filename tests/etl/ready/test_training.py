@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Data sets of the presets can be trained on: a small model comes near the best AUC of the planted signal."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small sources and what their blocks hold."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bad input ends the reading, loses its row or its field, and is reported with its file and line."""
 
 import json
@@ -9,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from terarec.errors import FormatError
-from terarec.etl.source import open_source
 from terarec.etl.source import source as source_module
 from terarec.etl.source.blocks import MAX_LINE_BYTES
 from terarec.etl.source.delimited import DelimitedReader
+from terarec.etl.source.source import open_source
 from terarec.spec import SourceColumn, SourceSpec
 from tests.etl.source.samples import rows_of, write_lines
 from tests.params import examples

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every format gives the same rows; what does not fit the spec is rejected with its place."""
 
 import bz2
@@ -12,12 +13,13 @@ import pytest
 from pyarrow import feather
 
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
-from terarec.etl.source import arrow_files, open_source
+from terarec.etl.source import arrow_files
 from terarec.etl.source import source as source_module
 from terarec.etl.source import text as text_module
 from terarec.etl.source.blocks import MAX_LINE_BYTES
 from terarec.etl.source.delimited import DelimitedReader
 from terarec.etl.source.json_lines import JsonLinesReader
+from terarec.etl.source.source import open_source
 from terarec.spec import SourceColumn, SourceSpec
 from tests.errors import at
 from tests.etl.source.samples import EXPECTED, MIXED, ROWS, arrow_table, delimited_line, mixed, rows_of, write_lines
@@ -121,7 +123,7 @@ def test_parquet_files_row_group_by_row_group(tmp_path):
 
 
 def test_large_row_groups_come_in_pieces(tmp_path, monkeypatch):
-    monkeypatch.setattr(arrow_files, "_BATCH_ROWS", 4)
+    monkeypatch.setattr(arrow_files, "BATCH_ROWS", 4)
     pq.write_table(arrow_table(ROWS * 3), tmp_path / "a.parquet")
     source = check(mixed("parquet"), tmp_path / "a.parquet")
     assert [raw.num_rows for raw in source.raw_blocks()] == [4, 4, 1]
@@ -298,10 +300,17 @@ def test_damaged_and_changing_arrow_files_are_rejected(tmp_path, file_format):
             feather.write_feather(table, tmp_path / name)
         return tmp_path / name
 
+    codes = SourceSpec(format=file_format, columns=(SourceColumn(name="n", type="hex32"),))
     spec = SourceSpec(format=file_format, columns=(SourceColumn(name="n", type="number"),))
     good = write(pa.table({"n": [1, 2]}), "good")
     with pytest.raises(FormatError, check=at(f"{tmp_path}/other, column 'n'")):
-        rows_of(open_source(spec, [good, write(pa.table({"n": [1.5]}), "other")]))
+        rows_of(open_source(codes, [good, write(pa.table({"n": ["a"]}), "other")]))
+    assert rows_of(open_source(spec, [good, write(pa.table({"n": [1.5, None]}), "floats")]))[1]["n"] == [
+        1,
+        2,
+        1.5,
+        None,
+    ]
     with pytest.raises(FormatError, check=at(f"{tmp_path}/text, column 'n'")):
         rows_of(open_source(spec, [write(pa.table({"n": ["a"]}), "text")]))
     with pytest.raises(FormatError, check=at(f"{tmp_path}/lists, column 'n'")):
@@ -314,3 +323,19 @@ def test_damaged_and_changing_arrow_files_are_rejected(tmp_path, file_format):
     cut.write_bytes(good.read_bytes()[:-9])
     with pytest.raises(FormatError, check=at(cut)):
         rows_of(open_source(spec, [cut]))
+
+
+@pytest.mark.parametrize("source_format", ["delimited", "json_lines", "parquet"])
+def test_the_lowest_integer_is_missing(tmp_path, source_format):
+    """Finding N8: it stands for a missing value on every path."""
+    columns = (SourceColumn(name="n", type="integer"), SourceColumn(name="x", type="number"))
+    table = pa.table({"n": [-(2**63), 1 - 2**63], "x": [-(2.0**63), 1.0]})
+    path = tmp_path / "rows"
+    if source_format == "parquet":
+        pq.write_table(table, path)
+    elif source_format == "delimited":
+        path.write_text("".join(f"{row['n']}\t{row['x']}\n" for row in table.to_pylist()))
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
+    source = open_source(SourceSpec(format=source_format, columns=columns), [path])
+    assert rows_of(source)[1] == {"n": [None, 1 - 2**63], "x": [-(2.0**63), 1.0]}

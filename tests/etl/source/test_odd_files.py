@@ -1,17 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
 """C3, C4, D12, D13: unusual files are read right, or rejected in one line under every policy."""
 
 import bz2
 import lzma
 import os
 import zipfile
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import feather
 
+from terarec.apps.sample import read_sample
 from terarec.errors import ConfigError, FormatError
-from terarec.etl.source import open_source
-from terarec.spec import BAD_INPUT_POLICIES, SourceColumn, SourceSpec
+from terarec.etl.source.source import open_source
+from terarec.spec import SourceColumn, SourceSpec
+from terarec.spec.preparation import BAD_INPUT_POLICIES
 from tests.errors import at
 from tests.etl.source.samples import rows_of
 
@@ -100,10 +105,25 @@ def test_floats_that_are_integers_are_ids(tmp_path, policy):
     assert source.bad_input.counts == {"integer": 4}
 
 
+@pytest.mark.parametrize(("kind", "bits"), [(pa.float16(), 11), (pa.float32(), 24), (pa.float64(), 53)])
+@pytest.mark.parametrize("is_list", [False, True])
+def test_floats_beyond_their_precision_are_no_ids(tmp_path, kind, bits, is_list):
+    """Finding N2: seven ids above 2^24 became one as float32."""
+    values = pa.array([2**bits - 1, -(2**bits) + 1, 2**bits, None], pa.float64()).cast(kind)
+    lists = pa.ListArray.from_arrays(pa.array(range(5), pa.int32()), values)
+    pq.write_table(pa.table({"n": lists if is_list else values}), tmp_path / "log.parquet")
+    columns = (SourceColumn(name="n", type="integer", separator="|" if is_list else None),)
+    source = open_source(SourceSpec(format="parquet", columns=columns), [tmp_path / "log.parquet"], "missing")
+    good = [2**bits - 1, 1 - 2**bits]
+    assert rows_of(source)[1]["n"] == ([[value] for value in good] + [[], [None]] if is_list else [*good, None, None])
+    assert source.bad_input.counts == {"integer": 1}
+    assert f"below 2^{bits}" in source.bad_input.first[0].expected
+
+
 @pytest.mark.parametrize(
     "values",
-    [pa.array([True, False]), pa.array([b"a", b"b"]), pa.nulls(2), pa.array([1, 2], pa.time32("ms"))],
-    ids=["bool", "binary", "null", "time"],
+    [pa.array([True, False]), pa.array([b"a", b"b"]), pa.array([1, 2], pa.time32("ms"))],
+    ids=["bool", "binary", "time"],
 )
 @pytest.mark.parametrize("policy", BAD_INPUT_POLICIES)
 def test_columns_of_other_types_are_rejected(tmp_path, values, policy):
@@ -114,6 +134,54 @@ def test_columns_of_other_types_are_rejected(tmp_path, values, policy):
             FormatError, check=at(f"{tmp_path}/log, column 'x'", f"type is {values.type}, expected {kind}")
         ):
             rows_of(open_source(spec("parquet", x=kind), [tmp_path / "log"], policy))
+
+
+MISSING = [
+    *(pa.nulls(2, kind) for kind in (pa.null(), pa.bool_(), pa.float32(), pa.string(), pa.timestamp("ns"), pa.int8())),
+    pa.array([float("nan"), None]),
+]
+
+
+@pytest.mark.parametrize("values", MISSING, ids=[str(values.type) for values in MISSING])
+@pytest.mark.parametrize("kind", ["text", "integer", "number", "hex32", "time"])
+@pytest.mark.parametrize("file_format", ["parquet", "arrow"])
+def test_a_column_that_is_missing_in_all_rows_has_any_type(tmp_path, values, kind, file_format):
+    """Finding N6: pandas writes a day without values as nulls, or as NaN."""
+    good = {"text": ["a"], "hex32": ["a"], "time": pa.array([1], pa.timestamp("s"))}.get(kind, pa.array([1]))
+    write = pq.write_table if file_format == "parquet" else partial(feather.write_feather, compression="uncompressed")
+    for name, column in (("0", values), ("1", good), ("2", values)):
+        write(pa.table({"n": [1] * len(column), "x": column}), str(tmp_path / name))
+    source = open_source(spec(file_format, x=kind), [tmp_path / name for name in "012"])
+    expected = {"text": "a", "hex32": 10}.get(kind, 1)
+    assert rows_of(source)[1]["x"] == [None, None, expected, None, None]
+
+
+def test_a_dictionary_of_nulls_is_missing(tmp_path):
+    """Finding N6."""
+    values = pa.DictionaryArray.from_arrays(pa.array([0, None], pa.int32()), pa.nulls(1))
+    feather.write_feather(pa.table({"n": [1, 2], "x": values}), tmp_path / "log")
+    for kind in ("text", "integer", "number", "hex32", "time"):
+        assert rows_of(open_source(spec("arrow", x=kind), [tmp_path / "log"]))[1]["x"] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("values", "lists"),
+    [
+        (pa.nulls(2), [[], []]),
+        (pa.array([float("nan"), None]), [[], []]),
+        (pa.array([[None, None], None], pa.list_(pa.null())), [[None, None], []]),
+        (pa.array([[float("nan")], []]), [[None], []]),
+        (pa.nulls(2, pa.list_(pa.bool_())), [[], []]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", ["text", "integer", "number"])
+def test_lists_that_are_missing_in_all_rows_have_any_type(tmp_path, values, lists, kind):
+    """Finding N6."""
+    pq.write_table(pa.table({"x": values}), tmp_path / "log")
+    columns = (SourceColumn(name="x", type=kind, separator="|"),)
+    source = open_source(SourceSpec(format="parquet", columns=columns), [tmp_path / "log"])
+    assert rows_of(source)[1]["x"] == lists
 
 
 @pytest.mark.parametrize("policy", BAD_INPUT_POLICIES)
@@ -144,3 +212,14 @@ def test_deeply_nested_and_truncated_text_is_not_an_object(tmp_path, policy, lin
     else:
         rows_of(source)
         assert source.bad_input.counts == {"json": 1}
+
+
+def test_the_sample_of_a_draft_has_columns_of_nulls(tmp_path):
+    """Finding N6."""
+    table = pa.table(
+        {"y": [0, 1], "none": pa.nulls(2), "lists": pa.nulls(2, pa.list_(pa.null())), "nan": [float("nan")] * 2}
+    )
+    pq.write_table(table, tmp_path / "log")
+    sample = read_sample([tmp_path / "log"])
+    assert {column.name: column.present for column in sample.columns} == {"y": 2, "none": 0, "lists": 0, "nan": 0}
+    assert not sample.unread

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Text between quotes never becomes a row, under any policy; quoted line ends are read (RFC 4180)."""
 
 import csv
@@ -8,10 +9,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from terarec.errors import FormatError
-from terarec.etl.source import open_source
 from terarec.etl.source import source as source_module
 from terarec.etl.source.delimited import DelimitedReader
-from terarec.spec import BAD_INPUT_POLICIES, SourceColumn, SourceSpec
+from terarec.etl.source.source import open_source
+from terarec.spec import SourceColumn, SourceSpec
+from terarec.spec.preparation import BAD_INPUT_POLICIES
 from tests.errors import at
 from tests.etl.source.samples import rows_of
 from tests.params import examples

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two data sets, byte by byte."""
 
 from __future__ import annotations

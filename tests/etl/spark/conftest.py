@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One Spark session for all tests of the engine; without PySpark or Java they are skipped, and say why."""
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import pytest
 from terarec.errors import MissingDependencyError
 from terarec.etl.spark import check_spark
 from terarec.spec import PrepareOptions
+from tests.programs import JAVA
 
 SMALL = {
     "spark.ui.enabled": "false",
@@ -42,6 +44,7 @@ def spark() -> Iterator[Any]:
     try:
         check_spark()
     except MissingDependencyError as error:
+        JAVA.require()
         pytest.skip(str(error))
     from pyspark.sql import SparkSession
 

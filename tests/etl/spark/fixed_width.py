@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A workflow whose data set every storage can hold."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What executors import in the tests: functions of a `LambdaOp`, and an operator."""
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import numpy as np
 import pyarrow.compute as pc
 
 from terarec.etl.columns import Rows, array_of, numbers_of
-from terarec.etl.ops import ColumnTypes, MappedColumns, SpillOptions, Stage, State, register
-from terarec.etl.ops.states import FittedNumbers
+from terarec.etl.ops import MappedColumns, State, register
+from terarec.etl.ops.base import ColumnTypes, Stage
+from terarec.etl.ops.states import FittedNumbers, SpillOptions
 
 KILL_ONCE = "TERAREC_TEST_KILL_ONCE"
 """Variable with a file; the process that makes it kills its executor."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A small log with every kind of column, and a workflow with every operator."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A standalone cluster of a master and two workers on this machine, started and stopped by the test."""
 
 from __future__ import annotations

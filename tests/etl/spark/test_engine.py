@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Spark engine gives the data set of the local one."""
 
 from __future__ import annotations
@@ -8,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from terarec.errors import ConfigError, FormatError
 from terarec.etl import prepare
-from terarec.etl.engine import Progress
+from terarec.etl.engine.phases import Progress
 from terarec.etl.ops import (
     Categorify,
     Explode,
@@ -27,21 +29,17 @@ from terarec.etl.ops import (
 )
 from terarec.etl.spark.fit import _FAN_IN
 from terarec.etl.spark.run import even_pieces
-from terarec.etl.workflow import Workflow
-from terarec.spec import (
-    FieldError,
-    LabelSpec,
-    OneSplit,
-    PrepareOptions,
-    SourceColumn,
-    SourceSpec,
-    SplitByTime,
-    WorkflowSpec,
-)
+from terarec.etl.workflow import Workflow, workflow_of
+from terarec.spec import LabelSpec, OneSplit, PrepareOptions, SourceColumn, SourceSpec, Split, SplitByTime, WorkflowSpec
+from terarec.spec.checks import FieldError
 from tests.cli.conftest import figures
 from tests.errors import at
+from tests.etl.engine import test_time_resolution as resolution
 from tests.etl.engine.contents import contents
 from tests.etl.engine.logs import shop_files, shop_workflow
+from tests.etl.engine.test_earlier_rows import workflow as days_workflow
+from tests.etl.engine.test_earlier_rows import write_days
+from tests.etl.engine.test_split import EMPTY, keeping, write_times
 from tests.etl.spark.comparing import assert_same
 from tests.etl.spark.conftest import on_spark
 from tests.etl.spark.functions import Latest
@@ -63,6 +61,30 @@ def both(spec: WorkflowSpec, paths: list[Path], directory: Path, **options: Any)
     assert (reported[-1].done_bytes, reported[-1].seconds_left) == (reported[-1].total_bytes, 0.0)
     assert reported[-1].rows == reports[0].phases[-1].rows > 0
     return reports
+
+
+def test_a_later_day_continues_from_the_earlier_rows(tmp_path: Path) -> None:
+    """Finding N11: the rows that steps keep, and the lists that continue from them, are those of the local engine."""
+    first, second, _ = write_days(tmp_path, 1)
+    prepare(days_workflow(split=None), [first], tmp_path / "first", PrepareOptions())
+    later = workflow_of(tmp_path / "first").with_split(OneSplit(split="train"))
+    reports = [
+        prepare(later, [second], tmp_path / "spark", on_spark(PrepareOptions())),
+        prepare(later, [second], tmp_path / "local", PrepareOptions()),
+    ]
+    assert_same(tmp_path / "spark", tmp_path / "local")
+    assert reports[0].earlier_rows == reports[1].earlier_rows > 0
+    again = workflow_of(tmp_path / "spark").with_split(OneSplit(split="train"))
+    with pytest.raises(FormatError):
+        prepare(again, [first], tmp_path / "late", on_spark(PrepareOptions()))
+    counts = [
+        prepare(again, [first], tmp_path / name, options).late_rows
+        for name, options in (
+            ("a", on_spark(PrepareOptions(late_rows="allow"))),
+            ("b", PrepareOptions(late_rows="allow")),
+        )
+    ]
+    assert counts[0] == counts[1] > 0
 
 
 @pytest.mark.parametrize(
@@ -169,13 +191,13 @@ def test_a_fitted_workflow_transforms_only(tmp_path: Path) -> None:
     settings = [
         part for name, value in on_spark(PrepareOptions()).spark_conf.items() for part in ("--conf", f"{name}={value}")
     ]
-    arguments = ["--engine", "spark", "--master", "local[2]", "--shuffle", *settings]
+    arguments = ["--engine", "spark", "--master", "local[2]", "--shuffle", "--earlier-rows", "none", *settings]
     shown = figures("prepare", tmp_path / "fitted" / "workflow", log[1], "--out", tmp_path / "spark", *arguments)
     assert [phase["name"] for phase in shown["phases"]] == ["count", "group", "write"]
     fitted = Workflow.load(tmp_path / "fitted" / "workflow")
-    prepare(fitted, log[1:], tmp_path / "local", PrepareOptions(shuffle=True))
+    prepare(fitted, log[1:], tmp_path / "local", PrepareOptions(shuffle=True, earlier_rows="none"))
     assert_same(tmp_path / "spark", tmp_path / "local")
-    assert contents(tmp_path / "spark" / "workflow") == contents(tmp_path / "fitted" / "workflow")
+    assert contents(tmp_path / "spark" / "workflow" / "states") == contents(tmp_path / "fitted" / "workflow" / "states")
 
 
 def test_all_rows_in_one_split(tmp_path: Path) -> None:
@@ -183,10 +205,23 @@ def test_all_rows_in_one_split(tmp_path: Path) -> None:
     log = shop_files(tmp_path / "raw")
     prepare(shop_workflow(), log, tmp_path / "fitted", PrepareOptions())
     fitted = Workflow.load(tmp_path / "fitted" / "workflow").with_split(OneSplit(split="test"))
-    report = prepare(fitted, log[1:], tmp_path / "spark", on_spark(PrepareOptions()))
-    prepare(fitted, log[1:], tmp_path / "local", PrepareOptions())
+    report = prepare(fitted, log[1:], tmp_path / "spark", on_spark(PrepareOptions(late_rows="allow")))
+    prepare(fitted, log[1:], tmp_path / "local", PrepareOptions(late_rows="allow"))
     assert report.splits == {"test": 300}
     assert_same(tmp_path / "spark", tmp_path / "local")
+
+
+@pytest.mark.parametrize(("split", "times"), [EMPTY[0], EMPTY[2]], ids=["shares", "thresholds"])
+def test_a_split_without_rows_is_rejected(tmp_path: Path, split: Split, times: list[int]) -> None:
+    """Finding N5, on a cluster; the message has the times of the data."""
+    file = write_times(tmp_path / "a.tsv", times)
+    problems = []
+    for options in (on_spark(PrepareOptions()), PrepareOptions()):
+        with pytest.raises(FieldError, check=at("split")) as error:
+            prepare(keeping(split), [file], tmp_path / "out", options)
+        problems.append(error.value.problem)
+        assert not (tmp_path / "out").exists()
+    assert problems[0] == problems[1]
 
 
 def _small(source: SourceSpec, categories: tuple[str, ...]) -> WorkflowSpec:
@@ -300,10 +335,12 @@ def test_labels_of_which_none_is_positive_are_reported(tmp_path: Path) -> None:
 
 def test_arrow_files_and_line_ends_between_quotes_are_read(tmp_path: Path) -> None:
     columns = {"label": [0, 1, 1], "word": ["a", None, "b"], "price": [0.5, 1.0, None], "code": ["1f", "2", "3"]}
-    with pa.OSFile(str(tmp_path / "log.arrow"), "wb") as sink, pa.ipc.new_file(sink, pa.table(columns).schema) as file:
-        file.write(pa.table(columns))
+    paths = [tmp_path / f"log{number}.arrow" for number in range(2)]
+    for path in paths:
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, pa.table(columns).schema) as file:
+            file.write(pa.table(columns))
     spec = _small(dataclasses.replace(CSV, format="arrow", delimiter="\t"), ("word", "code"))
-    both(spec, [tmp_path / "log.arrow"] * 2, tmp_path / "arrow")
+    both(spec, paths, tmp_path / "arrow")
     lines = "".join(f'{row % 2},"w{row % 5}\n1,{row},",{row},{row:x}\n' for row in range(2000))
     (tmp_path / "log.csv").write_text("label,word,price,code\n" + lines)
     ours, _ = both(_small(CSV, ("word", "code")), [tmp_path / "log.csv"], tmp_path / "quoted", rows_per_shard=500)
@@ -327,3 +364,29 @@ def _assert_same_error(spec: WorkflowSpec, paths: list[Path], out: Path) -> None
 
 def _prepare(spec: WorkflowSpec, paths: list[Path], out: Path, **options: Any) -> None:
     prepare(Workflow.of(spec), paths, out, PrepareOptions(engine="spark", **options))
+
+
+def test_parts_of_a_second_count(tmp_path: Path) -> None:
+    """Finding N3: histories, differences and shares by time are those of the local engine."""
+    resolution.write(tmp_path / "log", "parquet", "ns", 60)
+    split = SplitByTime(column="when", valid=0.2, test=0.1)
+    _, report = both(resolution.workflow(split, unit="us").spec, [tmp_path / "log"], tmp_path)
+    assert set(report.splits) == {"train", "valid", "test"}
+
+
+def test_columns_in_the_names_of_directories_are_the_same(tmp_path: Path) -> None:
+    """Finding N9."""
+    for country in ("DE", "FR"):
+        (tmp_path / "log" / f"country={country}").mkdir(parents=True)
+        table = pa.table({"y": [0, 1, 1], "item": ["a", "b", "a"]})
+        pq.write_table(table, tmp_path / "log" / f"country={country}" / "part.parquet")
+    columns = tuple(SourceColumn(name=name, type="text") for name in ("item", "country"))
+    source = SourceSpec(format="parquet", columns=(SourceColumn(name="y", type="integer"), *columns))
+    made = Workflow(
+        [Categorify(columns=("item", "country"))],
+        source=source,
+        labels=[LabelSpec(name="y")],
+        categorical=["item", "country"],
+    )
+    report, _ = both(made.spec, [tmp_path / "log"], tmp_path)
+    assert report.rows == 6

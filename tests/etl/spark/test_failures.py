@@ -1,12 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
 """Errors of Spark are reported in one line."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from terarec.errors import ClusterError, MissingDependencyError, StorageError
+from terarec.errors import (
+    ClusterError,
+    ConfigError,
+    FormatError,
+    MissingDependencyError,
+    StorageError,
+    TerarecError,
+)
 from terarec.etl.spark import check_master, check_spark
 from tests.errors import at
 
@@ -55,16 +64,39 @@ def test_spark_messages_become_one_line(message: str, error: type[Exception], li
     assert "\n" not in str(caught.value)
 
 
-def test_errors_of_executors_keep_their_class() -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        StorageError("disk", "full, expected room"),
+        FormatError("", "no place, expected one"),
+        ConfigError('steps[0]\n: \x1e\u2028"', "text of two\nlines, expected 'one' \x1e "),
+    ],
+)
+def test_errors_of_executors_keep_their_class(error: TerarecError) -> None:
     pytest.importorskip("pyspark", reason="PySpark is not installed")
     from pyspark.errors import PySparkException
 
     from terarec.etl.spark.jobs import executor_errors, spark_errors
 
     with pytest.raises(RuntimeError) as raised, executor_errors():
-        raise StorageError("disk", "full, expected room")
-    with pytest.raises(StorageError, check=at("disk", "full, expected room")), spark_errors():
-        raise PySparkException(f"Traceback:\n  File x\nRuntimeError: {raised.value}\n\tat a.B")
+        raise error
+    for rest in ("", "\n\tat a.B"):
+        with pytest.raises(type(error), check=at(error.where, error.problem)), spark_errors():
+            raise PySparkException(f"Traceback:\n  File x\nRuntimeError: {raised.value}{rest}".strip())
+
+
+def test_an_error_that_ends_a_task_keeps_its_class(spark: Any) -> None:
+    """Finding P6: PySpark strips messages, and the control character that ended an error was stripped with it."""
+    from terarec.etl.spark import spark_session
+    from terarec.etl.spark.jobs import spark_errors
+    from terarec.etl.spark.tasks import map_items
+
+    def fail(number: int, item: str) -> Any:
+        raise StorageError(item, "full, expected room")
+
+    expected = pytest.raises(StorageError, check=at("disk", "full, expected room"))
+    with expected, spark_errors(), spark_session(None, {}) as session:
+        map_items(session.sparkContext, ["disk"], fail).collect()
 
 
 def test_executors_without_terarec_are_named() -> None:

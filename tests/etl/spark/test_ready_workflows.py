@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ready workflows give the same data sets on Spark."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Preparations on Spark that end before they are done, and are resumed by the same call."""
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import pytest
 
 from terarec.errors import ConfigError, RunInterruptedError
 from terarec.etl import prepare
-from terarec.etl.engine import Progress
+from terarec.etl.engine.phases import Progress
 from terarec.spec import PrepareOptions
 from tests.errors import at
 from tests.etl.engine.logs import shop_files

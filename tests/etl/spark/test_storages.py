@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Storages other than Parquet, which `test_engine` has."""
 
 from __future__ import annotations
@@ -7,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from terarec.etl import prepare
-from terarec.spec import STORAGES, PrepareOptions
+from terarec.spec import PrepareOptions
+from terarec.spec.preparation import STORAGES
 from tests.etl.engine.logs import shop_files
 from tests.etl.spark.conftest import on_spark
 from tests.etl.spark.fixed_width import data_files, fixed_width

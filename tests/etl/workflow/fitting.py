@@ -1,10 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fits a workflow on a block in memory, phase by phase, as engines do on files."""
 
 from pathlib import Path
 
 from terarec.etl.columns import Rows
-from terarec.etl.ops import SpillOptions
-from terarec.etl.workflow import Workflow, run_steps
+from terarec.etl.ops.states import SpillOptions
+from terarec.etl.workflow import Workflow
+from terarec.etl.workflow.transform import run_steps
 
 
 def fit(workflow: Workflow, block: Rows, directory: Path) -> Workflow:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A shop's log: a workflow with many steps, and raw records for it."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A11: a raw value is cleaned alike in files of every format and in records, as the saved workflow says."""
 
 import csv
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from terarec.errors import ConfigError, FormatError
 from terarec.etl import fit
 from terarec.etl.ops import Categorify, FillMissing, HashBucket, ListSlice, Normalize
-from terarec.etl.source import open_source
+from terarec.etl.source.source import open_source
 from terarec.etl.workflow import Workflow, raw_values
 from terarec.spec import LabelSpec, SourceColumn, SourceSpec
 from tests.params import examples
@@ -137,16 +138,16 @@ def test_files_and_records_are_read_alike(tmp_path_factory, fitted, rows):
     assert_same((long.dense, long.keys), expected)
 
 
-def test_a_saved_workflow_keeps_its_cleaning(tmp_path: Path, fitted) -> None:
+def test_cleaning_of_fields_leaves_records_as_they_are(tmp_path: Path, fitted) -> None:
     fitted.save(tmp_path)
     assert Workflow.load(tmp_path).spec.source.cleaning == "values"
     saved = json.loads((tmp_path / "workflow.json").read_text())
-    del saved["workflow"]["source"]["cleaning"]
-    (tmp_path / "workflow.json").write_text(json.dumps({**saved, "version": 1}))
-    old = Workflow.load(tmp_path)
-    assert old.spec.source.cleaning == "fields"
+    saved["workflow"]["source"]["cleaning"] = "fields"
+    (tmp_path / "workflow.json").write_text(json.dumps(saved))
+    of_fields = Workflow.load(tmp_path)
+    assert of_fields.spec.source.cleaning == "fields"
     row = {"word": [" a"], "code": ["a"], "user": [7], "price": [1.0], "day": ["2024-01-02"], "tags": ["x"]}
-    assert old.encode(row).keys[0].tolist() == [1]  # unseen, as it was before version 2
+    assert of_fields.encode(row).keys[0].tolist() == [1]  # unseen
     assert (
         Workflow.of(fitted.spec, fitted.states).encode(row).keys[0].tolist()
         == fitted.encode({**row, "word": ["a"]}).keys[0].tolist()

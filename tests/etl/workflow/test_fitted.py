@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Workflows whose steps are fitted: phase after phase, kept on the disk, and the same for blocks and records."""
 
 from pathlib import Path
@@ -7,7 +8,8 @@ import numpy as np
 import pytest
 
 from terarec.errors import ConfigError, DataNotFoundError
-from terarec.etl.ops import Categorify, DropLowCardinality, History, Normalize, SpillOptions
+from terarec.etl.ops import Categorify, DropLowCardinality, History, Normalize
+from terarec.etl.ops.states import SpillOptions
 from terarec.etl.workflow import Workflow
 from terarec.spec import LabelSpec
 from tests.errors import at

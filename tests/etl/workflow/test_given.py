@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Data sets that no workflow made: records hold what their shards hold."""
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from terarec.errors import ConfigError, DataNotFoundError
-from terarec.etl.workflow import Workflow, identity_workflow, workflow_of
+from terarec.etl.workflow import Workflow, workflow_of
+from terarec.etl.workflow.datasets import identity_workflow
 from terarec.formats import write_dataset
-from terarec.spec import MISSING_KEY, CategoricalColumn, DatasetSpec, DenseColumn, LabelColumn
+from terarec.spec import CategoricalColumn, DatasetSpec, DenseColumn, LabelColumn
+from terarec.spec.dataset import MISSING_KEY
 from tests.errors import at
 
 DATASET = DatasetSpec(

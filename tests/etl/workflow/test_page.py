@@ -1,9 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
 """docs/workflows.md keeps its word: its hashes and its workflow.json."""
 
 import json
 import re
 from pathlib import Path
 
+import terarec.etl.ops  # noqa: F401  # registers the operators that the page names
 from terarec.kernels.cpu.encoding import xxh64_list
 from terarec.spec import WorkflowSpec, from_data, to_data
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which steps a pass does, and what is rejected before any row is read."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Raw records in every form that callers hold them in become the same model inputs."""
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from terarec.errors import ConfigError
 from terarec.etl.ops import Bucketize, Categorify, Clip, FillMissing, GivenIds, ListSlice, LogOp
 from terarec.etl.ops.categorical import Vocabularies
 from terarec.etl.values import ValueIds
-from terarec.etl.workflow import EncodedRecords, Workflow, raw_values
+from terarec.etl.workflow import Workflow, raw_values
+from terarec.etl.workflow.serving import EncodedRecords
 from terarec.spec import LabelSpec, SourceColumn, SourceSpec, WorkflowSpec
 from tests.errors import at
 
@@ -202,3 +204,64 @@ def test_a_wrong_column_or_value_is_reported_in_one_line(
 def test_a_small_arrow_array_is_reported_by_its_first_wrong_value(column: str, values: Any, where: str) -> None:
     with pytest.raises(ConfigError, check=at(where)):
         WORKFLOW.encode({**RECORDS, column: values})
+
+
+ROUNDED = np.array([2**24 - 1, 2**24], np.float32)
+
+
+@pytest.mark.usefixtures("arrow_rows")
+@pytest.mark.parametrize(
+    "values",
+    [ROUNDED, list(ROUNDED), pa.array(ROUNDED), pa.chunked_array([ROUNDED]), np.array([0, 2**11], np.float16)],
+    ids=["array", "list", "arrow", "chunked", "float16"],
+)
+def test_floats_beyond_their_precision_are_no_ids(values: Any) -> None:
+    """Finding N2: sessions took the neighbours of an id for it."""
+    records: dict[str, Any] = {name: [None, None] for name in RECORDS} | {"plain": [1.0, 1.0], "row": [1, 1]}
+    with pytest.raises(ConfigError, check=at("column 'item', row 1")):
+        WORKFLOW.encode({**records, "item": values})
+    assert WORKFLOW.encode({**records, "plain": values}).dense[:, 2].tolist() == [float(value) for value in values]
+    one = {name: column[:1] for name, column in records.items()}
+    keys: Any = WORKFLOW.encode({**one, "item": values[:1]}).keys
+    assert keys[2].tolist() == [1]
+
+
+@pytest.mark.usefixtures("arrow_rows")
+@pytest.mark.parametrize(
+    "lists",
+    [
+        ROUNDED.reshape(2, 1),
+        list(ROUNDED.reshape(2, 1)),
+        pa.array([[value] for value in ROUNDED], pa.list_(pa.float32())),
+    ],
+    ids=["array", "list", "arrow"],
+)
+def test_floats_beyond_their_precision_are_no_ids_of_lists(lists: Any) -> None:
+    """Finding N2."""
+    records: dict[str, Any] = {name: [None, None] for name in RECORDS} | {"plain": [1.0, 1.0], "row": [1, 1]}
+    with pytest.raises(ConfigError, check=at("column 'seen', row 1")):
+        WORKFLOW.encode({**records, "seen": lists})
+
+
+@pytest.mark.usefixtures("arrow_rows")
+@pytest.mark.parametrize(
+    "values",
+    [
+        [math.nan, None],
+        np.array([math.nan] * 2),
+        np.array([math.nan, None], dtype=object),
+        pa.nulls(2),
+        pa.nulls(2, pa.bool_()),
+        pa.array([math.nan, None]),
+    ],
+    ids=["list", "array", "objects", "nulls", "bool", "floats"],
+)
+@pytest.mark.parametrize("name", [*NAMES, "age"])
+def test_values_that_are_all_missing_have_any_type(name: str, values: Any) -> None:
+    """Finding N6: NaN, and nulls of any type, are missing values of texts, ids, numbers and lists."""
+    records: dict[str, Any] = {column: [None, None] for column in RECORDS} | {"plain": [1.0, 1.0], "row": [1, 1]}
+    expected: Any = WORKFLOW.encode({**records, name: [None, None]})
+    found: Any = WORKFLOW.encode({**records, name: values})
+    np.testing.assert_array_equal(found.dense, expected.dense)
+    for column, wanted in zip(found.keys, expected.keys, strict=True):
+        assert [part.tolist() for part in column] == [part.tolist() for part in wanted]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Served records are encoded as rows of files, whatever holds them; values that they may not hold are reported."""
 
 from typing import Any
@@ -25,7 +26,8 @@ from terarec.etl.ops import (
     SplitText,
 )
 from terarec.etl.workflow import Workflow
-from terarec.spec import MISSING_KEY, LabelSpec, SourceColumn, SourceSpec
+from terarec.spec import LabelSpec, SourceColumn, SourceSpec
+from terarec.spec.dataset import MISSING_KEY
 from tests.errors import at
 from tests.etl.column_values import block_of
 from tests.params import examples
@@ -131,7 +133,7 @@ def test_integers_of_records_equal_those_of_blocks() -> None:
         categorical=["user_hash"],
         labels=[LabelSpec(name="price")],
     )
-    users = [None, 3, -7, 2**53 + 1, 2**63 - 1, -(2**63)]
+    users = [None, 3, -7, 2**53 + 1, 2**63 - 1, 1 - 2**63]
     raw = {"user": users, "clicks": [1, 2, 3, None, 5, 6]}
     rows = block_of(user=("integer", users), clicks=("integer", raw["clicks"]), price=("number", [0.0] * 6))
     expected = made.encode_rows(made.apply(rows)).dense

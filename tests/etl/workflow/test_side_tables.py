@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How a side table must fit the rows that it is joined to."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A15: times are seconds, are never milliseconds, and do not become float32 without a step that rescales them."""
 
 import datetime
@@ -12,7 +13,7 @@ import pytest
 from terarec.errors import ConfigError, FormatError
 from terarec.etl import fit, prepare
 from terarec.etl.ops import Categorify, Clip, FillMissing, Normalize, NormalizeMinMax, Rename
-from terarec.etl.source import open_source
+from terarec.etl.source.source import open_source
 from terarec.etl.workflow import Workflow
 from terarec.spec import LabelSpec, SourceColumn, SourceSpec
 from tests.errors import at
@@ -96,3 +97,39 @@ def test_records_with_milliseconds_are_rejected(tmp_path, time):
     with pytest.raises(ConfigError, check=at("column 't', row 1")):
         made.encode({"t": [5, time]})
     assert made.encode({"t": [1_700_000_000, 1_700_000_000.0, None]}).keys[0].tolist() == [2, 2, 0]
+
+
+@pytest.mark.parametrize("rows", [1, 200])
+def test_times_as_float32_are_rejected(tmp_path, rows):
+    """Finding N2: float32 holds a time of these years to 128 s only."""
+    path = write(tmp_path / "log.csv", "delimited", [1_700_000_000, 1_700_000_001])
+    steps = [Categorify(columns=("t",))]
+    made = fit(Workflow(steps, source=source(), labels=[LabelSpec(name="y")], categorical=["t"]), [path])
+    with pytest.raises(ConfigError, check=at("column 't', row 0")):
+        made.encode({"t": np.full(rows, 1_700_000_000, np.float32)})
+    assert made.encode({"t": np.full(rows, 1_700_000_000, np.float64)}).keys[0].tolist() == [2] * rows
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ("ISO8601", "1969-12-31T23:59:58.999999999Z"),
+        ("ISO8601", "1970-01-01T01:59:58.5+02:00"),
+        ("%Y-%m-%d %H:%M:%S.%f", "1969-12-31 23:59:58.999999"),
+        ("%Y-%m-%dT%H:%M:%S%z", "1970-01-01T01:59:58+02:00"),
+    ],
+)
+@pytest.mark.parametrize("rows", [1, 200])
+def test_records_have_the_seconds_of_files(tmp_path, form, text, rows):
+    """Finding N3: whole seconds, rounded down, for every form of a text."""
+    columns = (SourceColumn(name="y", type="integer"), SourceColumn(name="t", type="time", format=form))
+    files = SourceSpec(format="delimited", columns=columns, delimiter=",", header=True)
+    (tmp_path / "log").write_text(f"y,t\n0,{text}\n")
+    made = fit(
+        Workflow([Categorify(columns=("t",))], source=files, labels=[LabelSpec(name="y")], categorical=["t"]),
+        [tmp_path / "log"],
+    )
+    assert rows_of(open_source(files, [tmp_path / "log"]))[1]["t"] == [-2]
+    assert made.encode({"t": [text] * rows}).keys[0].tolist() == [2] * rows
+    assert made.encode({"t": pa.array([text, None] * rows)}).keys[0].tolist() == [2, 0] * rows
+    assert made.encode({"t": [-2] * rows}).keys[0].tolist() == [2] * rows

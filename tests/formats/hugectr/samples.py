@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Layouts and rows for tests of HugeCTR's files, and their bytes packed by hand."""
 
 import itertools
@@ -6,7 +7,7 @@ import struct
 import numpy as np
 from hypothesis import strategies as st
 
-from terarec.formats import ColumnBlock
+from terarec.formats.block import ColumnBlock
 from terarec.ragged import Ragged
 from terarec.spec import RecordLayout, SparseInput
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Dumps of embedding collections: golden bytes, round trips, damage."""
 
 import struct
@@ -8,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from terarec.errors import DataNotFoundError, FormatError
-from terarec.formats.hugectr import DumpedTable, SparseRows, open_collection, write_collection
+from terarec.formats.hugectr.collection import DumpedTable, open_collection, write_collection
+from terarec.formats.hugectr.weights import SparseRows
 from tests.errors import at
 from tests.params import examples
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """S3: HugeCTR's files with bits flipped or cut short are found, harmless or rejected.
 
 Most of these formats have no checksum: a flipped bit of a value is another value, and no one can tell. Sizes and
@@ -14,32 +15,24 @@ import pyarrow.parquet as pq
 import pytest
 
 from terarec.errors import FormatError
-from terarec.formats.hugectr import (
+from terarec.formats.dataset import read_parquet_metadata, write_parquet_metadata
+from terarec.formats.hugectr import read_file_list, write_file_list
+from terarec.formats.hugectr.collection import DumpedTable, open_collection, write_collection
+from terarec.formats.hugectr.norm import NormFile, NormWriter
+from terarec.formats.hugectr.parquet import ParquetRecordFile
+from terarec.formats.hugectr.raw import FixedRecordFile, FixedRecordWriter, raw_types
+from terarec.formats.hugectr.split_writer import read_keyset, write_keyset
+from terarec.formats.hugectr.weights import (
     BatchNormStatistics,
-    DumpedTable,
-    FixedRecordFile,
-    FixedRecordWriter,
-    NormFile,
-    NormWriter,
-    ParquetRecordFile,
     SparseFileLayout,
     SparseRows,
     StateLayout,
-    open_collection,
     open_sparse_folder,
     open_sparse_states,
-    raw_types,
-    read_file_list,
     read_floats,
-    read_keyset,
-    read_parquet_metadata,
     read_sparse_file,
     read_statistics,
-    write_collection,
-    write_file_list,
     write_floats,
-    write_keyset,
-    write_parquet_metadata,
     write_sparse_file,
     write_sparse_folder,
     write_sparse_states,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Float files and BatchNorm statistics: golden bytes, round trips, damage."""
 
 import json
@@ -9,7 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from terarec.errors import DataNotFoundError, FormatError
-from terarec.formats.hugectr import BatchNormStatistics, read_floats, read_statistics, write_floats, write_statistics
+from terarec.formats.hugectr.weights import (
+    BatchNormStatistics,
+    read_floats,
+    read_statistics,
+    write_floats,
+    write_statistics,
+)
 from tests.errors import at
 from tests.params import examples
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """File lists and keysets, also behind URLs."""
 
 import struct
@@ -7,8 +8,10 @@ import numpy as np
 import pytest
 
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
-from terarec.formats.hugectr import NormFile, read_file_list, read_keyset, write_file_list, write_keyset
-from terarec.io import locate
+from terarec.formats.hugectr import read_file_list, write_file_list
+from terarec.formats.hugectr.norm import NormFile
+from terarec.formats.hugectr.split_writer import read_keyset, write_keyset
+from terarec.io.remote import locate
 from tests.errors import at
 from tests.formats.hugectr.samples import assert_same_rows, make_layout, make_rows, norm_bytes
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Norm files: their bytes, round trips, and one error for each way to be wrong."""
 
 import struct
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from terarec.errors import DataNotFoundError, FormatError
-from terarec.formats.hugectr import NormFile, NormWriter
+from terarec.formats.hugectr.norm import NormFile, NormWriter
 from terarec.ragged import Ragged
 from tests.errors import at
 from tests.formats.hugectr.samples import (

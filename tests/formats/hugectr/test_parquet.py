@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parquet files as HugeCTR reads them: columns by index, and one error for each way to be wrong."""
 
 import dataclasses
@@ -11,14 +12,10 @@ import pytest
 from terarec.data.decode import to_batch
 from terarec.data.records import RecordReader
 from terarec.errors import DataNotFoundError, FormatError
-from terarec.formats import merge, slice_rows
-from terarec.formats.hugectr import (
-    ParquetMetadata,
-    ParquetRecordFile,
-    add_key_offsets,
-    read_parquet_metadata,
-    write_parquet_metadata,
-)
+from terarec.formats.block import merge, slice_rows
+from terarec.formats.dataset import ParquetMetadata, read_parquet_metadata, write_parquet_metadata
+from terarec.formats.hugectr.parquet import ParquetRecordFile
+from terarec.formats.hugectr.split_writer import add_key_offsets
 from terarec.ragged import Ragged
 from tests.errors import at
 from tests.formats.hugectr.samples import assert_same_rows, make_layout

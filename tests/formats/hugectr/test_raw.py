@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Raw and RawAsync files: their bytes, round trips, and one error for each way to be wrong."""
 
 import math
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from terarec.errors import ConfigError, FormatError
-from terarec.formats.hugectr import FixedRecordFile, FixedRecordWriter, raw_async_types, raw_types
+from terarec.formats.hugectr.raw import FixedRecordFile, FixedRecordWriter, raw_async_types, raw_types
 from terarec.ragged import Ragged
 from tests.errors import at
 from tests.formats.hugectr.samples import assert_same_rows, layouts, make_layout, make_rows

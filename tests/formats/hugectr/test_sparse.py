@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sparse folders, single sparse files and optimizer states: golden bytes, round trips, damage."""
 
 import struct
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
-from terarec.formats.hugectr import (
+from terarec.formats.hugectr.weights import (
     SparseFileLayout,
     SparseRows,
     StateLayout,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Release 23.6: a model over two tables of several slots, scored offline on four devices."""
 
 import hugectr

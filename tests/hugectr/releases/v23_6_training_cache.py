@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Release 23.6: two embeddings of one model in a training cache, Staged and Cached, and keysets of each pass's keys."""
 
 import hugectr

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Release 25.03: DCNv2 over a multi-hot RawAsync file with an embedding collection, callbacks and its own options."""
 
 import argparse

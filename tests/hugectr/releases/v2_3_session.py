@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Release 2.3: a training file, a session of its own loop, and a model oversubscriber with files in a folder."""
 
 import json

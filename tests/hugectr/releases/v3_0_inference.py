@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Release 3.0: a session of a training file, and its model served from an inference file through a cache."""
 
 import json

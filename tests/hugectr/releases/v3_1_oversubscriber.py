@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Release 3.1: Wide & Deep over Norm files, pass by pass with a model oversubscriber; tensors are sliced by hand."""
 
 import sys

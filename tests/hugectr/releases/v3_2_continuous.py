@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Release 3.2: continuous training of Wide & Deep with a model oversubscriber, and incremental models."""
 
 import hugectr

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Release 3.4: DCN over Parquet files, with a cached training cache that a loop of its own updates, and resumed."""
 
 import hugectr

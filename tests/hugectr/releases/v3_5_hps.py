@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Release 3.5: a wide and deep model, scored by a session, and its tables in a hierarchical parameter server."""
 
 import json
@@ -108,7 +109,7 @@ config = ParameterServerConfig(
 )
 hps = HPS(config)
 keys = np.fromfile("hps_demo1_sparse_20.model/key", np.int64)
-rows = np.fromfile("hps_demo1_sparse_20.model/emb_vector", np.float32)
+rows = np.fromfile("hps_demo1_sparse_20.model/emb_vector", np.float32).reshape(-1, 32)
 print("looked up", np.array_equal(hps.lookup(keys, "hps_demo", 1), rows), len(keys) > 100)
 
 with open("ps.json", "w") as file:

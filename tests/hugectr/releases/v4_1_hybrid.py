@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Release 4.1: DLRM over a RawAsync file with a hybrid embedding and groups of fused layers, in mixed precision."""
 
 import hugectr

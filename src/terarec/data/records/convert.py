@@ -1,28 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
 """Conversion of a data set to HugeCTR's files and back."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
 
+from terarec.closer import stream
 from terarec.data.decode import cut
 from terarec.data.reader import DatasetSource
 from terarec.data.records.sources import ColumnSource, RecordSource
-from terarec.formats import ColumnBlock, create_shard, read_dataset, shard_path, slice_rows, write_dataset
-from terarec.formats.hugectr import (
+from terarec.formats import read_dataset, write_dataset
+from terarec.formats.block import ColumnBlock, slice_rows
+from terarec.formats.hugectr.records import (
     RECORDS_FILE,
     ROWS_PER_FILE,
-    SplitRecords,
-    add_key_offsets,
     describe_dataset,
     describe_records,
     read_records,
     write_records,
 )
-from terarec.io import atomic_dir
+from terarec.formats.hugectr.split_writer import SplitRecords, add_key_offsets
+from terarec.formats.shard import create_shard, shard_path
+from terarec.io.directories import atomic_dir
 from terarec.parallel import ordered_map
 from terarec.spec import DatasetSpec, RecordOptions, RecordsSpec, ShardSpec
 from terarec.spec.dataset import DatasetStorage
@@ -63,24 +67,27 @@ def write_as_records(
             source = DatasetSource(dataset, split)
             # File lists name the files by full paths: those that they will have after the directory is renamed.
             location = out.resolve() / split
-            for rows in _write_split(source, records, partial / split, location, keysets=options.keysets):
-                done += rows
-                if progress is not None:
-                    progress(done, total)
+            with closing(_write_split(source, records, partial / split, location, keysets=options.keysets)) as written:
+                for rows in written:
+                    done += rows
+                    if progress is not None:
+                        progress(done, total)
         write_records(records, partial / RECORDS_FILE)
     return records
 
 
+@stream
 def _write_split(
     source: DatasetSource, records: RecordsSpec, directory: Path, location: Path, *, keysets: bool
-) -> Iterator[int]:
+) -> Generator[int]:
     """Write the files of one split into `directory`, which will be at `location`; yield the rows of each block."""
     sizes = repeat(ROWS_PER_FILE.get(records.kind, 1))
     writer = SplitRecords(directory, location, records, sizes, keysets=keysets)
     try:
-        for block in ordered_map(source.read, range(len(source.group_rows)), _THREADS):
-            writer.write(block)
-            yield block.num_rows
+        with closing(ordered_map(source.read, range(len(source.group_rows)), _THREADS)) as blocks:
+            for block in blocks:
+                writer.write(block)
+                yield block.num_rows
         writer.close()
     finally:
         # Does nothing after `close`.

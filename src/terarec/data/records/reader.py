@@ -1,22 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
 """`RecordReader`: HugeCTR's data files as batches."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
 
 from terarec.batch import Batch
-from terarec.data.batch_stream import BatchStream, Feed, StreamOptions
+from terarec.data.batch_stream import BatchStream
 from terarec.data.decode import to_batch
+from terarec.data.feed import Feed, StreamOptions
 from terarec.data.records.sources import RecordSource
-from terarec.data.sampling import RankShare
-from terarec.formats import ColumnBlock
+from terarec.formats.block import ColumnBlock
+from terarec.ragged import flat_values
+
+_LOGGER = logging.getLogger(__name__)
 
 
-class RecordReader:
+class RecordReader(BatchStream):
     """Batches of HugeCTR's files, one epoch per ``iter()``, or an endless stream: a `BatchReader`.
 
     The order depends on `seed`, the epoch and the shuffling alone, never on `threads` or `prefetch`. Records with a
@@ -73,46 +77,10 @@ class RecordReader:
             threads=threads,
             prefetch=prefetch,
         )
-        self.batch_size = batch_size
-        self.repeat = repeat
-        self._shuffles_rows = shuffles_rows
-        self._stream = BatchStream(self._feed(source), options)
         self.source = source
-
-    @property
-    def num_rows(self) -> int:
-        """Number of records in an epoch, before any are left out."""
-        return self._stream.num_rows
-
-    @property
-    def num_skipped(self) -> int:
-        """Number of records left out so far for a wrong checksum, up to the last batch that was yielded."""
-        return self._stream.num_skipped
-
-    def __len__(self) -> int:
-        """Return the number of batches in an epoch, before records are left out."""
-        return self._stream.num_batches
-
-    def __iter__(self) -> Iterator[Batch]:
-        """Iterate over the current epoch, or from it on without an end; after `load_state_dict` over the rest."""
-        return self._stream.start()
-
-    @property
-    def share(self) -> RankShare | None:
-        """The rank whose samples are read alone; None for whole batches."""
-        return self._stream.share
-
-    @property
-    def batch_rows(self) -> int:
-        """Samples of the last batch that was yielded, those of all ranks."""
-        return self._stream.batch_rows
-
-    def take_share(self, share: RankShare | None) -> None:
-        """Read the samples of one rank alone, of several that share every batch; see `terarec.data.BatchReader`.
-
-        Of files with checksums all records are checked, and those of the rank decoded.
-        """
-        self._stream.take_share(share)
+        self._shuffles_rows = shuffles_rows
+        self._decoder = RecordDecoder()
+        super().__init__(record_feed(source, self._decoder, shuffles_rows=shuffles_rows), options)
 
     def set_source(self, source: RecordSource) -> None:
         """Read `source` from its start on; the running iteration ends. Epochs and `num_skipped` continue to count.
@@ -120,42 +88,50 @@ class RecordReader:
         Raises:
             FormatError: No records to repeat; the source before stays.
         """
-        # The share stays: a rank continues with its part of the new files.
-        self._stream.replace_feed(dataclasses.replace(self._feed(source), share=self.share))
+        self.replace_feed(record_feed(source, self._decoder, shuffles_rows=self._shuffles_rows))
         self.source = source
 
-    def close(self) -> None:
-        """Stop the running iteration and its threads. Leaving a ``for`` loop does so by itself."""
-        self._stream.close()
 
-    def state_dict(self) -> dict[str, int | bool]:
-        """Return the position of the reader as small JSON data.
+class RecordDecoder:
+    """Converts the rows of sources to batches, and warns once of keys that are too large for their slot."""
 
-        ``epoch`` counts finished epochs. ``rows_read`` counts the records read of the current one, with those that
-        were left out, so that a resumed run reads exactly the rest. The other fields say what they refer to.
-        """
-        return self._stream.state_dict()
+    def __init__(self) -> None:
+        self._has_large_keys = False
 
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Continue at the next ``iter()`` with the batch after the one at which `state` was saved.
+    def to_batch(self, source: RecordSource, pieces: Sequence[ColumnBlock]) -> Batch:
+        """Return rows of `source` as a batch."""
+        if not self._has_large_keys and any(source.key_offsets):
+            self._find_large_keys(source, pieces)
+        return to_batch(source.names, pieces, key_offsets=source.key_offsets, shares_memory=True)
 
-        Raises:
-            ConfigError: The state is of other data, another batch size or another type of order, or is not a state.
-        """
-        self._stream.load_state_dict(state)
+    def _find_large_keys(self, source: RecordSource, pieces: Sequence[ColumnBlock]) -> None:
+        for slot, (name, size) in enumerate(zip(source.names, source.layout.slot_sizes, strict=True)):
+            largest = max(int(flat_values(piece.keys[slot]).max(initial=0)) for piece in pieces)
+            if largest >= size:
+                self._has_large_keys = True
+                _LOGGER.warning(
+                    "slot %r holds the key %d, and its size is %d: keys from the size on share the rows of "
+                    "the next slots, as in HugeCTR; expected a larger size in slot_size_array",
+                    name,
+                    largest,
+                    size,
+                )
+                return
 
-    def _feed(self, source: RecordSource) -> Feed:
-        return Feed(
-            group_rows=source.group_rows,
-            read=source.read,
-            to_batch=partial(to_batch, source.names, key_offsets=source.key_offsets, shares_memory=True),
-            runs=source.runs,
-            mixes_rows=self._shuffles_rows,
-            kept=source.kept if source.leaves_out else None,
-            read_part=source.read_part,
-            empty=ColumnBlock(
-                label=np.empty((0, source.layout.label_dim), dtype=np.float32),
-                dense=np.empty((0, source.layout.dense_dim), dtype=np.float32),
-                keys=(np.empty(0, dtype=np.int64),) * len(source.names),
-            ),
-        )
+
+def record_feed(source: RecordSource, decoder: RecordDecoder, *, shuffles_rows: bool) -> Feed:
+    """Return `source` as the input of a stream; `RecordReader` describes `shuffles_rows`."""
+    return Feed(
+        group_rows=source.group_rows,
+        read=source.read,
+        to_batch=partial(decoder.to_batch, source),
+        runs=source.runs,
+        mixes_rows=shuffles_rows,
+        kept=source.kept if source.leaves_out else None,
+        read_part=source.read_part,
+        empty=ColumnBlock(
+            label=np.empty((0, source.layout.label_dim), dtype=np.float32),
+            dense=np.empty((0, source.layout.dense_dim), dtype=np.float32),
+            keys=(np.empty(0, dtype=np.int64),) * len(source.names),
+        ),
+    )

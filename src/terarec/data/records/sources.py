@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """HugeCTR's data files as groups of samples, one source for each format."""
 
 from __future__ import annotations
@@ -9,23 +10,19 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Protocol
 
+from typing_extensions import override
+
 from terarec.errors import FormatError
-from terarec.formats import ColumnBlock, Keys, merge
-from terarec.formats.block import bags_of, check_keys
-from terarec.formats.hugectr import (
-    METADATA_FILE,
-    FieldTypes,
-    FixedRecordFile,
-    NormFile,
-    ParquetRecordFile,
-    add_key_offsets,
-    base_name,
-    raw_async_types,
-    raw_types,
-    read_file_list,
-    read_parquet_metadata,
-)
-from terarec.io import is_remote
+from terarec.formats.block import ColumnBlock, Keys, bags_of, check_keys, merge
+from terarec.formats.dataset import METADATA_FILE, base_name, read_parquet_metadata
+from terarec.formats.hugectr import read_file_list
+from terarec.formats.hugectr.norm import NormFile
+from terarec.formats.hugectr.parquet import ParquetRecordFile
+from terarec.formats.hugectr.raw import FieldTypes, FixedRecordFile, raw_async_types, raw_types
+from terarec.formats.hugectr.records import RECORDS_FILE
+from terarec.formats.hugectr.split_writer import add_key_offsets
+from terarec.formats.urls import check_url
+from terarec.io.remote import is_remote
 from terarec.spec import CategoricalColumn, RecordLayout, RecordsSpec, checks
 
 _GROUP_ROWS = 16_384
@@ -73,7 +70,7 @@ class RecordSource(Protocol):
         ...
 
 
-class NormSource:
+class NormSource(RecordSource):
     """Norm files, in groups of at most 16,384 records.
 
     Args:
@@ -95,18 +92,18 @@ class NormSource:
         self._first_group = list(accumulate((len(file.group_rows) for file in self._files), initial=0))
         self.group_rows: Sequence[int] = [rows for file in self._files for rows in file.group_rows]
 
+    @override
     def read(self, group: int) -> tuple[ColumnBlock, int]:
-        """Return the records of group `group`, counted over all files, and the number of those left out."""
         file = bisect_right(self._first_group, group) - 1
         return self._files[file].read(group - self._first_group[file])
 
+    @override
     def kept(self, group: int) -> int:
-        """Return how many records of group `group` are not left out."""
         file = bisect_right(self._first_group, group) - 1
         return self._files[file].kept(group - self._first_group[file])
 
+    @override
     def read_part(self, group: int, spans: Sequence[slice]) -> ColumnBlock:
-        """Return spans of the records of group `group` that are not left out."""
         file = bisect_right(self._first_group, group) - 1
         return self._files[file].read_part(group - self._first_group[file], spans)
 
@@ -245,12 +242,12 @@ def open_split(spec: RecordsSpec, split: str, directory: Path) -> RecordSource:
         directory: Directory of the ``records.json``, from which relative paths count.
 
     Raises:
-        ConfigError: No such split.
+        ConfigError: No such split, or a URL that the caller does not allow.
         DataNotFoundError: A file is missing.
         FormatError: A file does not hold what `spec` promises.
     """
     entry = spec.split(split)
-    path = entry.path if is_remote(entry.path) else directory / entry.path
+    path = check_url(entry.path, directory / RECORDS_FILE) if is_remote(entry.path) else directory / entry.path
     source: RecordSource
     if spec.kind == "norm":
         source = NormSource(path, spec.layout, checksum=spec.checksum)
@@ -267,13 +264,13 @@ def open_split(spec: RecordsSpec, split: str, directory: Path) -> RecordSource:
             multi_hot=spec.multi_hot,
         )
     # A list that was edited since would give other samples than records.json describes.
-    found = sum(source.group_rows)
-    if found != entry.rows:
-        raise FormatError(path, f"holds {found} samples, expected {entry.rows} of split {split!r} (records.json)")
+    num_records = sum(source.group_rows)
+    if num_records != entry.rows:
+        raise FormatError(path, f"holds {num_records} samples, expected {entry.rows} of split {split!r} (records.json)")
     return source
 
 
-class ColumnSource:
+class ColumnSource(RecordSource):
     """Samples of a split under the names of a data set's columns, with keys as ``spec.keys`` says.
 
     Args:
@@ -306,15 +303,16 @@ class ColumnSource:
         self.leaves_out = self._source.leaves_out
 
     @property
+    @override
     def read_part(self) -> ReadPart | None:
-        """Function that reads spans as `RecordSource.read_part`; None if it would decode all."""
         read = self._source.read_part
         return None if read is None else lambda group, spans: self._by_column(read(group, spans))
 
+    @override
     def kept(self, group: int) -> int:
-        """Return how many records of a group are not left out."""
         return self._source.kept(group)
 
+    @override
     def read(self, group: int) -> tuple[ColumnBlock, int]:
         """Read the records of a group, and the number of those left out.
 

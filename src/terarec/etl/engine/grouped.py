@@ -1,22 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
 """Grouped steps on more rows than fit in memory: files by the hash of the group, one run at a time."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from terarec.etl.columns import Rows, array_of, concatenate_rows, numpy_values
+from terarec.errors import FormatError
+from terarec.etl.columns import NANOSECONDS_PREFIX, Rows, array_of, concatenate_rows, numpy_values
 from terarec.etl.engine.passes import Passes, Pipeline, ReadRows, stored_name
 from terarec.etl.engine.split import hashes
-from terarec.etl.ops import Operator, Statistic
+from terarec.etl.ops import Operator
+from terarec.etl.ops.states import Statistic
+from terarec.etl.ops.user_steps import run_step
 from terarec.etl.partitions import Partitions
+from terarec.etl.workflow.earlier_rows import EarlierRows, earlier_file, write_earlier_rows
+from terarec.etl.workflow.plan import Plan
 
 _SEED = 0x6772_6F75
 _BATCH_ROWS = 1 << 12
@@ -32,7 +39,28 @@ def partition_count(estimated_bytes: int, memory_bytes: int) -> int:
     return min(max(8 * estimated_bytes // memory_bytes, 1), _MAX_PARTITIONS)
 
 
-def run_grouped(passes: Passes, pipeline: Pipeline, directory: Path, count: int) -> None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EarlierOptions:
+    """What grouped steps know of earlier files, and what they keep for later ones.
+
+    Attributes:
+        rows: Earlier rows to continue from; None for none.
+        late_rows: See `PrepareOptions.late_rows`.
+        out: Directory for the rows to keep; None to keep none.
+    """
+
+    rows: EarlierRows | None = None
+    late_rows: Literal["raise", "allow"] = "raise"
+    out: Path | None = None
+
+    def num_rows(self, plan: Plan) -> int:
+        """Return the number of earlier rows of all steps."""
+        return 0 if self.rows is None else sum(map(self.rows.num_rows, plan.grouped_steps))
+
+
+def run_grouped(
+    passes: Passes, pipeline: Pipeline, directory: Path, count: int, earlier: EarlierOptions = EarlierOptions()
+) -> int:
     """Run all grouped steps; `GroupedRows` reads their outputs.
 
     Args:
@@ -40,15 +68,22 @@ def run_grouped(passes: Passes, pipeline: Pipeline, directory: Path, count: int)
         pipeline: Steps of the workflow.
         directory: Directory of the files, which are made anew.
         count: Files for each step.
+        earlier: Rows of earlier files.
+
+    Returns:
+        The number of late rows, which are allowed.
 
     Raises:
+        FormatError: A late row, unless they are allowed.
         OSError: The disk is full.
     """
     plan, work = pipeline.plan, pipeline.plan.grouped_pass()
-    stages = {
-        step: _Scatter(plan.operators[step], step, directory / f"in-{step}", count) for step in plan.grouped_steps
-    }
+    stages = {step: _Scatter(pipeline, step, directory / f"in-{step}", count) for step in plan.grouped_steps}
     observing = dataclasses.replace(work, observes=plan.grouped_steps)
+    # First, as they come before all rows of the files.
+    for step, stage in stages.items():
+        for rows in () if earlier.rows is None else earlier.rows.rows(step):
+            stage.add(*stage.observe(rows))
 
     def scatter(read: ReadRows) -> dict[int, Any]:
         # A stage takes the inputs of its step where a statistic would observe them: right before the step.
@@ -56,19 +91,31 @@ def run_grouped(passes: Passes, pipeline: Pipeline, directory: Path, count: int)
         return pipeline.run(observing, rows, None, cast(Mapping[int, Statistic], stages))[1]
 
     with closing(passes.map(scatter)) as results:
-        for found in results:
-            for step, (batch, partition) in found.items():
+        for result in results:
+            for step, (batch, partition) in result.items():
                 stages[step].add(batch, partition)
+    late = 0
     for step, stage in stages.items():
-        stage.finish_into(directory / f"out-{step}")
+        kept = None
+        if earlier.out is not None and plan.operators[step].carries_rows:
+            kept = Partitions.make(directory / f"kept-{step}", count)
+        found_late = stage.finish_into(directory / f"out-{step}", kept)
+        if earlier.late_rows == "raise":
+            found_late.check(plan, step, passes.item_bits)
+        late = max(late, found_late.count)
+        if earlier.out is not None and kept is not None:
+            write_earlier_rows(earlier_file(earlier.out, step), plan, step, _in_order(kept))
+            kept.remove()
+    return late
 
 
 class _Scatter:
     """Input rows of one grouped step, in files by group."""
 
-    def __init__(self, operator: Operator, step: int, directory: Path, count: int) -> None:
-        self._operator = operator
+    def __init__(self, pipeline: Pipeline, step: int, directory: Path, count: int) -> None:
+        self._plan = pipeline.plan
         self._step = step
+        self._operator = self._plan.operators[step]
         self._partitions = Partitions.make(directory, count)
 
     def observe(self, rows: Rows) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
@@ -81,25 +128,79 @@ class _Scatter:
         """Append rows; ids rise from batch to batch."""
         self._partitions.scatter(batch, partition)
 
-    def finish_into(self, directory: Path) -> None:
-        """Run the step, file after file; the outputs go to files in `directory`."""
-        results = Partitions.make(directory, self._partitions.count)
+    def finish_into(self, directory: Path, kept: Partitions | None) -> LateRows:
+        """Run the step, file after file; the outputs go to files in `directory`, rows for later files to `kept`."""
+        late, results = LateRows(), Partitions.make(directory, self._partitions.count)
         for number in range(self._partitions.count):
             table = self._partitions.read(number)
             # Its rows are in memory now: inputs and outputs of all files need not be on the disk together.
             self._partitions.discard(number)
             if table is None:
                 continue
-            outputs = rows_to_batch(outputs_of(self._operator, self._step, rows_from_table(table)))
-            for start in range(0, outputs.num_rows, _BATCH_ROWS):
-                results.append(number, outputs.slice(start, _BATCH_ROWS))
+            rows = rows_from_table(table)
+            late += LateRows.of(self._operator, rows)
+            _append(results, number, outputs_of(self._plan, self._step, rows))
+            if kept is not None:
+                _append(kept, number, rows.take(self._operator.carried_rows(rows)))
         self._partitions.remove()
+        return late
 
 
-def outputs_of(operator: Operator, step: int, rows: Rows) -> Rows:
-    """Return the outputs of a grouped step for all rows of some groups, under their stored names."""
-    done = operator.transform(rows, None)
-    return Rows({stored_name(step, name): done.columns[name] for name in operator.writes}, done.ids)
+def _append(partitions: Partitions, number: int, rows: Rows) -> None:
+    batch = rows_to_batch(rows)
+    for start in range(0, batch.num_rows, _BATCH_ROWS):
+        partitions.append(number, batch.slice(start, _BATCH_ROWS))
+
+
+def outputs_of(plan: Plan, step: int, rows: Rows) -> Rows:
+    """Return the outputs of a grouped step for all rows of some groups but earlier ones, under their stored names."""
+    operator = plan.operators[step]
+    done = run_step(operator, rows, None)
+    outputs = Rows({stored_name(step, name): done.columns[name] for name in operator.writes}, done.ids)
+    return outputs.slice(int(np.searchsorted(done.ids, 0)), done.num_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class LateRows:
+    """Rows that are earlier than earlier rows of their group, which a step looks at; parts of them add up.
+
+    Attributes:
+        count: Number of them.
+        first: The lowest row id.
+    """
+
+    count: int = 0
+    first: int = np.iinfo(np.int64).max
+
+    @classmethod
+    def of(cls, operator: Operator, rows: Rows) -> LateRows:
+        """Find those among all rows of some groups."""
+        if not rows.num_rows or rows.ids[0] >= 0:  # no earlier row
+            return cls()
+        late = rows.ids[operator.late_rows(rows)]
+        return cls(len(late), int(late.min())) if len(late) else cls()
+
+    def __add__(self, other: LateRows) -> LateRows:
+        return LateRows(self.count + other.count, min(self.first, other.first))
+
+    def check(self, plan: Plan, step: int, item_bits: int) -> None:
+        """Raise `FormatError` if there are some."""
+        if self.count:
+            raise FormatError(
+                f"sources, row {self.first >> item_bits:,}",
+                f"is earlier than rows of its group in files that were prepared before, and {self.count - 1:,} other "
+                f"rows are, from which steps[{step}] {type(plan.spec.steps[step]).__name__} continues; expected later "
+                "rows only, late_rows='allow' (--late-rows allow), or to prepare all files together with "
+                "earlier_rows='none' (--earlier-rows none)",
+            )
+
+
+def _in_order(partitions: Partitions) -> Iterator[Rows]:
+    """Yield the rows of all files by rising id; each file has them so."""
+    cursors = [_Cursor(partitions, number) for number in range(partitions.count)]
+    while ends := [cursor.end for cursor in cursors if cursor.end is not None]:
+        merged = concatenate_rows([part for cursor in cursors for part in cursor.rows_before(min(ends))])
+        yield merged.take(np.argsort(merged.ids))
 
 
 class GroupedRows:
@@ -146,6 +247,11 @@ class _Cursor:
         self._batches = partitions.batches(number)
         self._head: Rows | None = self._next()
 
+    @property
+    def end(self) -> int | None:
+        """The id behind the last row of the next batch; None at the end."""
+        return None if self._head is None else int(self._head.ids[-1]) + 1
+
     def skip(self, row: int) -> None:
         """Leave out the next rows with ids below `row`, a batch at a time."""
         while self._head is not None and int(self._head.ids[-1]) < row:
@@ -171,11 +277,17 @@ class _Cursor:
 
 
 def rows_to_batch(rows: Rows) -> pa.RecordBatch:
-    """Return a batch of rows with their ids as one more column."""
-    return rows.batch.append_column(ROW, array_of(rows.ids))
+    """Return a batch of rows with their ids, and the nanoseconds of times, as further columns."""
+    batch = rows.batch.append_column(ROW, array_of(rows.ids))
+    for name, parts in rows.nanoseconds.items():
+        batch = batch.append_column(NANOSECONDS_PREFIX + name, pa.array(parts))
+    return batch
 
 
 def rows_from_table(table: pa.Table) -> Rows:
     """Return the rows of a table of such batches."""
     columns = dict(zip(table.column_names, (column.combine_chunks() for column in table.columns), strict=True))
-    return Rows(columns, numpy_values(columns.pop(ROW)))
+    ids = numpy_values(columns.pop(ROW))
+    parts = [name for name in columns if name.startswith(NANOSECONDS_PREFIX)]
+    nanoseconds = {name.removeprefix(NANOSECONDS_PREFIX): numpy_values(columns.pop(name)) for name in parts}
+    return Rows(columns, ids, nanoseconds=nanoseconds)

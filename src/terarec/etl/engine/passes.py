@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Passes over the sources: threads parse blocks and transform them, results come in the order of the sources."""
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from terarec.closer import stream
 from terarec.etl.columns import RowFaultError, Rows
 from terarec.etl.engine.phases import ProgressMeter
-from terarec.etl.ops import State, Statistic
-from terarec.etl.source import InputFault, RawBlock, Source
-from terarec.etl.source.source import blocks_ahead
-from terarec.etl.workflow import Pass, Plan, run_steps
-from terarec.etl.workflow.transform import state_of, validate_rows, with_metadata
+from terarec.etl.ops import State
+from terarec.etl.ops.states import Statistic
+from terarec.etl.ops.user_steps import run_step
+from terarec.etl.source.blocks import InputFault, RawBlock
+from terarec.etl.source.source import Source, blocks_ahead
+from terarec.etl.workflow.plan import Pass, Plan
+from terarec.etl.workflow.transform import run_steps, state_of, validate_rows, with_metadata
 from terarec.parallel import ordered_map
 
 Result = TypeVar("Result")
@@ -126,6 +130,7 @@ class Passes:
             self.source.read_block(raw)
             return
 
+    @stream
     def map(
         self,
         function: Callable[[ReadRows], Result],
@@ -199,7 +204,7 @@ class Pipeline:
         """Return the rows that the row steps keep and that are valid, with their splits."""
         rows, is_exploded = with_metadata(read.rows, work.metadata), False
         for step in work.row_steps:
-            apply = partial(self.plan.operators[step].transform, state=state_of(self.plan, step, self.states))
+            apply = partial(run_step, self.plan.operators[step], state=state_of(self.plan, step, self.states))
             rows = read.invalid.filter(apply, rows, is_exploded=is_exploded)[0]
             is_exploded |= self.plan.operators[step].explodes
         # In every pass, so that no step is fitted to a row that the last pass would leave out.

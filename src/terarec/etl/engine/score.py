@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Raw files -> model inputs, block by block, for scoring: nothing is fitted or split, and labels may be absent."""
 
 from __future__ import annotations
@@ -13,24 +14,30 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from terarec.closer import stream
 from terarec.etl.columns import Rows, is_list, kind_of
-from terarec.etl.engine.grouped import GroupedRows, partition_count, run_grouped
+from terarec.etl.engine.grouped import EarlierOptions, GroupedRows, partition_count, run_grouped
 from terarec.etl.engine.local import BYTES_PER_TEXT_BYTE
 from terarec.etl.engine.passes import Passes, Pipeline, ReadRows
 from terarec.etl.engine.phases import OnProgress, ProgressMeter
 from terarec.etl.engine.split import assign
 from terarec.etl.ops import Operator
 from terarec.etl.ops.sequences import ITEM_BITS, MAX_ITEMS
-from terarec.etl.source import BadInputReport, find_files, open_source
+from terarec.etl.source.blocks import BadInputReport
 from terarec.etl.source.delimited import split_header
+from terarec.etl.source.files import find_files
+from terarec.etl.source.source import Sources, check_sources, open_source
 from terarec.etl.source.text import read_text
-from terarec.etl.workflow import EncodedRecords, Pass, Plan, Workflow
-from terarec.etl.workflow.plan import RowValidation, columns_needed
+from terarec.etl.workflow import Workflow
+from terarec.etl.workflow.earlier_rows import open_earlier_rows
+from terarec.etl.workflow.plan import Pass, Plan, RowValidation, columns_needed
+from terarec.etl.workflow.serving import EncodedRecords
 from terarec.etl.workflow.transform import dense_values, keys_of
 from terarec.formats.block import slice_keys
 from terarec.kernels import memory
 from terarec.parallel import available_threads
-from terarec.spec import FieldError, OneSplit, PrepareOptions, SourceColumn, SourceSpec
+from terarec.spec import OneSplit, PrepareOptions, SourceColumn, SourceSpec
+from terarec.spec.checks import FieldError
 
 _FIRST_BYTES = 1 << 16
 """Bytes of a file that are read to see how many fields its lines have."""
@@ -72,14 +79,15 @@ class EncodedFiles:
     """Rows of raw files as a fitted workflow encodes records that are served.
 
     Every row is encoded, as every record is that is served: `KeepRows` leaves rows out only where a later step looks at
-    other rows, whose values it decides. Steps that read other rows see those of the files.
+    other rows, whose values it decides. Steps that read other rows see those of the files, and those of earlier files
+    that `options` name or the workflow keeps.
 
     Args:
         workflow: A fitted workflow.
-        sources: Files, directories, patterns or URLs, in order. Columns that only labels are made of may be empty or
-            absent.
+        sources: Files, directories, patterns or URLs, in order, or a table in memory. Columns that only labels are made
+            of may be empty or absent.
         keep: Raw columns to return with the rows.
-        options: Threads, memory and the policy for bad input; the rest does not matter.
+        options: Threads, memory, earlier rows and the policy for bad input; the rest does not matter.
         progress: Callback, called after every block.
 
     Attributes:
@@ -95,7 +103,7 @@ class EncodedFiles:
     def __init__(
         self,
         workflow: Workflow,
-        sources: Sequence[str | Path],
+        sources: Sources,
         *,
         keep: Sequence[str] = (),
         options: PrepareOptions | None = None,
@@ -107,10 +115,11 @@ class EncodedFiles:
         self._dense = [column.name for column in dataset.dense]
         self._keys = [column.name for column in dataset.categorical]
         wanted = scoring_plan(workflow.plan, (*self._dense, *self._keys))
-        spec = scoring_source(wanted, workflow.plan, sources, self.keep)
+        checked = check_sources(sources)
+        spec = scoring_source(wanted, workflow.plan, checked, self.keep)
         self._plan, self._work = wanted.plan, wanted.work
         self.explodes = wanted.explodes
-        self._source = open_source(spec, sources, chosen.bad_input, chosen.threads)
+        self._source = open_source(spec, checked, chosen.bad_input, chosen.threads)
         item_bits = ITEM_BITS if self.explodes else 0
         meter = ProgressMeter(progress)
         passes = 2 if self._work.grouped else 1
@@ -118,14 +127,18 @@ class EncodedFiles:
         self._passes = Passes(self._source, chosen.threads or available_threads(), meter, item_bits)
         # Not "train": operators such as TargetEncoding give training rows other values than those that are scored.
         self._pipeline = Pipeline(self._plan, dict(workflow.states), assign(OneSplit(split="test"), None))
+        earlier = open_earlier_rows(self._plan, workflow.earlier_rows, chosen.earlier_rows)
+        self._earlier = EarlierOptions(rows=earlier, late_rows=chosen.late_rows)
         free = chosen.memory_bytes or (memory.available_bytes() or _MEMORY_BYTES) // 2
-        self._partitions = partition_count(BYTES_PER_TEXT_BYTE * self._source.text_bytes, free)
+        num_bytes = self._source.text_bytes + (0 if earlier is None else earlier.num_bytes)
+        self._partitions = partition_count(BYTES_PER_TEXT_BYTE * num_bytes, free)
 
     @property
     def bad_input(self) -> BadInputReport:
         """Bad input in the blocks so far."""
         return self._source.bad_input
 
+    @stream
     def blocks(self) -> Generator[EncodedBlock]:
         """Yield all rows in order; a few blocks are in memory at a time.
 
@@ -138,9 +151,10 @@ class EncodedFiles:
             return
         with tempfile.TemporaryDirectory(prefix="terarec-") as directory:
             self._passes.meter.begin("group")
-            run_grouped(self._passes, self._pipeline, Path(directory), self._partitions)
+            run_grouped(self._passes, self._pipeline, Path(directory), self._partitions, self._earlier)
             yield from self._encoded(GroupedRows(Path(directory), self._work.grouped, self._partitions))
 
+    @stream
     def _encoded(self, joined: GroupedRows | None) -> Generator[EncodedBlock]:
         self._passes.meter.begin("score")
         with closing(self._passes.map(self._encode, joined=joined)) as blocks:
@@ -204,17 +218,17 @@ def scoring_plan(plan: Plan, results: Sequence[str]) -> ScoringPlan:
     operators: list[Operator] = list(plan.operators)
     steps: list[int] = []
 
-    def reads(step: int, made: set[str]) -> Iterable[str] | None:
+    def reads(step: int, outputs: set[str]) -> Iterable[str] | None:
         operator = plan.operators[step]
         if operator.samples:
             return None
         # As at serving every row stays, unless a grouped step follows, which must see the rows that it saw in training.
         if operator.filters and not any(plan.operators[later].stage == "grouped" for later in steps):
             return None
-        if operator.stage != "rows" and not made:
+        if operator.stage != "rows" and not outputs:
             return None
         steps.append(step)
-        operators[step] = operator.restricted_to(made)
+        operators[step] = operator.restricted_to(outputs)
         return operators[step].reads if operator.stage in ("grouped", "rows") else operators[step].serving_reads
 
     needed = columns_needed(plan.operators, results, reads)
@@ -236,20 +250,24 @@ def scoring_plan(plan: Plan, results: Sequence[str]) -> ScoringPlan:
     return ScoringPlan(plan=unlabelled, work=work, explodes=explodes)
 
 
-def scoring_source(wanted: ScoringPlan, plan: Plan, paths: Sequence[str | Path], keep: Sequence[str]) -> SourceSpec:
+def scoring_source(
+    wanted: ScoringPlan, plan: Plan, paths: Sequence[str | Path] | pa.Table, keep: Sequence[str]
+) -> SourceSpec:
     """Return how to read files of which only some columns matter.
 
     Args:
         wanted: Steps for the rows.
         plan: Plan of the complete workflow.
-        paths: Files.
+        paths: Files, or a table in memory, which has the columns by name.
         keep: Further columns to read.
 
     Raises:
         ConfigError: A column of `keep` that the source cannot give.
-        DataNotFoundError, FormatError: As `terarec.etl.source.open_source`.
+        DataNotFoundError, FormatError: As `terarec.etl.source.source.open_source`.
     """
     source = plan.spec.source
+    if isinstance(paths, pa.Table):
+        source = dataclasses.replace(source, format="parquet", encoding="utf-8")
     has_names = source.format != "delimited" or source.header
     typed = {column.name: column for column in source.columns}
     for name in keep:

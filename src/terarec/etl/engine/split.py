@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Splits: which rows are for training, validation and test. Described in docs/workflows.md."""
 
 from __future__ import annotations
@@ -7,35 +8,31 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from terarec.etl.columns import SPLIT_NAMES, TEST, TRAIN, VALID, Rows, is_missing, numbers_of
+from terarec.etl.columns import SPLIT_NAMES, TEST, TRAIN, VALID, Rows, is_missing, numbers_of, numpy_values
 from terarec.etl.engine.passes import Passes, ReadRows
 from terarec.etl.ops.values import hashes_of
-from terarec.etl.source import RawBlock, Source
+from terarec.etl.source.blocks import RawBlock
+from terarec.etl.source.source import Source
+from terarec.etl.times import NANOSECONDS
 from terarec.kernels.cpu.encoding import xxh64_int64
-from terarec.spec import (
-    FieldError,
-    OneSplit,
-    Split,
-    SplitByFiles,
-    SplitByFraction,
-    SplitByHash,
-    SplitByTime,
-    SplitByUser,
-)
+from terarec.spec import OneSplit, Split, SplitByFiles, SplitByFraction, SplitByHash, SplitByTime, SplitByUser
+from terarec.spec.checks import FieldError
 
 _SHARE_BITS = 53
 _HOLDBACK_FRACTION = 0.05
 """Share of the training text that waits until the rows are counted. Should the first lines be so much shorter than the
 last ones that rows beyond the training part were observed, the pass is done again."""
 
+EmptySplits: TypeAlias = Literal["raise", "allow"]
 Assign: TypeAlias = Callable[[Rows], NDArray[np.uint8]]
 
 
@@ -50,10 +47,13 @@ class RowBounds:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimeBounds:
-    """Splits by time: rows later than these are for validation, and for test; infinite where there are none."""
+    """Splits by time: rows later than these are for validation, and for test; infinite where there are none.
 
-    valid_after: float
-    test_after: float
+    They are numbers of the column or, of times that may have parts of a second, nanoseconds since 1970.
+    """
+
+    valid_after: float | int
+    test_after: float | int
 
 
 Bounds: TypeAlias = RowBounds | TimeBounds
@@ -74,7 +74,7 @@ def assign(split: Split | None, bounds: Bounds | None) -> Assign:
     if isinstance(split, SplitByUser):
         return lambda rows: _by_share(hashes(rows.columns[split.column], split.seed), split.valid, split.test)
     if isinstance(split, SplitByTime):
-        return lambda rows: _by_time(rows.columns[split.column], split, bounds)
+        return lambda rows: _by_time(times_of(rows, split.column), split, bounds)
     assert isinstance(bounds, RowBounds)
     return lambda rows: _marked(rows.ids >= bounds.valid_from, rows.ids >= bounds.test_from)
 
@@ -92,19 +92,41 @@ def _by_share(hashes: NDArray[np.int64], valid: float, test: float) -> NDArray[n
     return _marked(is_valid, (uniform < valid + test) & ~is_valid)
 
 
-def _by_time(array: pa.Array, split: SplitByTime, bounds: Bounds | None) -> NDArray[np.uint8]:
-    times = times_of(array)
+_FIRST, _LAST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+
+OrderedTimes: TypeAlias = NDArray[np.float64] | NDArray[np.int64]
+"""Numbers that are in the order of times."""
+
+
+def _by_time(times: OrderedTimes, split: SplitByTime, bounds: Bounds | None) -> NDArray[np.uint8]:
     if isinstance(bounds, TimeBounds):
         return _marked(times > bounds.valid_after, times > bounds.test_after)
-    valid_from = math.inf if split.valid_from is None else split.valid_from
-    test_from = math.inf if split.test_from is None else split.test_from
-    return _marked(times >= valid_from, times >= test_from)
+    return _marked(_are_from(times, split.bound("valid_from")), _are_from(times, split.bound("test_from")))
 
 
-def times_of(array: pa.Array) -> NDArray[np.float64]:
-    """Return the times of an array as float64[n]; missing ones before all others."""
-    times = numbers_of(array)
-    return np.where(np.isnan(times), -np.inf, times)
+def _are_from(times: OrderedTimes, bound: Fraction | None) -> NDArray[np.bool_]:
+    """Return which times are at or after a bound, bool[n]; none without one."""
+    if bound is None:
+        return np.zeros(len(times), dtype=np.bool_)
+    if times.dtype == np.int64:
+        # Whole nanoseconds are at or after a bound if they are at or after the next whole one.
+        return times >= min(max(math.ceil(bound * NANOSECONDS), _FIRST + 1), _LAST)
+    return times >= float(bound)
+
+
+def times_of(rows: Rows, name: str) -> OrderedTimes:
+    """Return the times of a column, n numbers; missing ones before all others.
+
+    They are int64 nanoseconds since 1970 where there may be parts of a second, of which those before 1678 or after 2261
+    are equal; else the numbers of the column as float64.
+    """
+    array = rows.columns[name]
+    if name not in rows.nanoseconds:
+        times = numbers_of(array)
+        return np.where(np.isnan(times), -np.inf, times)
+    seconds = np.clip(numpy_values(array), _FIRST // NANOSECONDS + 1, _LAST // NANOSECONDS - 1)
+    exact: NDArray[np.int64] = seconds * NANOSECONDS + rows.nanoseconds[name]
+    return np.where(is_missing(array), _FIRST, exact)
 
 
 def _marked(is_valid: NDArray[np.bool_], is_test: NDArray[np.bool_]) -> NDArray[np.uint8]:
@@ -124,7 +146,13 @@ def needs_bounds(split: Split | None) -> bool:
     return by_share or isinstance(split, SplitByFraction | SplitByFiles)
 
 
-def find_bounds(split: Split, passes: Passes, preprocess: Callable[[ReadRows], Rows], directory: Path) -> Bounds:
+def find_bounds(
+    split: Split,
+    passes: Passes,
+    preprocess: Callable[[ReadRows], Rows],
+    directory: Path,
+    empty_splits: EmptySplits = "raise",
+) -> Bounds:
     """Count the sources for a `split` that needs bounds.
 
     Args:
@@ -132,13 +160,18 @@ def find_bounds(split: Split, passes: Passes, preprocess: Callable[[ReadRows], R
         passes: The sources.
         preprocess: Function that returns the rows that take part.
         directory: Directory for a file of the rows' times.
+        empty_splits: See `PrepareOptions`.
 
     Raises:
-        ConfigError: Nothing would be left for training.
+        ConfigError: Nothing would be left for training, or for another split that gets a share.
         OSError: The disk is full.
     """
     if isinstance(split, SplitByTime):
-        return _time_bounds(split, passes, preprocess, directory / "times")
+        with OrderStatistics(directory / "times") as times:
+            with closing(passes.map(lambda read: times_of(preprocess(read), split.column))) as times_of_blocks:
+                for values in times_of_blocks:
+                    times.add(values)
+            return time_bounds(split, times.count, times.at, empty_splits)
     assert isinstance(split, SplitByFiles | SplitByFraction)
     return counted_bounds(split, passes, passes.count_rows())
 
@@ -191,21 +224,102 @@ def _shifted(valid_from: int, test_from: int, end: int, item_bits: int) -> RowBo
     return RowBounds(valid_from=valid_from << item_bits, test_from=test_from << item_bits, end=end << item_bits)
 
 
-def _time_bounds(split: SplitByTime, passes: Passes, preprocess: Callable[[ReadRows], Rows], path: Path) -> TimeBounds:
-    def work(read: ReadRows) -> NDArray[np.float64]:
-        return times_of(preprocess(read).columns[split.column])
+def time_bounds(
+    split: SplitByTime, count: int, at: Callable[[int], float | int], empty_splits: EmptySplits
+) -> TimeBounds:
+    """Return the bounds of shares of rows.
 
-    with OrderStatistics(path) as times:
-        with closing(passes.map(work)) as found:
-            for values in found:
-                times.add(values)
-        valid, test = share_counts(times.count, split.valid, split.test)
-        training = times.count - valid - test
-        check_shares(training, times.count)
-        return TimeBounds(
-            valid_after=times.at(training - 1),
-            test_after=times.at(training + valid - 1) if test else math.inf,
-        )
+    Args:
+        split: Split by shares.
+        count: Number of rows.
+        at: Function from a rank to the time of that rank.
+        empty_splits: See `PrepareOptions`.
+
+    Raises:
+        ConfigError: A split would get no row.
+    """
+    valid, test = share_counts(count, split.valid, split.test)
+    training = count - valid - test
+    check_shares(training, count)
+    valid_after, latest = at(training - 1), at(count - 1)
+    test_after = at(training + valid - 1) if test else math.inf
+    splits = {"valid": (valid_after, min(test_after, latest)), "test": (test_after, latest)}
+    for name in named_splits(split)[1:] if empty_splits == "raise" else ():
+        after, until = splits[name]
+        if after >= until:
+            raise empty_split(split, name, count)
+    return TimeBounds(valid_after=valid_after, test_after=test_after)
+
+
+def time_range(array: pa.Array) -> tuple[float, float]:
+    """Return the least and the last of the times of an array, infinite if all are missing."""
+    times = numbers_of(array)
+    known = times[~np.isnan(times)]
+    return float(known.min(initial=math.inf)), float(known.max(initial=-math.inf))
+
+
+def named_splits(split: Split | None) -> tuple[str, ...]:
+    """Return the splits that are to have rows."""
+    if split is None:
+        return ("train",)
+    if isinstance(split, OneSplit):
+        return (split.split,)
+
+    def is_named(name: str) -> bool:
+        has_share = any(getattr(split, field, 0) for field in (name, f"{name}_fraction"))
+        return has_share or getattr(split, f"{name}_from", None) is not None
+
+    return ("train", *filter(is_named, ("valid", "test")))
+
+
+def check_splits(
+    split: Split | None,
+    rows: Mapping[str, int],
+    time_range: Callable[[str], tuple[float, float]],
+    limit: int | None = None,
+) -> None:
+    """Raise `ConfigError` if a split of `named_splits` has no rows.
+
+    Args:
+        split: Split of the workflow.
+        rows: Split -> its rows.
+        time_range: Function of a column that returns its least and its last time.
+        limit: Maximum number of rows of the sources.
+    """
+    for name in named_splits(split):
+        if split is None or rows.get(name):
+            continue
+        total = sum(rows.values())
+        if limit is not None:
+            problem = f"got none of the first {total:,} rows for {name!r}, expected a limit above {limit:,}, or none"
+            raise FieldError("", "split", f"{problem}, or {_ALLOWED}")
+        by_times = isinstance(split, SplitByTime) and not needs_bounds(split)
+        times = time_range(split.column) if by_times and isinstance(split, SplitByTime) else None
+        raise empty_split(split, name, total, times)
+
+
+_ALLOWED = "empty_splits='allow' (--empty-splits allow)"
+
+
+def empty_split(split: Split, name: str, rows: int, times: tuple[float, float] | None = None) -> FieldError:
+    """Return the error that the split `name` gets none of so many `rows`, with what to ask instead."""
+    if isinstance(split, SplitByTime) and times is not None:
+        reason = f"valid_from {split.valid_from!r}, test_from {split.test_from!r}, where {split.column!r} is from "
+        reason += f"{times[0]!r} to {times[1]!r}"
+        advice = "thresholds between these, or one split for all rows (--split)"
+    elif isinstance(split, SplitByTime):
+        reason = f"rows of equal {split.column!r} stay together, in the earlier part"
+        advice = "finer times, a larger share, thresholds (valid_from, test_from), or by_fraction"
+    elif isinstance(split, SplitByUser):
+        reason, advice = f"all rows of a {split.column!r} are in one split", "more of them, a larger share, or by_hash"
+    elif isinstance(split, SplitByHash):
+        reason, advice = "each row is in a split by chance", "more rows, a larger share, or by_fraction"
+    else:
+        reason = "the steps leave out all of its rows, or they are bad input"
+        advice = "other files or shares, or one split for all rows (--split)"
+    return FieldError(
+        "", "split", f"got none of {rows:,} rows for {name!r}: {reason}; expected {advice}, or {_ALLOWED}"
+    )
 
 
 def check_shares(training: int, total: int) -> None:
@@ -265,7 +379,12 @@ def bounds_from_data(data: Mapping[str, str]) -> Bounds:
     """Return the bounds that `bounds_to_data` wrote."""
     if "valid_from" in data:
         return RowBounds(**{name: int(value) for name, value in data.items()})
-    return TimeBounds(valid_after=float(data["valid_after"]), test_after=float(data["test_after"]))
+    return TimeBounds(valid_after=_number(data["valid_after"]), test_after=_number(data["test_after"]))
+
+
+def _number(text: str) -> float | int:
+    # An integer of 64 bits is no float64.
+    return int(text) if text.lstrip("-").isdecimal() else float(text)
 
 
 _CHUNK = 1 << 20
@@ -283,27 +402,29 @@ class OrderStatistics:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = path.open("w+b")
+        self._dtype: np.dtype[Any] = np.dtype(np.float64)
         self.count = 0
 
-    def add(self, values: NDArray[np.float64]) -> None:
-        """Append ``values[n]``, none of them NaN.
+    def add(self, values: OrderedTimes) -> None:
+        """Append ``values[n]``, none of them NaN; all are of one type.
 
         Raises:
             OSError: The disk is full.
         """
+        self._dtype = values.dtype
         self._file.write(values.tobytes())
         self.count += len(values)
 
-    def at(self, rank: int) -> float:
+    def at(self, rank: int) -> float | int:
         """Return the number with exactly `rank` others before it in rising order."""
 
-        def count(found: int, shift: int) -> NDArray[np.int64]:
+        def count(digits: int, shift: int) -> NDArray[np.int64]:
             counts = np.zeros(1 << _DIGIT_BITS, dtype=np.int64)
             for keys in self._keys():
-                counts += digit_counts(found, shift, keys)
+                counts += digit_counts(digits, shift, keys)
             return counts
 
-        return number_at(rank, count)
+        return number_at(rank, count, self._dtype)
 
     def __enter__(self) -> Self:
         return self
@@ -317,23 +438,25 @@ class OrderStatistics:
     def _keys(self) -> Iterator[NDArray[np.uint64]]:
         self._file.seek(0)
         while content := self._file.read(8 * _CHUNK):
-            yield sort_keys(np.frombuffer(content, dtype=np.float64))
+            yield sort_keys(np.frombuffer(content, dtype=self._dtype))
 
 
-def sort_keys(values: NDArray[np.float64]) -> NDArray[np.uint64]:
-    """Return unsigned integers in the order of the numbers: the sign bit is flipped, and all others if it was set."""
-    bits = (values + 0.0).view(np.uint64)  # one zero instead of two
+def sort_keys(values: OrderedTimes) -> NDArray[np.uint64]:
+    """Return unsigned integers in the order of the numbers: of floats below 0 all bits are flipped, else the sign."""
     sign = np.uint64(1 << 63)
+    if values.dtype == np.int64:
+        return values.view(np.uint64) ^ sign
+    bits = (values + 0.0).view(np.uint64)  # one zero instead of two
     return np.where(bits & sign != 0, ~bits, bits | sign)
 
 
 def digit_counts(
-    found: int, shift: int, keys: NDArray[np.uint64], rows: NDArray[np.int64] | None = None
+    prefix: int, shift: int, keys: NDArray[np.uint64], rows: NDArray[np.int64] | None = None
 ) -> NDArray[np.int64]:
-    """Return how many of `keys`, whose digits above those at bit `shift` are those of `found`, have each digit there.
+    """Return how many of `keys`, whose digits above those at bit `shift` are those of `prefix`, have each digit there.
 
     Args:
-        found: Higher digits.
+        prefix: Higher digits.
         shift: Lowest bit of the digits to count.
         keys: Keys of `sort_keys`.
         rows: Number of occurrences of each key; None for one each.
@@ -341,25 +464,28 @@ def digit_counts(
     # The highest digit has no digits above it, and a shift by all 64 bits is undefined.
     above = np.uint64(shift + _DIGIT_BITS)
     if above < _KEY_BITS:
-        same = keys >> above == np.uint64(found) >> above
+        same = keys >> above == np.uint64(prefix) >> above
         keys, rows = keys[same], None if rows is None else rows[same]
     digits = keys >> np.uint64(shift) & np.uint64((1 << _DIGIT_BITS) - 1)
     return np.bincount(digits.astype(np.int64), rows, 1 << _DIGIT_BITS).astype(np.int64)
 
 
-def number_at(rank: int, count: Callable[[int, int], NDArray[np.int64]]) -> float:
+def number_at(rank: int, count: Callable[[int, int], NDArray[np.int64]], dtype: np.dtype[Any]) -> float | int:
     """Return the number with exactly `rank` others before it, whose key is found digit by digit from the highest.
 
     Args:
         rank: Number of lower numbers.
         count: Function that returns the `digit_counts` of all keys.
+        dtype: Type of the numbers, float64 or int64.
     """
-    found = 0
+    digits = 0
     for shift in range(_KEY_BITS - _DIGIT_BITS, -1, -_DIGIT_BITS):
-        counts = count(found, shift)
+        counts = count(digits, shift)
         digit = int(np.searchsorted(np.cumsum(counts), rank, side="right"))
         rank -= int(counts[:digit].sum())
-        found |= digit << shift
+        digits |= digit << shift
     # The inverse of `sort_keys`.
-    key, sign = np.array([found], dtype=np.uint64), np.uint64(1 << 63)
+    key, sign = np.array([digits], dtype=np.uint64), np.uint64(1 << 63)
+    if dtype == np.int64:
+        return int((key ^ sign).view(np.int64)[0])
     return float(np.where(key & sign != 0, key & ~sign, ~key).view(np.float64)[0])

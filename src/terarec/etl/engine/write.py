@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The write phase: one pass over all rows, which are transformed and written to a sink."""
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from numpy.typing import NDArray
 from terarec.errors import ConfigError
 from terarec.etl.columns import SPLIT_NAMES, TRAIN, Rows, flat
 from terarec.etl.engine.passes import JoinedRows, Passes, Pipeline, ReadRows
-from terarec.etl.engine.phases import add_bad_input, bad_input_to_json
+from terarec.etl.engine.report import add_bad_input, bad_input_to_json
 from terarec.etl.shuffle import ShuffledSink
 from terarec.etl.sink import PartOptions, Sink, SinkState, ordered_sink
-from terarec.etl.source import RawBlock, Source
-from terarec.formats import ColumnBlock, merge, slice_rows
-from terarec.io import read_versioned_json, write_versioned_json
+from terarec.etl.source.blocks import RawBlock
+from terarec.etl.source.source import Source
+from terarec.formats.block import ColumnBlock, merge, slice_rows
+from terarec.io.files import flush, read_versioned_json, write_versioned_json
 from terarec.spec import DatasetSpec, LabelSpec
 
 SHOWN = 5
@@ -106,6 +108,7 @@ class WriteTotals:
         next_row: Row id, in the sources, of the next block.
         read_bytes: Bytes that were read.
         rows: Split -> rows.
+        files: Position of a file and split, as `file_key` joins them -> rows.
         missing: Column of the sources -> missing values.
         values: Column of the sources -> all values.
     """
@@ -113,6 +116,7 @@ class WriteTotals:
     next_row: int = 0
     read_bytes: int = 0
     rows: Counter[str] = field(default_factory=Counter)
+    files: Counter[str] = field(default_factory=Counter)
     missing: Counter[str] = field(default_factory=Counter)
     values: Counter[str] = field(default_factory=Counter)
 
@@ -121,13 +125,29 @@ class WriteTotals:
         self.next_row = raw.first_row + raw.num_rows
         self.read_bytes += raw.read_bytes
         self.rows.update(rows)
+        self.files.update({file_key(raw.file, split): count for split, count in rows.items()})
         for name, (count, total) in missing.items():
             self.missing[name] += count
             self.values[name] += total
 
     def copy(self) -> WriteTotals:
         """Return totals that later blocks do not change."""
-        return WriteTotals(self.next_row, self.read_bytes, self.rows.copy(), self.missing.copy(), self.values.copy())
+        counters = {name: getattr(self, name).copy() for name in _COUNTERS}
+        return WriteTotals(self.next_row, self.read_bytes, **counters)
+
+
+_COUNTERS = ("rows", "files", "missing", "values")
+
+
+def file_key(file: int, split: str) -> str:
+    """Return the key of the rows of a file in a split."""
+    return f"{file} {split}"
+
+
+def rows_of_files(counts: Mapping[str, int], num_files: int) -> list[dict[str, int]]:
+    """Return split -> rows, for each file, of the counts by `file_key`."""
+    files = range(num_files)
+    return [{name: counts[key] for name in SPLIT_NAMES if counts.get(key := file_key(file, name))} for file in files]
 
 
 class WriteCheckpoints:
@@ -159,12 +179,12 @@ class WriteCheckpoints:
         self.bad_input: dict[str, Any] = {"counts": {}, "first": []}
         self.absent: list[int] | None = None
         if path.exists():
-            found = read_versioned_json(path, _FORMAT, 1)
-            counters = {name: Counter(found["totals"][name]) for name in ("rows", "missing", "values")}
-            self.begin = WriteTotals(found["totals"]["next_row"], found["totals"]["read_bytes"], **counters)
-            self.state = SinkState(closed=found["closed"], **found.get("shuffle", {}))
-            self.is_read = found.get("is_read", False)
-            self.bad_input, self.absent = found["bad_input"], found["absent"]
+            content = read_versioned_json(path, _FORMAT, 1)
+            counters = {name: Counter(content["totals"].get(name, {})) for name in _COUNTERS}
+            self.begin = WriteTotals(content["totals"]["next_row"], content["totals"]["read_bytes"], **counters)
+            self.state = SinkState(closed=content["closed"], **content["shuffle"])
+            self.is_read = content["is_read"]
+            self.bad_input, self.absent = content["bad_input"], content["absent"]
         self._saved = self.state
         self._marks = [self.begin]
 
@@ -195,9 +215,11 @@ class WriteCheckpoints:
         # Without output on the disk there is nothing to resume at.
         if state == self._saved or not (state.spilled_rows or any(state.closed.values())):
             return
-        held = state.num_rows
+        rows_so_far = state.num_rows
         # The next run begins at the last mark whose rows are all on the disk.
-        while len(self._marks) > 1 and all(rows <= held.get(name, 0) for name, rows in self._marks[1].rows.items()):
+        while len(self._marks) > 1 and all(
+            rows <= rows_so_far.get(name, 0) for name, rows in self._marks[1].rows.items()
+        ):
             del self._marks[0]
         self._saved, mark = state, self._marks[0]
         before = bad_input_to_json(self._source.bad_input_before(mark.next_row))
@@ -210,7 +232,9 @@ class WriteCheckpoints:
             "bad_input": add_bad_input([self.bad_input, before]),
             "absent": positives.absent_places,
         }
-        write_versioned_json(self._path, _FORMAT, 1, content, durable=True)  # it names the closed shards
+        # It names shards, which are on the disk; now the names of their directories are, too.
+        flush(self._path.parents[1])
+        write_versioned_json(self._path, _FORMAT, 1, content)
 
 
 def split_parts(done: Rows, encoded: ColumnBlock) -> list[Part]:

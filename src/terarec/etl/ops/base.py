@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The base class of operators: fields, types, fitting, and the transform of rows and of a few records."""
 
 from __future__ import annotations
@@ -7,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from terarec.errors import ConfigError
 from terarec.etl.columns import ColumnType, Kind, Rows, from_arrow, ids_as_integers, is_list, kind_of
@@ -25,12 +27,10 @@ from terarec.etl.ops.values import (
     values_of_array,
 )
 from terarec.etl.values import ValueIds
-from terarec.spec import MISSING_ID, OperatorSpec, checks
+from terarec.spec import checks
 from terarec.spec.checks import quoted
-
-if TYPE_CHECKING:  # it loads torch
-    from terarec.etl.tensors import TensorDevice, TensorFunction
-
+from terarec.spec.dataset import MISSING_ID
+from terarec.spec.registry import OperatorSpec
 
 Stage: TypeAlias = Literal["stateless", "fitted", "grouped", "rows"]
 """stateless: one row at a time; fitted: the same with a fitted state; grouped: needs other rows: `transform` takes
@@ -41,7 +41,7 @@ ColumnTypes: TypeAlias = Mapping[str, ColumnType]
 
 
 class Operator(OperatorSpec):
-    """Base of all operators: frozen, keyword-only dataclasses that `terarec.spec.register` names.
+    """Base of all operators: frozen, keyword-only dataclasses that `register` names.
 
     A subclass implements `output_types` and `transform_batch`, or `transform` where it needs the ids of the rows or
     changes which rows and columns there are; a fitted one `statistic` and `load_state`, too. The rest describes to
@@ -56,7 +56,8 @@ class Operator(OperatorSpec):
         explodes: Whether the operator makes a row of every item of a list.
         filters: Whether the operator drops rows, which it does not do to served records.
         samples: Whether the operator adds rows to train on, which it does not do to served records or scored rows.
-        runs_on_tensors: Whether the operator has a `tensor_function`.
+        carries_rows: Whether a grouped operator has `carried_rows` and `late_rows`, so that the preparation of later
+            files continues from them.
     """
 
     accepted: ClassVar[tuple[str, ...]] = ("text", "integer", "number", "hex32", "id")
@@ -67,7 +68,7 @@ class Operator(OperatorSpec):
     explodes: ClassVar[bool] = False
     filters: ClassVar[bool] = False
     samples: ClassVar[bool] = False
-    runs_on_tensors: ClassVar[bool] = False
+    carries_rows: ClassVar[bool] = False
 
     @property
     def stage(self) -> Stage:
@@ -115,6 +116,11 @@ class Operator(OperatorSpec):
         return ()
 
     @property
+    def reads_times(self) -> tuple[str, ...]:
+        """Columns that must be times as the source has them."""
+        return ()
+
+    @property
     def max_list_length(self) -> int | None:
         """The longest list that the step accepts; None for no bound."""
         return None
@@ -132,12 +138,12 @@ class Operator(OperatorSpec):
 
     def input_type(self, types: ColumnTypes, name: str) -> ColumnType:
         """Return the type of the input `name`, checked against `accepted`."""
-        found = types[name]
-        if found.kind not in self.accepted:
-            raise ConfigError(f"column {name!r}", f"holds {found}, expected {' or '.join(self.accepted)}")
-        if self.takes_lists and not found.is_list:
-            raise ConfigError(f"column {name!r}", f"holds one {found} a row, expected lists")
-        return found
+        column_type = types[name]
+        if column_type.kind not in self.accepted:
+            raise ConfigError(f"column {name!r}", f"holds {column_type}, expected {' or '.join(self.accepted)}")
+        if self.takes_lists and not column_type.is_list:
+            raise ConfigError(f"column {name!r}", f"holds one {column_type} a row, expected lists")
+        return column_type
 
     def cardinalities(self, rows: Mapping[str, int], state: State | None) -> Mapping[str, int]:
         """Return the numbers of ids of those outputs that are ids.
@@ -161,11 +167,11 @@ class Operator(OperatorSpec):
         names = self.reads if set(self.reads) <= known.keys() else self.serving_reads
         # User code gets plain int64: an extension type would reach it through every function of Arrow.
         arrays = [ids_as_integers(rows.columns[name]) for name in names]
-        made = self.transform_batch(pa.RecordBatch.from_arrays(arrays, names=list(names)), state)
+        arrays_made = self.transform_batch(pa.RecordBatch.from_arrays(arrays, names=list(names)), state)
         return rows.with_columns(
             {
-                name: result_array(f"{self.kind}: {name!r}", made.get(name), found, rows.num_rows)
-                for name, found in self.output_types(known).items()
+                name: result_array(f"{self.kind}: {name!r}", arrays_made.get(name), column_type, rows.num_rows)
+                for name, column_type in self.output_types(known).items()
             }
         )
 
@@ -199,17 +205,22 @@ class Operator(OperatorSpec):
         rows = self.transform(Rows(dict(zip(self.serving_reads, arrays, strict=True)), ids), state)
         return [values_of_array(rows.columns[name]) for name in self.writes]
 
-    def tensor_function(self, state: State | None, device: TensorDevice) -> TensorFunction:
-        """Return a function from rows on a device to `writes`, equal to `transform` (up to rounding for logarithms).
+    def carried_rows(self, rows: Rows) -> NDArray[np.int64]:
+        """Return the rising positions of those rows that outputs for rows of later files may depend on.
 
-        Calls that wait for the device, such as `Tensor.tolist`, keep a GPU from recording the work, which takes longer
-        then.
+        Only for grouped steps that have `carries_rows`.
 
         Args:
-            state: State of a fitted step.
-            device: Device of the rows; the function keeps its parameters there.
+            rows: All rows of some groups, by rising row id; those of earlier files have negative ids.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not run on tensors")
+        raise NotImplementedError(f"{type(self).__name__} carries no rows to later files")
+
+    def late_rows(self, rows: Rows) -> NDArray[np.int64]:
+        """Return the positions of those rows whose outputs may depend on earlier rows that were not carried.
+
+        Arguments as for `carried_rows`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} carries no rows to later files")
 
     def statistic(self, types: ColumnTypes, memory: SpillOptions) -> Statistic:
         """Return a fresh statistic (fitted steps only); `types` as for `output_types`, or of the side table."""
@@ -239,7 +250,7 @@ class Operator(OperatorSpec):
 
     def input_of(self, output: str) -> str | None:
         """Return the only input of `output`; None if it has several."""
-        return next((name for name, made in self.pairs if made == output), None)
+        return next((name for name, own in self.pairs if own == output), None)
 
     def inverse(
         self, column: str, numbers: NDArray[np.float64], state: State | None, *, is_float32: bool = False
@@ -273,12 +284,12 @@ def operators(steps: Sequence[OperatorSpec]) -> tuple[Operator, ...]:
     Raises:
         ConfigError: A class that is no `Operator`.
     """
-    found = tuple(step for step in steps if isinstance(step, Operator))
+    chosen = tuple(step for step in steps if isinstance(step, Operator))
     # A class that derives from `OperatorSpec` alone describes a step, but cannot run it.
-    if len(found) < len(steps):
+    if len(chosen) < len(steps):
         names = ", ".join(type(step).__name__ for step in steps if not isinstance(step, Operator))
         raise ConfigError("steps", f"got the operator {names}, expected a class derived from terarec.etl.ops.Operator")
-    return found
+    return chosen
 
 
 MISSING, RARE = "(missing)", "(rare or unseen)"
@@ -299,18 +310,18 @@ class ColumnsOperator(Operator):
         checks.column_names(self, "columns")
 
     @property
+    @override
     def reads(self) -> tuple[str, ...]:
-        """Columns that the step reads while a data set is prepared."""
         return self.columns
 
     @property
+    @override
     def serving_reads(self) -> tuple[str, ...]:
-        """Columns that the step reads when a record is served."""
         return self.columns
 
     @property
+    @override
     def writes(self) -> tuple[str, ...]:
-        """Columns that the step adds or replaces."""
         return self.columns
 
 
@@ -333,13 +344,13 @@ class MappedColumns(ColumnsOperator):
                 checks.fail(self, "outputs", f"{len(self.columns)} names, one for each of columns")
 
     @property
+    @override
     def writes(self) -> tuple[str, ...]:
-        """Columns that the step adds or replaces."""
         return self.outputs or self.columns
 
     @property
+    @override
     def pairs(self) -> tuple[tuple[str, str], ...]:
-        """Each input with its output."""
         return tuple(zip(self.columns, self.outputs or self.columns, strict=True))
 
 
@@ -349,10 +360,10 @@ def scalar_input(types: ColumnTypes, name: str, accepted: Sequence[str]) -> Colu
     Raises:
         ConfigError: A column of lists, or of a kind that is not `accepted`.
     """
-    found = types[name]
-    if found.is_list or found.kind not in accepted:
-        raise ConfigError(f"column {name!r}", f"holds {found}, expected one {' or '.join(accepted)} a row")
-    return found
+    column_type = types[name]
+    if column_type.is_list or column_type.kind not in accepted:
+        raise ConfigError(f"column {name!r}", f"holds {column_type}, expected one {' or '.join(accepted)} a row")
+    return column_type
 
 
 _INTEGER = re.compile(r"-?[0-9]{1,19}", re.ASCII)
@@ -388,5 +399,5 @@ def value_of(kind: Kind, value: float | str, where: str = "") -> Any:
 def is_among(array: pa.Array, spelled: Sequence[str]) -> NDArray[np.bool_]:
     """Return which of n values (not numbers) equal a value of a field, bool[n]; missing values never do."""
     wanted = pa.array([value_of(kind_of(array), value) for value in spelled], type=array.type)
-    found: NDArray[np.bool_] = pc.is_in(array, value_set=wanted).to_numpy(zero_copy_only=False)
-    return found
+    is_member: NDArray[np.bool_] = pc.is_in(array, value_set=wanted).to_numpy(zero_copy_only=False)
+    return is_member

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The operator that encodes values as ids, and its vocabularies. See docs/workflows.md."""
 
 from __future__ import annotations
@@ -6,24 +7,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from terarec.errors import ConfigError, FormatError
 from terarec.etl.columns import ColumnType, Rows, array_of, like
 from terarec.etl.ops.base import MISSING, RARE, ColumnTypes, MappedColumns, Stage
-from terarec.etl.ops.states import SpillOptions, State, read_table, table_path, write_table
+from terarec.etl.ops.fitted_params import check_counts
+from terarec.etl.ops.states import SpillOptions, State, Statistic, read_table, table_path, write_table
 from terarec.etl.ops.values import RecordFunction
 from terarec.etl.values import VALUE_TYPES, ValueCounts, ValueIds, encoding_bytes, find_each, lookup_kind
 from terarec.kernels.cpu.encoding import TablesOfColumns
-from terarec.ragged import flat_values, like_values, map_values
-from terarec.spec import MISSING_ID, checks, register
-
-if TYPE_CHECKING:  # it loads torch
-    from terarec.etl.tensors import TensorDevice, TensorFunction
+from terarec.ragged import flat_values, like_values
+from terarec.spec import checks
+from terarec.spec.dataset import MISSING_ID
+from terarec.spec.registry import register
 
 JOINT = "joint"
 """Name of the vocabulary that all columns share."""
@@ -61,7 +63,6 @@ class Categorify(MappedColumns):
     """
 
     stage: ClassVar[Stage] = "fitted"
-    runs_on_tensors: ClassVar[bool] = True
     accepted: ClassVar[tuple[str, ...]] = ("text", "integer", "hex32")
     min_count: int = 1
     max_size: int | None = None
@@ -76,70 +77,63 @@ class Categorify(MappedColumns):
             checks.positive_int(self, "max_size")
         checks.one_of(self, "joint", (False, True))
 
+    @override
     def output_types(self, types: ColumnTypes) -> ColumnTypes:
-        """Return ids; the inputs of a joint vocabulary are of one kind."""
+        # The inputs of a joint vocabulary are of one kind.
         inputs = {name: self.input_type(types, name) for name in self.columns}
         first = self.columns[0]
-        for name, found in inputs.items():
-            if self.joint and found.kind != inputs[first].kind:
+        for name, column_type in inputs.items():
+            if self.joint and column_type.kind != inputs[first].kind:
                 raise ConfigError(
                     f"column {name!r}",
-                    f"holds {found}, expected {inputs[first].kind} as column {first!r}: they share a vocabulary",
+                    f"holds {column_type}, expected {inputs[first].kind} as column {first!r}: they share a vocabulary",
                 )
-        made = [ColumnType("id", found.is_list, found.max_length) for found in inputs.values()]
-        return dict(zip(self.writes, made, strict=True))
+        id_types = [ColumnType("id", found.is_list, found.max_length) for found in inputs.values()]
+        return dict(zip(self.writes, id_types, strict=True))
 
     def vocabulary(self, column: str) -> str:
         """Return the name of the vocabulary of the input `column`."""
         return JOINT if self.joint else column
 
+    @override
     def cardinalities(self, rows: Mapping[str, int], state: State | None) -> Mapping[str, int]:
-        """Count kept values, the ids of rare ones and that of missing ones."""
         assert isinstance(state, Vocabularies)
         return {output: state.ids[self.vocabulary(name)].num_ids for name, output in self.pairs}
 
+    @override
     def transform(self, rows: Rows, state: State | None) -> Rows:
-        """Look the ids up."""
         assert isinstance(state, Vocabularies)
         arrays = [rows.columns[name] for name in self.columns]
         # All columns in one call, so that threads wait for the GIL once a block and not once a column.
-        found = find_each([state.ids[self.vocabulary(name)] for name in self.columns], arrays)
-        made = [like(array, array_of(ids, are_ids=True)) for array, ids in zip(arrays, found, strict=True)]
-        return rows.with_columns(dict(zip(self.writes, made, strict=True)))
+        ids_of_columns = find_each([state.ids[self.vocabulary(name)] for name in self.columns], arrays)
+        outputs = [like(array, array_of(ids, are_ids=True)) for array, ids in zip(arrays, ids_of_columns, strict=True)]
+        return rows.with_columns(dict(zip(self.writes, outputs, strict=True)))
 
+    @override
     def record_functions(self, types: ColumnTypes, state: State | None) -> Sequence[RecordFunction]:
-        """Return one function that looks all columns up."""
         assert isinstance(state, Vocabularies)
         tables = TablesOfColumns([state.ids[self.vocabulary(name)].table for name in self.columns])
         of_lists = any(types[name].is_list for name in self.columns)
         call = partial(_found_lists if of_lists else _found, tables)
         return [RecordFunction(self.columns, self.writes, call, takes="raw")]
 
-    def tensor_function(self, state: State | None, device: TensorDevice) -> TensorFunction:
-        """Return a function that looks ids up in hash indexes on the device."""
-        assert isinstance(state, Vocabularies)
-        tables = {name: device.ids(ids) for name, ids in state.ids.items()}
-        return lambda block: {
-            output: map_values(block.columns[name], tables[self.vocabulary(name)].find) for name, output in self.pairs
-        }
-
+    @override
     def reserved_ids(self, is_id: bool) -> int:
-        """Count the ids of missing, rare and unseen values."""
         return 1 + self.hash_buckets
 
+    @override
     def vocabularies(self, state: State | None) -> Mapping[str, ValueIds]:
-        """Return the vocabularies of all outputs."""
         assert isinstance(state, Vocabularies)
         return {output: state.ids[self.vocabulary(name)] for name, output in self.pairs}
 
+    @override
     def describe_ids(self, column: str, ids: NDArray[np.int64], state: State | None) -> Sequence[str]:
-        """Return the values."""
         assert isinstance(state, Vocabularies)
-        found = self.values_of_ids(column, ids.tolist(), state)
+        values = self.values_of_ids(column, ids.tolist(), state)
         names = {MISSING_ID: MISSING}
         return [
             names.get(int(number), RARE) if value is None else str(value)
-            for number, value in zip(ids, found, strict=True)
+            for number, value in zip(ids, values, strict=True)
         ]
 
     def values_of_ids(self, column: str, ids: Iterable[int], state: Vocabularies) -> list[str | int | None]:
@@ -150,17 +144,18 @@ class Categorify(MappedColumns):
         """
         return state.ids[self.vocabulary(column)].inverse(ids)
 
+    @override
     def statistic(self, types: ColumnTypes, memory: SpillOptions) -> VocabularyStatistic:
-        """Return a statistic that counts the values."""
         return VocabularyStatistic(self, types, memory)
 
+    @override
     def load_state(self, directory: Path, name: str) -> Vocabularies:
-        """Read the state."""
         ids: dict[str, ValueIds] = {}
         counts: dict[str, pa.Array] = {}
         for part in dict.fromkeys(map(self.vocabulary, self.columns)):
             path = table_path(directory, name, part)
             table = read_table(path, {"value": tuple(VALUE_TYPES), "count": (pa.int64(),)})
+            check_counts(table, path)
             values, counts[part] = (column.combine_chunks() for column in table.columns)
             ids[part] = ValueIds(VALUE_TYPES[values.type], values, self.hash_buckets)
             try:
@@ -179,14 +174,14 @@ def _found(tables: TablesOfColumns, *columns: list[Any]) -> NDArray[np.int64]:
 def _found_lists(tables: TablesOfColumns, *columns: Any) -> Sequence[Any]:
     """Find ids where some are columns of lists."""
     values = [flat_values(column) for column in columns]
-    ids, begin, found = tables.find_lists(values), 0, []
+    ids, begin, lists = tables.find_lists(values), 0, []
     for column, items in zip(columns, values, strict=True):
-        found.append(like_values(column, ids[begin : begin + len(items)]))
+        lists.append(like_values(column, ids[begin : begin + len(items)]))
         begin += len(items)
-    return found
+    return lists
 
 
-class VocabularyStatistic:
+class VocabularyStatistic(Statistic):
     """Counts the values of all inputs of a `Categorify`.
 
     Args:
@@ -201,6 +196,7 @@ class VocabularyStatistic:
         self._kinds = {op.vocabulary(name): lookup_kind(types[name].kind) for name in op.columns}
         self._counts = ValueCounts(self._kinds, memory.directory, memory.memory_bytes)
 
+    @override
     def observe(self, rows: Rows) -> None:
         """Count the values of some training rows.
 
@@ -233,6 +229,7 @@ class VocabularyStatistic:
         """Return the counts of those values that may be kept."""
         return self._counts.kept(name, self._op.min_count, self._op.max_size, None)
 
+    @override
     def finish(self) -> Vocabularies:
         """Return the vocabularies.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Operators that rename, compute or drop columns, or filter rows. See docs/workflows.md."""
 
 from __future__ import annotations
@@ -7,16 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, get_args
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from terarec.errors import ConfigError, FormatError
 from terarec.etl.columns import ColumnType, Kind, Rows, ids_as_integers, numbers_of
 from terarec.etl.ops.base import ColumnsOperator, ColumnTypes, Operator, Stage, is_among, value_of
-from terarec.etl.ops.states import SpillOptions, State, read_params, write_params
+from terarec.etl.ops.fitted_params import decode_state
+from terarec.etl.ops.states import MergeableStatistic, SpillOptions, State, read_params, write_params
 from terarec.etl.ops.values import (
     RecordFunction,
     ValueType,
@@ -27,14 +30,9 @@ from terarec.etl.ops.values import (
     values_of_python,
 )
 from terarec.etl.values import lookup_values
-from terarec.kernels.encoding_types import InvalidValueError
-from terarec.spec import checks, register
+from terarec.spec import checks
 from terarec.spec.checks import quoted
-from terarec.spec.registry import imported
-
-if TYPE_CHECKING:  # it loads torch
-    from terarec.etl.tensors import TensorDevice, TensorFunction
-
+from terarec.spec.registry import imported, register
 
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 FUNCTION_FIELDS = ("function", "record_function")
@@ -44,9 +42,12 @@ FUNCTION_FIELDS = ("function", "record_function")
 @register("rename")
 @dataclass(frozen=True, kw_only=True)
 class Rename(Operator):
-    """New names for columns, all at once: {"a": "b", "b": "a"} swaps two."""
+    """New names for columns, all at once: {"a": "b", "b": "a"} swaps two.
 
-    runs_on_tensors: ClassVar[bool] = True
+    Attributes:
+        names: Old name -> new name.
+    """
+
     names: Mapping[str, str]
 
     def __post_init__(self) -> None:
@@ -56,52 +57,50 @@ class Rename(Operator):
         checks.distinct(self, "names", tuple(self.names.values()))
 
     @property
+    @override
     def reads(self) -> tuple[str, ...]:
-        """Columns that the step reads while a data set is prepared; it removes them."""
         return tuple(self.names)
 
     @property
+    @override
     def serving_reads(self) -> tuple[str, ...]:
-        """Columns that the step reads when a record is served."""
         return tuple(self.names)
 
     @property
+    @override
     def writes(self) -> tuple[str, ...]:
-        """Columns that the step adds or replaces."""
         return tuple(self.names.values())
 
     @property
+    @override
     def removes(self) -> tuple[str, ...]:
-        """Old names that are not new ones."""
         return tuple(name for name in self.names if name not in self.names.values())
 
     @property
+    @override
     def renames(self) -> Mapping[str, str]:
-        """All names."""
         return self.names
 
+    @override
     def restricted_to(self, needed: set[str]) -> Rename:
-        """Return the operator for the new names that are `needed`."""
         return replace(self, names={old: new for old, new in self.names.items() if new in needed})
 
+    @override
     def output_types(self, types: ColumnTypes) -> ColumnTypes:
-        """Return the types of the old names."""
         return {new: types[old] for old, new in self.names.items()}
 
+    @override
     def cardinalities(self, rows: Mapping[str, int], state: State | None) -> Mapping[str, int]:
-        """Return those of the old names."""
         return {new: rows[old] for old, new in self.names.items() if old in rows}
 
+    @override
     def transform(self, rows: Rows, state: State | None) -> Rows:
-        """Rename the columns."""
         kept = {name: array for name, array in rows.columns.items() if name not in self.names}
         named = {new: rows.columns[old] for old, new in self.names.items()}
         # Without `zero_nulls`, which goes by the old names.
-        return Rows({**kept, **named}, rows.ids, rows.split)
-
-    def tensor_function(self, state: State | None, device: TensorDevice) -> TensorFunction:
-        """Return the columns under their new names; nothing reads the old ones."""
-        return lambda block: {new: block.columns[old] for old, new in self.names.items()}
+        origins = {name: name for name in kept} | {new: old for old, new in self.names.items()}
+        nanoseconds = {name: rows.nanoseconds[old] for name, old in origins.items() if old in rows.nanoseconds}
+        return Rows({**kept, **named}, rows.ids, rows.split, nanoseconds=nanoseconds)
 
 
 @register("lambda_op")
@@ -138,33 +137,34 @@ class LambdaOp(ColumnsOperator):
                 checks.fail(self, field, "a function that can be imported, as 'package.module:name'")
 
     @property
+    @override
     def writes(self) -> tuple[str, ...]:
-        """Columns that the step adds or replaces."""
         return self.outputs
 
     @property
+    @override
     def functions(self) -> Mapping[str, str]:
-        """The functions that are provided."""
         return {field: getattr(self, field) for field in FUNCTION_FIELDS if getattr(self, field) is not None}
 
+    @override
     def output_types(self, types: ColumnTypes) -> ColumnTypes:
-        """Return `output_type`, one value a row."""
         imported(self.function)
         if self.record_function is not None:
             imported(self.record_function)
         return {output: ColumnType(self.output_type) for output in self.outputs}
 
+    @override
     def transform(self, rows: Rows, state: State | None) -> Rows:
         """Call the function.
 
         Raises:
             ConfigError: It returned other arrays than `outputs` says.
         """
-        made = self._made([ids_as_integers(rows.columns[name]) for name in self.columns], rows.num_rows)
-        return rows.with_columns(dict(zip(self.outputs, made, strict=True)))
+        arrays = self._made([ids_as_integers(rows.columns[name]) for name in self.columns], rows.num_rows)
+        return rows.with_columns(dict(zip(self.outputs, arrays, strict=True)))
 
+    @override
     def record_functions(self, types: ColumnTypes, state: State | None) -> Sequence[RecordFunction]:
-        """Return a function that calls `record_function` for each record, or else `function` with Arrow arrays."""
         kinds = [types[name].kind for name in self.columns]
         if self.record_function is None:
             call = partial(self._call_with_arrays, kinds)
@@ -178,12 +178,9 @@ class LambdaOp(ColumnsOperator):
 
     def _call_by_record(self, kinds: Sequence[Kind], function: Callable[..., Any], *columns: Any) -> Sequence[Any]:
         arguments = [python_of_values(values, kind) for values, kind in zip(columns, kinds, strict=True)]
-        try:
-            results = [function(*row) for row in zip(*arguments, strict=True)]
-        except ValueError:
-            raise InvalidValueError(0) from None  # `function` says what is wrong with the value
-        made = zip(*results, strict=True) if len(self.outputs) > 1 else (results,)
-        outputs = [values_of_python(list(values), self.output_type) for values in made]
+        results = [function(*row) for row in zip(*arguments, strict=True)]
+        columns_made = zip(*results, strict=True) if len(self.outputs) > 1 else (results,)
+        outputs = [values_of_python(list(values), self.output_type) for values in columns_made]
         # No records give no results to zip, but as many empty outputs as others.
         return outputs or [values_of_python([], self.output_type)] * len(self.outputs)
 
@@ -231,32 +228,33 @@ class KeepRows(Operator):
             checks.finite_float(self, bound)
 
     @property
+    @override
     def reads(self) -> tuple[str, ...]:
-        """Columns that the step reads while a data set is prepared."""
         return (self.column,)
 
     @property
+    @override
     def serving_reads(self) -> tuple[str, ...]:
-        """Columns that the step reads when a record is served: none, as every record is kept."""
+        # None: every record is kept.
         return ()
 
     @property
+    @override
     def writes(self) -> tuple[str, ...]:
-        """Columns that the step adds or replaces."""
         return ()
 
+    @override
     def output_types(self, types: ColumnTypes) -> ColumnTypes:
-        """Return nothing: no column is written."""
-        found = types[self.column]
+        column_type = types[self.column]
         accepted = ("text", "integer", "hex32") if self.values else ("number", "integer")
-        if found.is_list or found.kind not in accepted:
-            raise ConfigError(f"column {self.column!r}", f"holds {found}, expected {' or '.join(accepted)}")
+        if column_type.is_list or column_type.kind not in accepted:
+            raise ConfigError(f"column {self.column!r}", f"holds {column_type}, expected {' or '.join(accepted)}")
         for value in self.values:
-            value_of(found.kind, value, f"column {self.column!r}")
+            value_of(column_type.kind, value, f"column {self.column!r}")
         return {}
 
+    @override
     def transform(self, rows: Rows, state: State | None) -> Rows:
-        """Keep the rows with such a value."""
         return rows.filter(self._kept(rows.columns[self.column]))
 
     def _kept(self, array: pa.Array) -> NDArray[np.bool_]:
@@ -289,7 +287,11 @@ class DistinctCounts:
 @register("drop_low_cardinality")
 @dataclass(frozen=True, kw_only=True)
 class DropLowCardinality(ColumnsOperator):
-    """Drops those of `columns` that have fewer than `min_distinct` values in the training part, missing ones apart."""
+    """Drops those of `columns` that have fewer than `min_distinct` values in the training part, missing ones apart.
+
+    Attributes:
+        min_distinct: Least number of different values of a column that stays.
+    """
 
     stage: ClassVar[Stage] = "fitted"
     accepted: ClassVar[tuple[str, ...]] = ("text", "integer", "hex32", "id")
@@ -300,73 +302,87 @@ class DropLowCardinality(ColumnsOperator):
         checks.positive_int(self, "min_distinct", minimum=2)
 
     @property
+    @override
     def serving_reads(self) -> tuple[str, ...]:
-        """Columns that the step reads when a record is served: none that the step drops."""
+        # None that the step drops: records lack them.
         return ()
 
     @property
+    @override
     def writes(self) -> tuple[str, ...]:
-        """Columns that the step adds or replaces."""
         return ()
 
+    @override
     def output_types(self, types: ColumnTypes) -> ColumnTypes:
-        """Return nothing: no column is written."""
         for name in self.columns:
             self.input_type(types, name)
         return {}
 
+    @override
     def transform(self, rows: Rows, state: State | None) -> Rows:
-        """Leave the columns out; a served record may lack them."""
         assert isinstance(state, DistinctCounts)
         return rows.select([name for name in rows.columns if name not in state.dropped])
 
     @property
+    @override
     def may_drop(self) -> tuple[str, ...]:
-        """All inputs."""
         return self.columns
 
+    @override
     def dropped(self, state: State | None) -> tuple[str, ...]:
-        """Return the columns that have too few values."""
         return state.dropped if isinstance(state, DistinctCounts) else ()
 
+    @override
     def statistic(self, types: ColumnTypes, memory: SpillOptions) -> DistinctStatistic:
-        """Return a statistic that looks for enough distinct values."""
         return DistinctStatistic(self)
 
+    @override
     def load_state(self, directory: Path, name: str) -> DistinctCounts:
-        """Read the state."""
-        columns = read_params(directory, name, self.kind).get("columns")
-        counts = columns if isinstance(columns, dict) else {}
-        if not all(isinstance(counts.get(column), int) for column in self.columns):
-            raise FormatError(f"{directory / name}.json: $.state.columns", f"got {columns!r}, expected a count of each")
+        where = f"{directory / name}.json: $.state"
+        counts = decode_state(_Counts, dict(read_params(directory, name, self.kind)), where).columns
+        if counts.keys() != set(self.columns):
+            problem = f"got counts of {', '.join(counts)}, expected those of {', '.join(self.columns)}"
+            raise FormatError(f"{where}.columns", problem)
         return _distinct_counts(self, counts)
 
 
-class DistinctStatistic:
+@dataclass(frozen=True, kw_only=True)
+class _Counts:
+    """Column -> its distinct values, and the columns that have too few, as in the file."""
+
+    columns: Mapping[str, int]
+    dropped: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not all(map(checks.integer(0, checks.MOST).accepts, self.columns.values())):
+            checks.fail(self, "columns", "counts >= 0")
+
+
+class DistinctStatistic(MergeableStatistic):
     """Collects distinct values until a column has enough."""
 
     def __init__(self, op: DropLowCardinality) -> None:
         self._op = op
         self._seen: dict[str, set[object]] = {name: set() for name in op.columns}
 
+    @override
     def observe(self, rows: Rows) -> Mapping[str, pa.Array]:
-        """Return the first distinct values of the columns that do not have enough yet."""
         enough = self._op.min_distinct
         # `merge` may add to the sets at the same time, in another thread: at worst a column is read once more.
         short = [name for name, seen in self._seen.items() if len(seen) < enough]
         return {name: lookup_values(rows.columns[name]).drop_null().unique().slice(0, enough) for name in short}
 
+    @override
     def merge(self, partial: Mapping[str, pa.Array | Sequence[object]]) -> None:
-        """Add the partial state of a block, or of another statistic."""
         for name, values in partial.items():
             self._seen[name].update(values.to_pylist() if isinstance(values, pa.Array) else values)
 
+    @override
     def partial(self) -> Mapping[str, Sequence[object]]:
-        """Return the values so far."""
         return {name: list(seen) for name, seen in self._seen.items()}
 
+    @override
     def finish(self) -> DistinctCounts:
-        """Return the columns that are dropped."""
         counts = {name: min(len(seen), self._op.min_distinct) for name, seen in self._seen.items()}
         return _distinct_counts(self._op, counts)
 

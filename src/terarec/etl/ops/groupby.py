@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The operator that joins statistics of the training rows by value."""
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from terarec.etl.columns import ColumnType, Rows, array_of, numbers_of
 from terarec.etl.ops.base import ColumnsOperator, ColumnTypes, Stage, scalar_input
-from terarec.etl.ops.states import SpillOptions, State, read_table, table_path, write_table
+from terarec.etl.ops.states import SpillOptions, State, Statistic, read_table, table_path, write_table
 from terarec.etl.ops.values import RecordFunction
 from terarec.etl.partitions import Aggregate, sums_by_value
 from terarec.etl.values import VALUE_TYPES, ValueIds, encoding_bytes, lookup_values
-from terarec.spec import checks, register
+from terarec.spec import checks
+from terarec.spec.registry import register
 
 GroupStatistic = Literal["count", "sum", "mean", "std", "min", "max"]
 _STATISTICS = ("count", "sum", "mean", "std", "min", "max")
@@ -86,13 +89,14 @@ class JoinGroupby(ColumnsOperator):
         checks.distinct(self, "columns", self.writes)
 
     @property
+    @override
     def reads(self) -> tuple[str, ...]:
-        """Columns that the step reads while a data set is prepared."""
         return tuple(dict.fromkeys((*self.columns, *self.values)))
 
     @property
+    @override
     def writes(self) -> tuple[str, ...]:
-        """Columns that the step adds: column by column, ``count`` first, then value by value its statistics."""
+        # Column by column: `count` first, then value by value its statistics.
         named: list[str] = []
         for column in self.columns:
             named += [f"{column}_count"] if "count" in self.statistics else []
@@ -100,8 +104,8 @@ class JoinGroupby(ColumnsOperator):
             named += [f"{column}_{value}_{statistic}" for value in self.values for statistic in others]
         return tuple(named)
 
+    @override
     def output_types(self, types: ColumnTypes) -> ColumnTypes:
-        """Return numbers."""
         for name in self.columns:
             scalar_input(types, name, self.accepted)
         for name in self.values:
@@ -114,30 +118,30 @@ class JoinGroupby(ColumnsOperator):
         first = self.columns.index(column) * each
         return self.writes[first : first + each]
 
+    @override
     def transform(self, rows: Rows, state: State | None) -> Rows:
-        """Look the statistics up."""
         assert isinstance(state, JoinedGroups)
-        made = {}
+        outputs = {}
         for name in self.columns:
             groups = state.columns[name]
             ids = groups.ids.find(rows.columns[name])
-            made.update({output: array_of(groups.statistics[output][ids]) for output in self.outputs_of(name)})
-        return rows.with_columns(made)
+            outputs.update({output: array_of(groups.statistics[output][ids]) for output in self.outputs_of(name)})
+        return rows.with_columns(outputs)
 
+    @override
     def record_functions(self, types: ColumnTypes, state: State | None) -> Sequence[RecordFunction]:
-        """Return a function for each input."""
         assert isinstance(state, JoinedGroups)
         return [
             RecordFunction((name,), self.outputs_of(name), partial(_lookup_groups, state.columns[name]), takes="raw")
             for name in self.columns
         ]
 
+    @override
     def statistic(self, types: ColumnTypes, memory: SpillOptions) -> GroupbyStatistic:
-        """Return a statistic that sums the values by group."""
         return GroupbyStatistic(self, types, memory)
 
+    @override
     def load_state(self, directory: Path, name: str) -> JoinedGroups:
-        """Read the state."""
         columns = {}
         for column in self.columns:
             statistics = dict.fromkeys(self.outputs_of(column), (pa.float64(),))
@@ -169,10 +173,10 @@ _Partial: TypeAlias = tuple[Mapping[str, pa.Array], Mapping[str, NDArray[np.floa
 def _first_numbers(values: Mapping[str, NDArray[np.float64]]) -> dict[str, float]:
     """Return the first number of each column that has one."""
     present = {name: np.flatnonzero(~np.isnan(x)) for name, x in values.items()}
-    return {name: float(values[name][found[0]]) for name, found in present.items() if len(found)}
+    return {name: float(values[name][places[0]]) for name, places in present.items() if len(places)}
 
 
-class GroupbyStatistic:
+class GroupbyStatistic(Statistic):
     """Sums the values of a `JoinGroupby` by group.
 
     Deviations are taken from squares of distances to one origin, the first number in training, which keeps their
@@ -197,14 +201,14 @@ class GroupbyStatistic:
         )
         self._origins: dict[str, float] = {}
 
+    @override
     def observe(self, rows: Rows) -> _Partial:
-        """Return the groups and the numbers of some training rows."""
         # Rows and not sums of the block: floats are added row by row, so that the size of blocks changes no bit.
         groups = {name: lookup_values(rows.columns[name]) for name in self._op.columns}
         return groups, {name: numbers_of(rows.columns[name]) for name in self._op.values}
 
+    @override
     def merge(self, partial: _Partial) -> None:
-        """Add the partial state of a block."""
         groups, values = partial
         self.merge_rest(_first_numbers(values))
         summed = self._summands(list(values.values()))
@@ -251,6 +255,7 @@ class GroupbyStatistic:
             summed.update({f"{part}{place}": pa.array(array, from_pandas=True) for part, array in parts.items()})
         return summed
 
+    @override
     def finish(self) -> JoinedGroups:
         """Return the statistics of each group.
 
@@ -268,7 +273,7 @@ class GroupbyStatistic:
     def _statistics_of(self, column: str, table: pa.Table) -> pa.Table:
         """Compute the value and the outputs of `column` from sums by its values."""
         op = self._op
-        made = [table.column("count").to_numpy().astype(np.float64)] if "count" in op.statistics else []
+        columns = [table.column("count").to_numpy().astype(np.float64)] if "count" in op.statistics else []
         for number in range(len(op.values)):
             part = {name: table.column(f"{name}{number}").to_numpy().astype(np.float64) for name in _AGGREGATES}
             present = np.where(part["present"] > 0.0, part["present"], np.nan)
@@ -276,5 +281,5 @@ class GroupbyStatistic:
             # Rounding may leave a variance above 0 where all numbers are one.
             varies = part["min"] != part["max"]
             statistics = {**part, "mean": part["sum"] / present, "std": np.sqrt(np.maximum(variance, 0.0)) * varies}
-            made += [statistics[statistic] for statistic in op.statistics if statistic != "count"]
-        return pa.table([table.column("value"), *made], names=["value", *self._op.outputs_of(column)])
+            columns += [statistics[statistic] for statistic in op.statistics if statistic != "count"]
+        return pa.table([table.column("value"), *columns], names=["value", *self._op.outputs_of(column)])

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Operators that make ids without a vocabulary, and crosses of columns."""
 
 from __future__ import annotations
@@ -5,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import methodcaller
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from terarec.errors import ConfigError
 from terarec.etl.columns import (
@@ -34,19 +35,22 @@ from terarec.etl.ops.states import State
 from terarec.etl.ops.values import RecordFunction, accepted_list, each, hashes_of, item_function, rejected
 from terarec.kernels.cpu.encoding import xxh64_list
 from terarec.kernels.encoding_types import HASH_SEED, InvalidValueError
-from terarec.ragged import Ragged, flat_values, like_values, map_values
-from terarec.spec import MISSING_ID, checks, register
-
-if TYPE_CHECKING:  # it loads torch
-    from terarec.etl.tensors import DeviceColumn, TensorBlock, TensorDevice, TensorFunction
+from terarec.ragged import Ragged, flat_values, like_values
+from terarec.spec import checks
+from terarec.spec.dataset import MISSING_ID
+from terarec.spec.registry import register
 
 
 @register("hash_bucket")
 @dataclass(frozen=True, kw_only=True)
 class HashBucket(MappedColumns):
-    """Value -> id without fitting: 0 missing, else ``1 + hash mod buckets``."""
+    """Value -> id without fitting: 0 missing, else ``1 + hash mod buckets``.
 
-    runs_on_tensors: ClassVar[bool] = True
+    Attributes:
+        buckets: Number of ids besides that of missing values.
+        seed: Seed of the hash.
+    """
+
     accepted: ClassVar[tuple[str, ...]] = ("text", "integer", "hex32")
     buckets: int
     seed: int = HASH_SEED
@@ -56,29 +60,29 @@ class HashBucket(MappedColumns):
         checks.int64(self, "buckets", minimum=1)
         checks.int64(self, "seed", minimum=0)
 
+    @override
     def output_types(self, types: ColumnTypes) -> ColumnTypes:
-        """Return ids."""
         return {
-            output: ColumnType("id", found.is_list, found.max_length)
-            for output, found in super().output_types(types).items()
+            output: ColumnType("id", column_type.is_list, column_type.max_length)
+            for output, column_type in super().output_types(types).items()
         }
 
+    @override
     def cardinalities(self, rows: Mapping[str, int], state: State | None) -> Mapping[str, int]:
-        """Count the buckets and the missing value's id."""
         return dict.fromkeys(self.writes, self.buckets + 1)
 
+    @override
     def transform(self, rows: Rows, state: State | None) -> Rows:
-        """Compute 1 + hash mod buckets."""
-        made = {}
+        outputs = {}
         for name, output in self.pairs:
             array = rows.columns[name]
             ids = self._ids(hashes_of(array, self.seed))
             ids[is_missing(array)] = MISSING_ID
-            made[output] = like(array, array_of(ids, are_ids=True))
-        return rows.with_columns(made)
+            outputs[output] = like(array, array_of(ids, are_ids=True))
+        return rows.with_columns(outputs)
 
+    @override
     def record_functions(self, types: ColumnTypes, state: State | None) -> Sequence[RecordFunction]:
-        """Return functions of single values."""
         return [
             item_function(
                 name,
@@ -88,11 +92,6 @@ class HashBucket(MappedColumns):
             )
             for name, output in self.pairs
         ]
-
-    def tensor_function(self, state: State | None, device: TensorDevice) -> TensorFunction:
-        """Return 1 + hash mod buckets."""
-        ids = methodcaller("bucket_ids", self.buckets, self.seed)
-        return lambda block: {output: map_values(block.columns[name], ids) for name, output in self.pairs}
 
     def _ids(self, hashes: NDArray[np.int64]) -> NDArray[np.int64]:
         # NumPy's remainder has the sign of the divisor, so that negative hashes have a bucket, too.
@@ -121,7 +120,6 @@ class GivenIds(MappedColumns):
     accepted: ClassVar[tuple[str, ...]] = ("integer",)
     may_reject: ClassVar[bool] = True
     keeps_values: ClassVar[bool] = True
-    runs_on_tensors: ClassVar[bool] = True
     rows: tuple[int | None, ...]
     max_length: int | None = None
 
@@ -130,34 +128,34 @@ class GivenIds(MappedColumns):
         if len(self.rows) != len(self.columns):
             checks.fail(self, "rows", f"{len(self.columns)} numbers, one for each of columns")
         try:
-            checks.list_of(checks.integer(1)).read([rows for rows in self.rows if rows is not None])
+            checks.list_of(checks.integer(1, checks.MOST)).read([rows for rows in self.rows if rows is not None])
         except ValueError:
             checks.fail(self, "rows", "an integer >= 1 or None for each of columns")
         if self.max_length is not None:
-            checks.positive_int(self, "max_length")
+            checks.positive_int(self, "max_length", maximum=checks.MOST_WIDTH)
 
     @property
+    @override
     def max_list_length(self) -> int | None:
-        """The longest list."""
         return self.max_length
 
+    @override
     def output_types(self, types: ColumnTypes) -> ColumnTypes:
-        """Return ids, or integers where there are keys; lists of at most `max_length`."""
-        made: dict[str, ColumnType] = {}
+        types_of_outputs: dict[str, ColumnType] = {}
         for (name, output), rows in zip(self.pairs, self.rows, strict=True):
-            found = self.input_type(types, name)
-            bounds = [bound for bound in (found.max_length, self.max_length) if bound is not None]
-            longest = min(bounds, default=None) if found.is_list else None
-            made[output] = ColumnType("integer" if rows is None else "id", found.is_list, longest)
-        return made
+            column_type = self.input_type(types, name)
+            bounds = [bound for bound in (column_type.max_length, self.max_length) if bound is not None]
+            longest = min(bounds, default=None) if column_type.is_list else None
+            types_of_outputs[output] = ColumnType("integer" if rows is None else "id", column_type.is_list, longest)
+        return types_of_outputs
 
+    @override
     def cardinalities(self, rows: Mapping[str, int], state: State | None) -> Mapping[str, int]:
-        """Return the provided numbers; keys have none."""
         return {output: rows for output, rows in zip(self.writes, self.rows, strict=True) if rows is not None}
 
+    @override
     def transform(self, rows: Rows, state: State | None) -> Rows:
-        """Check the numbers."""
-        made = {}
+        outputs = {}
         for (name, output), num_ids in zip(self.pairs, self.rows, strict=True):
             self._check_lengths(rows, name)
             array = rows.columns[name]
@@ -168,28 +166,8 @@ class GivenIds(MappedColumns):
                 if wrong.any():
                     raise rejected(rows, name, wrong, accepted_id(num_ids))
                 array = like(array, array_of(ids, are_ids=True))
-            made[output] = array
-        return rows.with_columns(made)
-
-    def tensor_function(self, state: State | None, device: TensorDevice) -> TensorFunction:
-        """Return a function that checks the numbers."""
-
-        def call(block: TensorBlock) -> Mapping[str, DeviceColumn]:
-            made = {}
-            for (name, output), rows in zip(self.pairs, self.rows, strict=True):
-                column = block.columns[name]
-                if isinstance(column, Ragged) and self.max_length is not None:
-                    long = column.offsets.diff() > self.max_length
-                    block.reject(name, long, accepted_list(self.max_length), of_lengths=True)
-                if rows is not None:
-                    found = flat_values(column)
-                    wrong = (found.values < 0) | (found.values >= rows) | found.is_missing()
-                    block.reject(name, wrong, accepted_id(rows))
-                    column = like_values(column, device.values("id", found.values))
-                made[output] = column
-            return made
-
-        return call
+            outputs[output] = array
+        return rows.with_columns(outputs)
 
     def _check_lengths(self, rows: Rows, name: str) -> None:
         offsets, most = list_offsets(rows.columns[name]), self.max_length
@@ -201,8 +179,8 @@ class GivenIds(MappedColumns):
             got = [f"got a list of {length}" for length in lengths[long][:REJECTED_SHOWN].tolist()]
             raise RowFaultError(name, rows.ids[long], got, accepted_list(most))
 
+    @override
     def record_functions(self, types: ColumnTypes, state: State | None) -> Sequence[RecordFunction]:
-        """Return functions that check Python integers."""
         return [
             RecordFunction((name,), (output,), partial(self._convert, rows), takes="values" if rows is None else "raw")
             for (name, output), rows in zip(self.pairs, self.rows, strict=True)
@@ -235,7 +213,11 @@ _SHIFTS = np.arange(28, -1, -4, dtype=np.uint32)
 @register("cross")
 @dataclass(frozen=True, kw_only=True)
 class Cross(ColumnsOperator):
-    r"""Several columns -> one text column: their values joined by ``"\x1f"``; a missing part is empty."""
+    r"""Several columns -> one text column: their values joined by ``"\x1f"``; a missing part is empty.
+
+    Attributes:
+        output: Name of the text column.
+    """
 
     accepted: ClassVar[tuple[str, ...]] = ("text", "integer", "hex32")
     output: str
@@ -247,19 +229,19 @@ class Cross(ColumnsOperator):
             checks.fail(self, "columns", "at least two column names")
 
     @property
+    @override
     def writes(self) -> tuple[str, ...]:
-        """Columns that the step adds or replaces."""
         return (self.output,)
 
+    @override
     def output_types(self, types: ColumnTypes) -> ColumnTypes:
-        """Return text."""
         for name in self.columns:
             if self.input_type(types, name).is_list:
                 raise ConfigError(f"column {name!r}", f"holds {types[name]}, expected one value a row")
         return {self.output: ColumnType("text")}
 
+    @override
     def transform(self, rows: Rows, state: State | None) -> Rows:
-        """Join the values by the unit separator."""
         arrays = [rows.columns[name] for name in self.columns]
         joined = pc.binary_join_element_wise(*map(_texts, arrays), pa.scalar(SEPARATOR, pa.large_string()))
         all_missing = np.logical_and.reduce(list(map(is_missing, arrays)))
@@ -268,8 +250,8 @@ class Cross(ColumnsOperator):
             joined = pc.if_else(pa.array(all_missing), pa.scalar(None, pa.large_string()), joined)
         return rows.with_columns({self.output: joined})
 
+    @override
     def record_functions(self, types: ColumnTypes, state: State | None) -> Sequence[RecordFunction]:
-        """Return functions of single values."""
         spell = [_SPELLINGS[types[name].kind] for name in self.columns]
 
         def call(*columns: list[Any]) -> Sequence[Any]:

@@ -1,9 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
 """Operators on side tables: the join by a key, and negative examples drawn from a table of candidates."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,19 +13,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+from typing_extensions import override
 
-from terarec.errors import ConfigError, FormatError, StorageError
+from terarec.errors import ConfigError, FormatError, NoSpaceError
 from terarec.etl.columns import ARROW_TYPES, ColumnType, Rows, array_of, flat, is_missing, kind_of, like, list_offsets
 from terarec.etl.ops.base import ColumnTypes, Operator, Stage, scalar_input
 from terarec.etl.ops.sequences import ITEM_BITS, MAX_ITEMS
-from terarec.etl.ops.states import SpillOptions, State, read_table, table_path, write_table
+from terarec.etl.ops.states import SpillOptions, State, Statistic, read_table, table_path, write_table
 from terarec.etl.ops.values import RecordFunction, joined, values_of_array
 from terarec.etl.values import VALUE_TYPES, ValueIds
 from terarec.kernels.cpu.encoding import xxh64_int64
 from terarec.kernels.encoding_types import HASH_SEED
 from terarec.ragged import flat_values, like_values
 from terarec.reports.text import byte_text
-from terarec.spec import checks, register
+from terarec.spec import checks
+from terarec.spec.registry import register
 
 _TYPES = (*VALUE_TYPES, ARROW_TYPES["number"])
 """Types of the values of a side table."""
@@ -52,13 +55,13 @@ class SideTable:
 
     def positions(self, keys: pa.Array) -> NDArray[np.int64]:
         """Return the rows of `columns` of the m values of `keys`, int64[m]."""
-        found = self.ids.find(keys) - self.ids.first_id
-        return np.where(found < 0, len(self.ids.values), found)
+        places = self.ids.find(keys) - self.ids.first_id
+        return np.where(places < 0, len(self.ids.values), places)
 
     def positions_of_values(self, keys: list[Any]) -> list[int]:
         """Return the rows of `columns` of a few Python values."""
         missing, first = len(self.ids.values), self.ids.first_id
-        return [missing if found < first else found - first for found in self.ids.find_values(keys).tolist()]
+        return [missing if number < first else number - first for number in self.ids.find_values(keys).tolist()]
 
     def save(self, directory: Path, name: str) -> None:
         """Write ``<name>-<key>.parquet``: `rows`."""
@@ -90,63 +93,63 @@ class JoinTable(Operator):
             checks.fail(self, "columns", f"columns other than {self.on!r}, which both sides have")
 
     @property
+    @override
     def reads(self) -> tuple[str, ...]:
-        """Columns that the step reads while a data set is prepared."""
         return (self.on,)
 
     @property
+    @override
     def serving_reads(self) -> tuple[str, ...]:
-        """Columns that the step reads when a record is served."""
         return (self.on,)
 
     @property
+    @override
     def writes(self) -> tuple[str, ...]:
-        """Columns that the step adds or replaces."""
         return self.columns
 
     @property
+    @override
     def side_table(self) -> str | None:
-        """The table."""
         return self.table
 
+    @override
     def output_types(self, types: ColumnTypes) -> ColumnTypes:
-        """Return those of the side table, in lists where the key is in lists."""
         key = self.input_type(types, self.on)
-        made = {}
+        types_of_outputs = {}
         for name in self.columns:
-            found = types[name]
-            if key.is_list and found.is_list:
+            column_type = types[name]
+            if key.is_list and column_type.is_list:
                 raise ConfigError(
                     f"column {name!r} of table {self.table!r}",
-                    f"holds {found}, expected one value a row to be joined to lists of {self.on!r}",
+                    f"holds {column_type}, expected one value a row to be joined to lists of {self.on!r}",
                 )
-            lists = key if key.is_list else found
-            made[name] = ColumnType(found.kind, lists.is_list, lists.max_length)
-        return made
+            lists = key if key.is_list else column_type
+            types_of_outputs[name] = ColumnType(column_type.kind, lists.is_list, lists.max_length)
+        return types_of_outputs
 
+    @override
     def cardinalities(self, rows: Mapping[str, int], state: State | None) -> Mapping[str, int]:
-        """Return nothing: a side table holds no ids."""
         return {}
 
+    @override
     def transform(self, rows: Rows, state: State | None) -> Rows:
-        """Look the keys up."""
         assert isinstance(state, SideTable)
         keys = rows.columns[self.on]
         positions = array_of(state.positions(keys))
         return rows.with_columns({name: like(keys, state.columns[name].take(positions)) for name in self.columns})
 
+    @override
     def record_functions(self, types: ColumnTypes, state: State | None) -> Sequence[RecordFunction]:
-        """Return functions of single values."""
         assert isinstance(state, SideTable)
         call = partial(_join_values, state, self.columns)
         return [RecordFunction((self.on,), self.columns, call, takes="raw")]
 
+    @override
     def statistic(self, types: ColumnTypes, memory: SpillOptions) -> SideTableStatistic:
-        """Return a statistic that keeps the side table, whose columns are of these `types`."""
         return SideTableStatistic(self.table, (self.on, *self.columns), types, memory.memory_bytes)
 
+    @override
     def load_state(self, directory: Path, name: str) -> SideTable:
-        """Read the state."""
         return read_side_table(directory, name, self.on, self.columns)
 
 
@@ -202,7 +205,7 @@ def _checked(side: SideTable, where: str) -> SideTable:
     return side
 
 
-class SideTableStatistic:
+class SideTableStatistic(Statistic):
     """Keeps the rows of a side table.
 
     Args:
@@ -224,11 +227,12 @@ class SideTableStatistic:
         # So that a table of no rows has columns of the right types.
         self._rows = [pa.table(empty)]
 
+    @override
     def observe(self, rows: Rows) -> pa.Table:
-        """Return those rows of the side table that have a key."""
         kept = rows.filter(~is_missing(rows.columns[self._names[0]]))
         return pa.Table.from_batches([kept.select(self._names).batch])
 
+    @override
     def merge(self, partial: pa.Table) -> None:
         """Take in those of a block.
 
@@ -238,12 +242,13 @@ class SideTableStatistic:
         self._rows.append(partial)
         self._held += partial.nbytes
         if self._memory_bytes is not None and _PEAK * self._held > self._memory_bytes:
-            raise StorageError(
+            raise NoSpaceError(
                 f"table {self._table!r}",
                 f"takes more than {byte_text(self._memory_bytes)}, the bound of "
                 "memory; fewer columns or more memory would help",
             )
 
+    @override
     def finish(self) -> SideTable:
         """Return the table.
 
@@ -287,36 +292,37 @@ class NegativeSampling(Operator):
         checks.column_name(self, "label")
         if self.label == self.column:
             checks.fail(self, "label", "a name other than that of column")
-        checks.positive_int(self, "negatives")
+        checks.positive_int(self, "negatives", maximum=checks.MOST_WIDTH)
         if self.negatives >= MAX_ITEMS:
             checks.fail(self, "negatives", f"less than {MAX_ITEMS}")
         checks.int64(self, "seed", minimum=0)
 
     @property
+    @override
     def reads(self) -> tuple[str, ...]:
-        """Columns that the step reads while a data set is prepared."""
         return (self.column,)
 
     @property
+    @override
     def writes(self) -> tuple[str, ...]:
-        """Columns that the step adds or replaces."""
         return (self.column, self.label)
 
     @property
+    @override
     def side_table(self) -> str | None:
-        """The table."""
         return self.table
 
     @property
+    @override
     def side_columns(self) -> tuple[str, ...]:
-        """The column of the candidates."""
         return (self.column,)
 
+    @override
     def output_types(self, types: ColumnTypes) -> ColumnTypes:
-        """Return the type of the column, and a number."""
-        found = scalar_input(types, self.column, ("text", "integer", "hex32"))
-        return {self.column: found, self.label: ColumnType("number")}
+        column_type = scalar_input(types, self.column, ("text", "integer", "hex32"))
+        return {self.column: column_type, self.label: ColumnType("number")}
 
+    @override
     def transform(self, rows: Rows, state: State | None) -> Rows:
         """Add the draws.
 
@@ -339,8 +345,8 @@ class NegativeSampling(Operator):
         # The values of the rows, and behind them those of the draws, put in the order of the rows.
         values = pa.concat_arrays([own, candidates.take(array_of(positions))])
         source[drawn] = rows.num_rows + np.arange(len(drawn))
-        made = {self.column: values.take(array_of(source)), self.label: array_of((place == 0).astype(np.float64))}
-        return Rows({**repeated.columns, **made}, ids, repeated.split)
+        outputs = {self.column: values.take(array_of(source)), self.label: array_of((place == 0).astype(np.float64))}
+        return replace(repeated.with_columns(outputs), ids=ids)
 
     def _draw(self, rows: NDArray[np.int64], own: NDArray[np.int64], count: int) -> NDArray[np.int64]:
         """Return positions of candidates, other than `own`, which is `count` where a row's value is not a candidate."""
@@ -351,10 +357,10 @@ class NegativeSampling(Operator):
         # One less to draw from, and the row's own value passed over: the others stay equally likely.
         return positions + (positions >= own)
 
+    @override
     def statistic(self, types: ColumnTypes, memory: SpillOptions) -> SideTableStatistic:
-        """Return a statistic that keeps the candidates."""
         return SideTableStatistic(self.table, (self.column,), types, memory.memory_bytes)
 
+    @override
     def load_state(self, directory: Path, name: str) -> SideTable:
-        """Read the candidates."""
         return read_side_table(directory, name, self.column, ())

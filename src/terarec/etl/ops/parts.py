@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Operators that take the parts of a value: of a text between separators, or of a date."""
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from terarec.errors import ConfigError
 from terarec.etl.columns import (
@@ -30,7 +32,8 @@ from terarec.etl.ops.states import State
 from terarec.etl.ops.values import HEX_DIGITS, RecordFunction, ValueType, rejected
 from terarec.kernels.encoding_types import InvalidValueError
 from terarec.ragged import Ragged, offsets_of
-from terarec.spec import checks, register
+from terarec.spec import checks
+from terarec.spec.registry import register
 
 _FORMS = {
     "integer": "-?[0-9]+",
@@ -70,17 +73,18 @@ class SplitText(ColumnsOperator):
             checks.fail(self, "types", f"one of {', '.join(map(repr, get_args(ValueType)))} for each of outputs")
 
     @property
+    @override
     def writes(self) -> tuple[str, ...]:
-        """Columns that the step adds or replaces."""
         return self.outputs
 
+    @override
     def output_types(self, types: ColumnTypes) -> ColumnTypes:
-        """Return `types`."""
         (name,) = self.columns
         if self.input_type(types, name).is_list:
             raise ConfigError(f"column {name!r}", f"holds {types[name]}, expected one text a row")
         return {output: ColumnType(kind) for output, kind in zip(self.outputs, self.types, strict=True)}
 
+    @override
     def transform(self, rows: Rows, state: State | None) -> Rows:
         """Split the texts.
 
@@ -91,17 +95,17 @@ class SplitText(ColumnsOperator):
         split = pc.split_pattern(rows.columns[name].fill_null(""), self.separator)
         offsets = offsets_of(split.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64))
         parts = split.flatten()
-        made: dict[str, pa.Array] = {}
+        arrays_by_name: dict[str, pa.Array] = {}
         for place, (output, kind) in enumerate(zip(self.outputs, self.types, strict=True)):
             position = offsets[:-1] + place
             there = position < offsets[1:]
             part = parts.take(pa.array(np.where(there, position, 0), mask=~there))
             part = pc.if_else(pc.equal(part, ""), pa.scalar(None, part.type), part)
-            made[output] = self._read(rows, part, kind, place)
-        return rows.with_columns(made)
+            arrays_by_name[output] = self._read(rows, part, kind, place)
+        return rows.with_columns(arrays_by_name)
 
+    @override
     def record_functions(self, types: ColumnTypes, state: State | None) -> Sequence[RecordFunction]:
-        """Return a function that splits Python texts."""
         return [RecordFunction(self.columns, self.outputs, self._split)]
 
     def _split(self, texts: list[str | None]) -> Sequence[Any]:
@@ -215,37 +219,39 @@ class DateParts(ColumnsOperator):
         checks.distinct(self, "columns", self.writes)
 
     @property
+    @override
     def writes(self) -> tuple[str, ...]:
-        """Columns that the step adds: column by column, its parts."""
         return tuple(f"{column}_{part}" for column in self.columns for part in self.parts)
 
+    @override
     def output_types(self, types: ColumnTypes) -> ColumnTypes:
-        """Return integers, in lists where the times are."""
-        made = {}
+        types_of_outputs = {}
         for column in self.columns:
-            found = self.input_type(types, column)
+            column_type = self.input_type(types, column)
             for part in self.parts:
-                made[f"{column}_{part}"] = ColumnType("integer", found.is_list, found.max_length)
-        return made
+                types_of_outputs[f"{column}_{part}"] = ColumnType(
+                    "integer", column_type.is_list, column_type.max_length
+                )
+        return types_of_outputs
 
     def _parts_of(self, seconds: NDArray[np.int64]) -> list[NDArray[np.int64]]:
         # Times of the years 1 to 9999 are far from the bounds, other integers wrap around.
         local = seconds + np.int64(self.utc_offset)
         return [_PARTS[part](local) for part in self.parts]
 
+    @override
     def transform(self, rows: Rows, state: State | None) -> Rows:
-        """Compute the parts."""
-        made: dict[str, pa.Array] = {}
+        outputs: dict[str, pa.Array] = {}
         for name in self.columns:
             array = rows.columns[name]
             seconds = flat(array)
             missing = null_mask(seconds)
             for part, values in zip(self.parts, self._parts_of(numpy_values(seconds)), strict=True):
-                made[f"{name}_{part}"] = like(array, array_of(values, missing))
-        return rows.with_columns(made)
+                outputs[f"{name}_{part}"] = like(array, array_of(values, missing))
+        return rows.with_columns(outputs)
 
+    @override
     def record_functions(self, types: ColumnTypes, state: State | None) -> Sequence[RecordFunction]:
-        """Return a function for each column."""
         return [
             RecordFunction((name,), tuple(f"{name}_{part}" for part in self.parts), self._parts_of_values)
             for name in self.columns

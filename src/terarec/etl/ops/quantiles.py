@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Operators fitted to quantiles of a sample of the training values: Bucketize, and FillMissing by its median.
 
 Samples are taken by the hash of the row id, which block sizes and threads do not change. See docs/workflows.md.
@@ -10,13 +11,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import methodcaller
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from terarec.errors import ConfigError
 from terarec.etl.columns import (
@@ -34,17 +35,15 @@ from terarec.etl.columns import (
     numpy_values,
 )
 from terarec.etl.ops.base import MISSING, ColumnTypes, MappedColumns, Stage, value_of
+from terarec.etl.ops.fitted_params import BoundaryParams, FittedParams, MedianParams
 from terarec.etl.ops.numeric import NumberOperator, Param
-from terarec.etl.ops.states import FittedNumbers, Params, SpillOptions, State, Statistic
+from terarec.etl.ops.states import FittedNumbers, MergeableStatistic, Params, SpillOptions, State, Statistic
 from terarec.etl.ops.values import RecordFunction, as_numbers, item_function
 from terarec.kernels.cpu.encoding import xxh64_int64
 from terarec.kernels.encoding_types import HASH_SEED
-from terarec.ragged import flat_values, like_values, map_values
-from terarec.spec import MISSING_ID, checks, register
-
-if TYPE_CHECKING:  # they load torch
-    from terarec.etl.tensors import DeviceColumn, TensorBlock, TensorDevice, TensorFunction
-
+from terarec.spec import checks
+from terarec.spec.dataset import MISSING_ID
+from terarec.spec.registry import register
 
 SAMPLE_SIZE = 1 << 20
 """Largest number of values of a sample; quantiles of no more values are exact."""
@@ -120,7 +119,7 @@ SAMPLE_SEED = HASH_SEED
 """Seed of the hash of a row id that decides whether the row's number is in a sample."""
 
 
-class SampleStatistic:
+class SampleStatistic(MergeableStatistic):
     """Gathers a `NumberSample` of columns; arguments as for `SummedStatistic`."""
 
     def __init__(self, kind: str, columns: Sequence[str], params: Callable[[NumberSample], Params]) -> None:
@@ -128,22 +127,22 @@ class SampleStatistic:
         self._figures = params
         self._samples = {name: GrowingSample() for name in columns}
 
+    @override
     def observe(self, rows: Rows) -> Mapping[str, NumberSample]:
-        """Return samples of the columns of some training rows."""
         hashes = xxh64_int64(rows.ids, SAMPLE_SEED)
         return {name: _sample(rows.columns[name], hashes) for name in self._samples}
 
+    @override
     def merge(self, partial: Mapping[str, NumberSample]) -> None:
-        """Add the samples of a block."""
         for name, sample in partial.items():
             self._samples[name].add(sample)
 
+    @override
     def partial(self) -> Mapping[str, NumberSample]:
-        """Return the samples so far."""
         return {name: growing.sample() for name, growing in self._samples.items()}
 
+    @override
     def finish(self) -> FittedNumbers:
-        """Return the parameters."""
         samples = {name: growing.sample() for name, growing in self._samples.items()}
         return FittedNumbers(self._kind, {name: self._figures(sample) for name, sample in samples.items()})
 
@@ -169,7 +168,6 @@ class Bucketize(MappedColumns):
 
     accepted: ClassVar[tuple[str, ...]] = ("number", "integer")
     is_numeric: ClassVar[bool] = True
-    runs_on_tensors: ClassVar[bool] = True
     boundaries: tuple[float, ...] = ()
     intervals: int | None = None
 
@@ -178,21 +176,21 @@ class Bucketize(MappedColumns):
         if bool(self.boundaries) is (self.intervals is not None):
             checks.reject(self, "", "expected exactly one of boundaries and intervals")
         if self.intervals is not None:
-            checks.positive_int(self, "intervals", minimum=2)
+            checks.positive_int(self, "intervals", minimum=2, maximum=checks.MOST_WIDTH)
         numbers = all(isinstance(bound, int | float) and math.isfinite(bound) for bound in self.boundaries)
         if not numbers or not all(a < b for a, b in itertools.pairwise(self.boundaries)):
             checks.fail(self, "boundaries", "rising numbers")
 
     @property
+    @override
     def stage(self) -> Stage:
-        """Boundaries that are not provided are fitted."""
         return "stateless" if self.intervals is None else "fitted"
 
+    @override
     def output_types(self, types: ColumnTypes) -> ColumnTypes:
-        """Return ids."""
         return {
-            output: ColumnType("id", found.is_list, found.max_length)
-            for output, found in super().output_types(types).items()
+            output: ColumnType("id", column_type.is_list, column_type.max_length)
+            for output, column_type in super().output_types(types).items()
         }
 
     def boundaries_of(self, name: str, state: State | None) -> tuple[float, ...]:
@@ -203,21 +201,21 @@ class Bucketize(MappedColumns):
         boundaries: tuple[float, ...] = state.columns[name]["boundaries"]
         return boundaries
 
+    @override
     def cardinalities(self, rows: Mapping[str, int], state: State | None) -> Mapping[str, int]:
-        """Count the missing value's id, and one interval more than boundaries."""
         return {output: len(self.boundaries_of(name, state)) + 2 for name, output in self.pairs}
 
+    @override
     def transform(self, rows: Rows, state: State | None) -> Rows:
-        """Compute 1 + the number of boundaries that are <= x."""
-        made = {}
+        outputs = {}
         for name, output in self.pairs:
             array = rows.columns[name]
             ids = _interval_ids(self._bounds(name, state), numbers_of(array))
-            made[output] = like(array, array_of(ids, are_ids=True))
-        return rows.with_columns(made)
+            outputs[output] = like(array, array_of(ids, are_ids=True))
+        return rows.with_columns(outputs)
 
+    @override
     def record_functions(self, types: ColumnTypes, state: State | None) -> Sequence[RecordFunction]:
-        """Return a function of numbers for each column."""
         functions = []
         for name, output in self.pairs:
             bounds = self._bounds(name, state)
@@ -227,30 +225,22 @@ class Bucketize(MappedColumns):
                 functions.append(RecordFunction((name,), (output,), partial(_interval_ids, bounds), takes="matrix"))
         return functions
 
-    def tensor_function(self, state: State | None, device: TensorDevice) -> TensorFunction:
-        """Return 1 + the number of boundaries that are <= x."""
-        bounds = {name: device.numbers(self._bounds(name, state)) for name in self.columns}
-        return lambda block: {
-            output: map_values(block.columns[name], methodcaller("interval_ids", bounds[name]))
-            for name, output in self.pairs
-        }
-
     def _bounds(self, name: str, state: State | None) -> NDArray[np.float64]:
         return np.asarray(self.boundaries_of(name, state), dtype=np.float64)
 
+    @override
     def describe_ids(self, column: str, ids: NDArray[np.int64], state: State | None) -> Sequence[str]:
-        """Return the intervals."""
         ends = ["-inf", *(f"{boundary:g}" for boundary in self.boundaries_of(column, state)), "inf"]
         return [MISSING if number == MISSING_ID else f"[{ends[number - 1]}, {ends[number]})" for number in ids]
 
+    @override
     def statistic(self, types: ColumnTypes, memory: SpillOptions) -> Statistic:
-        """Return a statistic that samples."""
         intervals = self.intervals or 0
         return SampleStatistic(self.kind, self.columns, lambda sample: {"boundaries": sample.boundaries(intervals)})
 
+    @override
     def load_state(self, directory: Path, name: str) -> FittedNumbers:
-        """Read the boundaries."""
-        return FittedNumbers.load(directory, name, self, ("boundaries",))
+        return FittedNumbers.load(directory, name, self, BoundaryParams)
 
 
 def _interval_ids(boundaries: NDArray[np.float64], numbers: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -275,9 +265,8 @@ class FillMissing(NumberOperator):
         indicator: Also add the number column ``<output>_missing``, 1 where the value was missing and 0 elsewhere.
     """
 
-    fitted_params: ClassVar[tuple[str, ...]] = ("median",)
+    fitted_params: ClassVar[type[FittedParams] | None] = MedianParams
     keeps_integers: ClassVar[bool] = True
-    runs_on_tensors: ClassVar[bool] = True
     accepted: ClassVar[tuple[str, ...]] = ("number", "integer", "text", "hex32")
     value: float | str | None = None
     median: bool = False
@@ -295,8 +284,8 @@ class FillMissing(NumberOperator):
             checks.fail(self, "value", "a number or a text that is not empty")
 
     @property
+    @override
     def stage(self) -> Stage:
-        """A median is fitted."""
         return "fitted" if self.median else "stateless"
 
     @property
@@ -305,25 +294,25 @@ class FillMissing(NumberOperator):
         return tuple(f"{name}_missing" for name in self.outputs or self.columns) if self.indicator else ()
 
     @property
+    @override
     def writes(self) -> tuple[str, ...]:
-        """Columns that the step adds or replaces."""
         return (*(self.outputs or self.columns), *self.indicators)
 
+    @override
     def output_types(self, types: ColumnTypes) -> ColumnTypes:
-        """Return the types of the inputs, and numbers for the indicators."""
         inputs = [self.input_type(types, name) for name in self.columns]
-        for name, found in zip(self.columns, inputs, strict=True):
-            self._check_fill(name, found)
-        made = dict(zip(self.writes, inputs, strict=False))
-        for name, found in zip(self.indicators, inputs, strict=False):
-            made[name] = ColumnType("number", found.is_list, found.max_length)
-        return made
+        for name, column_type in zip(self.columns, inputs, strict=True):
+            self._check_fill(name, column_type)
+        types_of_outputs = dict(zip(self.writes, inputs, strict=False))
+        for name, column_type in zip(self.indicators, inputs, strict=False):
+            types_of_outputs[name] = ColumnType("number", column_type.is_list, column_type.max_length)
+        return types_of_outputs
 
-    def _check_fill(self, name: str, found: ColumnType) -> None:
-        if self.median and found.kind not in ("number", "integer"):
-            raise ConfigError(f"column {name!r}", f"holds {found}, expected number or integer to have a median")
+    def _check_fill(self, name: str, column_type: ColumnType) -> None:
+        if self.median and column_type.kind not in ("number", "integer"):
+            raise ConfigError(f"column {name!r}", f"holds {column_type}, expected number or integer to have a median")
         if self.value is not None:
-            value_of(found.kind, self.value, f"column {name!r}")
+            value_of(column_type.kind, self.value, f"column {name!r}")
 
     def fill_of(self, name: str, kind: Kind, state: State | None) -> Any:
         """Return the value for missing ones of the input `name`, a column of `kind`; a median of integers is one."""
@@ -334,22 +323,22 @@ class FillMissing(NumberOperator):
         # The lower median is one of the values, so it is whole.
         return int(median) if kind == "integer" else median
 
+    @override
     def params(self, name: str, state: State | None) -> tuple[float, ...]:
-        """Return the number for missing ones."""
         return (float(self.fill_of(name, "number", state)),)
 
+    @override
     def formula(self, numbers: NDArray[Any], *params: Param) -> NDArray[Any]:
-        """Replace missing numbers."""
         return np.where(np.isnan(numbers), params[0], numbers)
 
+    @override
     def record_functions(self, types: ColumnTypes, state: State | None) -> Sequence[RecordFunction]:
-        """Return the formula for numbers, functions of single values for others, and the indicators."""
         functions = list(super().record_functions(types, state))
         for name, output in self.pairs:
-            found = types[name]
-            if found.kind != "number":
-                call = partial(_fill_values, self._record_fill(name, found.kind, state))
-                functions.append(item_function(name, output, call, is_list=found.is_list))
+            column_type = types[name]
+            if column_type.kind != "number":
+                call = partial(_fill_values, self._record_fill(name, column_type.kind, state))
+                functions.append(item_function(name, output, call, is_list=column_type.is_list))
         for name, output in zip(self.columns, self.indicators, strict=False):
             functions.append(item_function(name, output, _indicate_missing, is_list=types[name].is_list))
         return functions
@@ -360,39 +349,21 @@ class FillMissing(NumberOperator):
         fill = self.fill_of(name, kind, state)
         return int(fill) if kind == "integer" else fill
 
+    @override
     def transform(self, rows: Rows, state: State | None) -> Rows:
-        """Fill missing values and add the indicators."""
-        made: dict[str, pa.Array] = {}
+        outputs: dict[str, pa.Array] = {}
         for position, (name, output) in enumerate(self.pairs):
             array = rows.columns[name]
             value = self.fill_of(name, kind_of(array), state)
             # The parser left 0 under the nulls: without its mask the buffer is the result, and nothing is copied.
             is_filled = name in rows.zero_nulls and value == 0
-            made[output] = like(array, array_of(numpy_values(array)) if is_filled else _filled(flat(array), value))
+            outputs[output] = like(array, array_of(numpy_values(array)) if is_filled else _filled(flat(array), value))
             if self.indicator:
-                made[self.indicators[position]] = like(array, array_of(is_missing(array).astype(np.float64)))
-        return rows.with_columns(made)
+                outputs[self.indicators[position]] = like(array, array_of(is_missing(array).astype(np.float64)))
+        return rows.with_columns(outputs)
 
-    def tensor_function(self, state: State | None, device: TensorDevice) -> TensorFunction:
-        """Return a function that fills missing values and adds the indicators."""
-
-        def call(block: TensorBlock) -> Mapping[str, DeviceColumn]:
-            made = {}
-            for position, (name, output) in enumerate(self.pairs):
-                column = block.columns[name]
-                found = flat_values(column)
-                missing, fill = found.is_missing(), self.fill_of(name, found.type, state)
-                fill = float(fill) if found.type == "number" else int(fill)
-                filled = device.values(found.type, found.values.masked_fill(missing, fill))
-                made[output] = like_values(column, filled)
-                if self.indicator:
-                    made[self.indicators[position]] = like_values(column, device.values("number", missing.double()))
-            return made
-
-        return call
-
+    @override
     def statistic(self, types: ColumnTypes, memory: SpillOptions) -> Statistic:
-        """Return a statistic that samples."""
         return SampleStatistic(self.kind, self.columns, lambda sample: {"median": sample.median()})
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Operators on sequences: the lists of a row, and the earlier rows of its group."""
 
 from __future__ import annotations
@@ -5,11 +6,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from terarec.errors import ConfigError
 from terarec.etl.columns import (
@@ -30,13 +32,19 @@ from terarec.etl.ops.base import ColumnsOperator, ColumnTypes, MappedColumns, St
 from terarec.etl.ops.states import State
 from terarec.etl.ops.values import RecordFunction, ValueLists, accepted_list, each, joined
 from terarec.ragged import offsets_of
-from terarec.spec import checks, register
+from terarec.spec import checks
+from terarec.spec.registry import register
 
 
 @register("list_slice")
 @dataclass(frozen=True, kw_only=True)
 class ListSlice(MappedColumns):
-    """``items[start:stop]`` of each list, as Python has it: negative positions count from the end."""
+    """``items[start:stop]`` of each list, as Python has it: negative positions count from the end.
+
+    Attributes:
+        start: Position of the first item that is kept.
+        stop: Position after the last one; None for the end of the list.
+    """
 
     takes_lists: ClassVar[bool] = True
     keeps_values: ClassVar[bool] = True
@@ -60,17 +68,17 @@ class ListSlice(MappedColumns):
             return min(-self.start, self.stop)
         return self.stop - self.start if (self.start < 0) is (self.stop < 0) else None
 
+    @override
     def output_types(self, types: ColumnTypes) -> ColumnTypes:
-        """Return lists, of a bounded length where the slice or the input has one."""
-        made = {}
+        types_of_outputs = {}
         for name, output in self.pairs:
-            found = self.input_type(types, name)
-            bounds = [bound for bound in (found.max_length, self.max_length) if bound is not None]
-            made[output] = ColumnType(found.kind, True, min(bounds, default=None))
-        return made
+            column_type = self.input_type(types, name)
+            bounds = [bound for bound in (column_type.max_length, self.max_length) if bound is not None]
+            types_of_outputs[output] = ColumnType(column_type.kind, True, min(bounds, default=None))
+        return types_of_outputs
 
+    @override
     def record_functions(self, types: ColumnTypes, state: State | None) -> Sequence[RecordFunction]:
-        """Return functions of Python lists."""
         return [
             RecordFunction((name,), (output,), partial(self._convert, types[name].kind)) for name, output in self.pairs
         ]
@@ -78,9 +86,9 @@ class ListSlice(MappedColumns):
     def _convert(self, kind: Kind, lists: ValueLists) -> Sequence[Any]:
         return (joined([items[self.start : self.stop] for items in each(lists)], kind),)
 
+    @override
     def transform(self, rows: Rows, state: State | None) -> Rows:
-        """Slice the lists."""
-        made = {}
+        outputs = {}
         for name, output in self.pairs:
             array = rows.columns[name]
             lengths = list_lengths(array)
@@ -90,8 +98,8 @@ class ListSlice(MappedColumns):
             offsets = offsets_of(np.maximum(last - first, 0))
             # The place of each kept item among all: the first of its list's slice, plus its position in the slice.
             items = np.repeat(begins + first - offsets[:-1], np.diff(offsets)) + np.arange(offsets[-1])
-            made[output] = lists_of(flat(array).take(array_of(items)), offsets)
-        return rows.with_columns(made)
+            outputs[output] = lists_of(flat(array).take(array_of(items)), offsets)
+        return rows.with_columns(outputs)
 
 
 def _position(position: int, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -118,30 +126,30 @@ class Pad(MappedColumns):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.positive_int(self, "length")
+        checks.positive_int(self, "length", maximum=checks.MOST_WIDTH)
         if not isinstance(self.value, str):
             checks.finite_float(self, "value")
         elif not self.value:
             checks.fail(self, "value", "a number or a text that is not empty")
 
+    @override
     def output_types(self, types: ColumnTypes) -> ColumnTypes:
-        """Return lists of `length`."""
-        made = {}
+        types_of_outputs = {}
         for name, output in self.pairs:
-            found = self.input_type(types, name)
-            value = value_of(found.kind, self.value, f"column {name!r}")
-            if found.kind == "id" and value < 0:
+            column_type = self.input_type(types, name)
+            value = value_of(column_type.kind, self.value, f"column {name!r}")
+            if column_type.kind == "id" and value < 0:
                 raise ConfigError(f"column {name!r}", f"got {self.value!r}, expected an id >= 0")
-            made[output] = ColumnType(found.kind, True, self.length)
-        return made
+            types_of_outputs[output] = ColumnType(column_type.kind, True, self.length)
+        return types_of_outputs
 
+    @override
     def cardinalities(self, rows: Mapping[str, int], state: State | None) -> Mapping[str, int]:
-        """Return those of the inputs, the padding included."""
         # The padding may be an id that no value has.
         return {output: max(rows[name], int(self.value) + 1) for name, output in self.pairs if name in rows}
 
+    @override
     def record_functions(self, types: ColumnTypes, state: State | None) -> Sequence[RecordFunction]:
-        """Return functions of Python lists."""
         return [
             RecordFunction((name,), (output,), partial(self._convert, types[name].kind)) for name, output in self.pairs
         ]
@@ -151,9 +159,9 @@ class Pad(MappedColumns):
         padding = [self.value if kind == "hex32" else value_of(kind, self.value)] * length
         return (joined([[*items[:length], *padding[len(items) :]] for items in each(lists)], kind),)
 
+    @override
     def transform(self, rows: Rows, state: State | None) -> Rows:
-        """Cut the lists, or pad them at the end."""
-        made = {}
+        outputs = {}
         for name, output in self.pairs:
             array = rows.columns[name]
             values, lengths, places = flat(array), list_lengths(array), np.arange(self.length)
@@ -162,8 +170,8 @@ class Pad(MappedColumns):
             items = np.where(places < lengths[:, None], items, len(values)).ravel()
             padding = pa.array([value_of(kind_of(array), self.value)]).cast(values.type)
             offsets = np.arange(len(array) + 1, dtype=np.int64) * self.length
-            made[output] = lists_of(pa.concat_arrays([values, padding]).take(array_of(items)), offsets)
-        return rows.with_columns(made)
+            outputs[output] = lists_of(pa.concat_arrays([values, padding]).take(array_of(items)), offsets)
+        return rows.with_columns(outputs)
 
 
 ITEM_BITS = 16
@@ -186,18 +194,19 @@ class Explode(ColumnsOperator):
     explodes: ClassVar[bool] = True
 
     @property
+    @override
     def pairs(self) -> tuple[tuple[str, str], ...]:
-        """Each input, which the items replace."""
         return tuple(zip(self.columns, self.columns, strict=True))
 
+    @override
     def restricted_to(self, needed: set[str]) -> Explode:
-        """Return the operator on the `needed` columns, or on the first to make the rows."""
         return replace(self, columns=tuple(name for name in self.columns if name in needed) or self.columns[:1])
 
+    @override
     def output_types(self, types: ColumnTypes) -> ColumnTypes:
-        """Return the types of the items."""
         return {name: ColumnType(self.input_type(types, name).kind) for name in self.columns}
 
+    @override
     def transform(self, rows: Rows, state: State | None) -> Rows:
         """Make a row of every item, other columns repeated.
 
@@ -207,9 +216,9 @@ class Explode(ColumnsOperator):
         first = self.columns[0]
         lengths = list_lengths(rows.columns[first])
         for name in self.columns[1:]:
-            found = list_lengths(rows.columns[name])
-            if (wrong := found != lengths).any():
-                raise _rejected(rows, name, found, wrong, accepted_length(first))
+            own_lengths = list_lengths(rows.columns[name])
+            if (wrong := own_lengths != lengths).any():
+                raise _rejected(rows, name, own_lengths, wrong, accepted_length(first))
         if (long := lengths > MAX_ITEMS).any():
             raise _rejected(rows, first, lengths, long, accepted_list(MAX_ITEMS))
         others = [name for name in rows.columns if name not in self.columns]
@@ -218,7 +227,8 @@ class Explode(ColumnsOperator):
         offsets = offsets_of(lengths)
         items = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
         values = {name: flat(rows.columns[name]) for name in self.columns}
-        return Rows({**repeated.columns, **values}, (repeated.ids << ITEM_BITS) | items, repeated.split)
+        columns, ids = {**repeated.columns, **values}, (repeated.ids << ITEM_BITS) | items
+        return replace(repeated, columns=columns, ids=ids)
 
 
 def accepted_length(first: str) -> str:
@@ -254,13 +264,15 @@ def row_groups(rows: Rows, group: str, order: str) -> RowGroups:
     groups, orders = rows.columns[group], rows.columns[order]
     placed = np.flatnonzero(~(is_missing(groups) | is_missing(orders)))
     codes, ranks = _codes(groups)[placed], numpy_values(orders)[placed]
+    # Times that differ in their parts of a second alone differ, too.
+    parts = rows.nanoseconds.get(order, np.zeros(rows.num_rows, dtype=np.int32))[placed]
     # `lexsort` sorts by its last argument first.
-    sequence = np.lexsort((rows.ids[placed], ranks, codes))
-    codes, ranks = codes[sequence], ranks[sequence]
+    sequence = np.lexsort((rows.ids[placed], parts, ranks, codes))
+    codes, ranks, parts = codes[sequence], ranks[sequence], parts[sequence]
     starts_group = np.ones(len(placed), dtype=np.bool_)
     starts_group[1:] = codes[1:] != codes[:-1]
     starts_tie = starts_group.copy()
-    starts_tie[1:] |= ranks[1:] != ranks[:-1]
+    starts_tie[1:] |= (ranks[1:] != ranks[:-1]) | (parts[1:] != parts[:-1])
     return RowGroups(placed[sequence], _begins(starts_group), _begins(starts_tie))
 
 
@@ -296,18 +308,48 @@ class GroupedColumns(MappedColumns):
         checks.column_name(self, "order")
 
     @property
+    @override
     def reads(self) -> tuple[str, ...]:
-        """Columns that the step reads while a data set is prepared."""
         return tuple(dict.fromkeys((*self.columns, self.group, self.order)))
 
     @property
+    @override
     def serving_reads(self) -> tuple[str, ...]:
-        """Columns that the step reads when a record is served: none, since the record has the step's outputs."""
+        # None: the record has the step's outputs.
         return self.writes
+
+    @override
+    def late_rows(self, rows: Rows) -> NDArray[np.int64]:
+        groups = row_groups(rows, self.group, self.order)
+        if not len(groups.rows):
+            return groups.rows
+        places, ids = np.arange(len(groups.rows)), rows.ids[groups.rows]
+        # The last carried row of each group, repeated for its rows.
+        starts = np.unique(groups.group_begins)
+        last = np.maximum.reduceat(np.where(ids < 0, places, -1), starts)
+        lengths = np.diff(starts, append=len(groups.rows))
+        return np.sort(groups.rows[(ids >= 0) & (places < np.repeat(last, lengths))])
+
+    def _carried(self, rows: Rows, length: int, *, before_ties: bool) -> NDArray[np.int64]:
+        """Return the positions of the last `length` rows of each group, and perhaps as many before its last order."""
+        groups = row_groups(rows, self.group, self.order)
+        if not len(groups.rows):
+            return groups.rows
+        places, starts = np.arange(len(groups.rows)), np.unique(groups.group_begins)
+        ends = np.append(starts[1:], len(groups.rows))
+        lengths = ends - starts
+        is_carried = places >= np.repeat(ends - length, lengths)
+        if before_ties:
+            ties = np.repeat(groups.tie_begins[ends - 1], lengths)
+            is_carried |= (places >= ties - length) & (places < ties)
+        return np.sort(groups.rows[is_carried])
 
     def _check_group(self, types: ColumnTypes) -> None:
         scalar_input(types, self.group, ("text", "integer", "hex32"))
         scalar_input(types, self.order, ("integer", "number"))
+
+
+_PER_SECOND = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
 
 
 @register("difference_lag")
@@ -318,28 +360,43 @@ class DifferenceLag(GroupedColumns):
     Attributes:
         group: Column whose equal values make a group; a row with a missing one has a missing difference.
         lag: Number of rows between the two; the first ones of a group are missing.
+        unit: Unit of the difference of times, as the source has them: "s", "ms", "us" or "ns". It is exact, and rounded
+            down to whole units. None for columns of any numbers; of times it is "s".
     """
 
     accepted: ClassVar[tuple[str, ...]] = ("number", "integer")
+    carries_rows: ClassVar[bool] = True
     lag: int = 1
+    unit: Literal["s", "ms", "us", "ns"] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.positive_int(self, "lag")
+        checks.positive_int(self, "lag", maximum=checks.MOST_WIDTH)
+        checks.one_of(self, "unit", (None, *_PER_SECOND))
 
+    @property
+    @override
+    def reads_times(self) -> tuple[str, ...]:
+        return () if self.unit is None else self.columns
+
+    @override
     def output_types(self, types: ColumnTypes) -> ColumnTypes:
-        """Return the types of the inputs."""
         self._check_group(types)
         return {output: scalar_input(types, name, self.accepted) for name, output in self.pairs}
 
+    @override
+    def carried_rows(self, rows: Rows) -> NDArray[np.int64]:
+        # The last `lag` rows of each group.
+        return self._carried(rows, self.lag, before_ties=False)
+
+    @override
     def transform(self, rows: Rows, state: State | None) -> Rows:
-        """Subtract the x of ``lag`` rows before."""
         groups = row_groups(rows, self.group, self.order)
         places = np.arange(len(groups.rows)) - self.lag
         # `places` before the begin belong to another group, or to none.
         has_one = places >= groups.group_begins
         later, earlier = groups.rows[has_one], groups.rows[places[has_one]]
-        made = {}
+        outputs = {}
         for name, output in self.pairs:
             array = rows.columns[name]
             values, missing = numpy_values(array), is_missing(array)
@@ -347,10 +404,15 @@ class DifferenceLag(GroupedColumns):
             absent[later] = missing[later] | missing[earlier]
             difference = np.zeros_like(values)
             difference[later] = values[later] - values[earlier]
+            if name in rows.nanoseconds or self.unit is not None:
+                per_second = _PER_SECOND[self.unit or "s"]
+                parts = rows.nanoseconds.get(name, np.zeros(rows.num_rows, dtype=np.int32)).astype(np.int64)
+                difference[later] *= per_second
+                difference[later] += (parts[later] - parts[earlier]) // (_PER_SECOND["ns"] // per_second)
             if kind_of(array) == "number":
                 difference[absent] = np.nan
-            made[output] = array_of(difference, absent)
-        return rows.with_columns(made)
+            outputs[output] = array_of(difference, absent)
+        return rows.with_columns(outputs)
 
 
 @register("history")
@@ -364,22 +426,29 @@ class History(GroupedColumns):
     """
 
     keeps_values: ClassVar[bool] = True
+    carries_rows: ClassVar[bool] = True
     max_length: int
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.positive_int(self, "max_length")
+        checks.positive_int(self, "max_length", maximum=checks.MOST_WIDTH)
 
+    @override
     def output_types(self, types: ColumnTypes) -> ColumnTypes:
-        """Return lists."""
         self._check_group(types)
         return {
             output: ColumnType(scalar_input(types, name, self.accepted).kind, True, self.max_length)
             for name, output in self.pairs
         }
 
+    @override
+    def carried_rows(self, rows: Rows) -> NDArray[np.int64]:
+        # The last `max_length` rows of each group, and as many before those of its last order.
+        # A later row of that order sees the ones before it alone.
+        return self._carried(rows, self.max_length, before_ties=True)
+
+    @override
     def transform(self, rows: Rows, state: State | None) -> Rows:
-        """List the values of the last ``max_length`` rows before those of a row's order."""
         groups = row_groups(rows, self.group, self.order)
         # Up to the first row of the same order: rows of one moment do not see each other.
         begins = np.maximum(groups.group_begins, groups.tie_begins - self.max_length)

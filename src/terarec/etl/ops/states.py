@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """States of fitted operators: how they are gathered, their files, and exact sums and ranges of numbers.
 
 Parameters are saved as JSON, and tables with a row for each value as Parquet. Sums are exact, so that block sizes and
@@ -6,6 +7,7 @@ threads change no bit of a state. Described in docs/workflows.md.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,13 +20,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from typing_extensions import override
 
-from terarec.errors import DataNotFoundError, FormatError
+from terarec.errors import FormatError
 from terarec.etl.columns import Rows, flat, numbers_of, numpy_values
+from terarec.etl.ops.fitted_params import FittedParams, decode_state, params_of
 from terarec.formats.parquet import arrow_errors
-from terarec.io import AtomicFile, read_versioned_json, write_versioned_json
-from terarec.spec import OperatorSpec
+from terarec.io.files import AtomicFile, read_versioned_json, write_versioned_json
+from terarec.io.opening import arrow_file
 from terarec.spec.checks import quoted
+from terarec.spec.registry import OperatorSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +50,10 @@ class State(Protocol):
     """State of a fitted step. Frozen."""
 
     def save(self, directory: Path, name: str) -> None:
-        """Write ``<name>.json``, ``<name>.parquet`` or both (or ``<name>-<part>.parquet``) into `directory`."""
+        """Write ``<name>.json``, ``<name>.parquet`` or both (or ``<name>-<part>.parquet``) into `directory`.
+
+        Files need not be forced to the disk: the caller does it.
+        """
 
 
 class Statistic(Protocol):
@@ -100,10 +108,14 @@ STATE_VERSION = 1
 def write_params(directory: Path, name: str, kind: str, state: Mapping[str, Any]) -> None:
     """Write ``<name>.json``: the parameters of the step `name` of this `kind`; numbers are restored bit for bit.
 
+    The file is not forced to the disk; see `State.save`.
+
     Raises:
         StorageError: The disk is full.
     """
-    write_versioned_json(directory / f"{name}.json", STATE_FORMAT, STATE_VERSION, {"kind": kind, "state": state})
+    write_versioned_json(
+        directory / f"{name}.json", STATE_FORMAT, STATE_VERSION, {"kind": kind, "state": state}, flushes=False
+    )
 
 
 def read_params(directory: Path, name: str, kind: str) -> Mapping[str, Any]:
@@ -129,12 +141,12 @@ def table_path(directory: Path, name: str, part: str) -> Path:
 
 
 def write_table(path: Path, table: pa.Table) -> None:
-    """Write a Parquet file atomically.
+    """Write a Parquet file atomically, but do not force it to the disk; see `State.save`.
 
     Raises:
         StorageError: The disk is full.
     """
-    file = AtomicFile(path)
+    file = AtomicFile(path, flushes=False)
     with file.guard():
         # A flipped bit in a vocabulary would go unnoticed: other values would get ids, and scores would be wrong.
         pq.write_table(table, file.partial, write_page_checksum=True)
@@ -153,14 +165,13 @@ def read_table(path: Path, types: Mapping[str, Sequence[pa.DataType]], nullable:
         DataNotFoundError: No such file.
         FormatError: Not a Parquet file, other columns or types, or a null.
     """
-    if not path.is_file():
-        raise DataNotFoundError(path, "no such file")
-    with arrow_errors(str(path)):
-        # Otherwise PyArrow takes folders of the path such as a=1 for columns.
-        table = pq.read_table(path, partitioning=None, page_checksum_verification=True)
+    with arrow_errors(str(path)), arrow_file(path) as file:
+        # In this thread alone: these files are small, and Arrow's threads are one more thing to wait for.
+        opened = pq.ParquetFile(file, pre_buffer=False, page_checksum_verification=True)
+        table = opened.read(use_threads=False)
     fields = {field.name: field.type for field in table.schema}
-    if fields.keys() != types.keys() or any(found not in types[name] for name, found in fields.items()):
-        shown = ", ".join(f"{name}: {found}" for name, found in fields.items())
+    if fields.keys() != types.keys() or any(arrow_type not in types[name] for name, arrow_type in fields.items()):
+        shown = ", ".join(f"{name}: {arrow_type}" for name, arrow_type in fields.items())
         expected = ", ".join(f"{name}: {' or '.join(map(str, accepted))}" for name, accepted in types.items())
         raise FormatError(path, f"got columns {shown}, expected {expected}")
     for name in types:
@@ -326,50 +337,35 @@ class FittedNumbers:
         write_params(directory, name, self.kind, {"columns": self.columns})
 
     @classmethod
-    def load(cls, directory: Path, name: str, spec: OperatorSpec, params: Sequence[str]) -> FittedNumbers:
+    def load(
+        cls, directory: Path, name: str, spec: OperatorSpec, params: type[FittedParams] | Sequence[str]
+    ) -> FittedNumbers:
         """Read what `save` wrote.
 
         Args:
             directory: Directory of the file.
             name: Name of the step.
             spec: The step.
-            params: Names of the parameters of each column; plural ones are lists of numbers.
+            params: Class of the parameters of each column; or their names, where any finite numbers are accepted.
 
         Raises:
             DataNotFoundError: No such file.
-            FormatError: Another kind, another parameter, or one that is not a finite number.
+            FormatError: Another kind, another parameter, or one out of its range.
         """
-        columns = read_params(directory, name, spec.kind).get("columns")
-        for column in spec.reads:
-            found = columns.get(column) if isinstance(columns, dict) else None
-            if not _are_params(found, params):
-                expected = " and ".join(params)
-                raise FormatError(
-                    f"{directory / name}.json: $.state.columns.{column}", f"got {quoted(found)}, expected {expected}"
-                )
-        assert isinstance(columns, dict)
-        return cls(spec.kind, {column: dict(map(_decoded, found.items())) for column, found in columns.items()})
+        kind = params if isinstance(params, type) else params_of(params)
+        params_by_column = read_params(directory, name, spec.kind).get("columns")
+        columns = params_by_column if isinstance(params_by_column, dict) else {}
+        where = f"{directory / name}.json: $.state.columns"
+        return cls(
+            spec.kind,
+            {
+                column: dataclasses.asdict(decode_state(kind, columns.get(column), f"{where}.{column}"))
+                for column in spec.reads
+            },
+        )
 
 
-def _are_params(found: Any, names: Sequence[str]) -> bool:
-    def is_number(param: Any) -> bool:
-        return isinstance(param, int | float) and not isinstance(param, bool) and math.isfinite(param)
-
-    if not isinstance(found, dict) or set(found) != set(names):
-        return False
-    lists = {name for name in names if name.endswith("s")}
-    return all(
-        isinstance(param, list) and all(map(is_number, param)) if name in lists else is_number(param)
-        for name, param in found.items()
-    )
-
-
-def _decoded(item: tuple[str, Any]) -> tuple[str, Any]:
-    name, param = item
-    return name, tuple(map(float, param)) if isinstance(param, list) else float(param)
-
-
-class SummedStatistic(Generic[SummandT]):
+class SummedStatistic(MergeableStatistic, Generic[SummandT]):
     """Gathers statistics of columns that add up.
 
     Args:
@@ -387,21 +383,21 @@ class SummedStatistic(Generic[SummandT]):
         self._figures: Callable[[SummandT], Params] = params
         self._sums: dict[str, SummandT] = {name: summand() for name in columns}
 
+    @override
     def observe(self, rows: Rows) -> Mapping[str, SummandT]:
-        """Return the summands of the columns of some training rows."""
         return {name: self._summand.of(_summands(rows.columns[name])) for name in self._sums}
 
+    @override
     def merge(self, partial: Mapping[str, SummandT]) -> None:
-        """Add the summands of a block."""
         for name, summand in partial.items():
             self._sums[name] = self._sums[name] + summand
 
+    @override
     def partial(self) -> Mapping[str, SummandT]:
-        """Return the sums so far."""
         return dict(self._sums)
 
+    @override
     def finish(self) -> FittedNumbers:
-        """Return the parameters."""
         return FittedNumbers(self._kind, {name: self._figures(total) for name, total in self._sums.items()})
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Target encoding: values -> mean of the target in the training rows with this value."""
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from terarec.errors import FormatError
 from terarec.etl.columns import TRAIN, ColumnType, Rows, array_of, numbers_of
 from terarec.etl.ops.base import ColumnTypes, MappedColumns, Stage, scalar_input
+from terarec.etl.ops.fitted_params import check_counts, decode_state
 from terarec.etl.ops.states import (
     SpillOptions,
     State,
+    Statistic,
     exact_sum,
     read_params,
     read_table,
@@ -30,7 +34,8 @@ from terarec.etl.partitions import sums_by_value
 from terarec.etl.values import VALUE_TYPES, ValueIds, encoding_bytes, lookup_values
 from terarec.kernels.cpu.encoding import xxh64_int64
 from terarec.kernels.encoding_types import HASH_SEED
-from terarec.spec import checks, register
+from terarec.spec import checks
+from terarec.spec.registry import register
 
 
 class TargetMeans:
@@ -118,24 +123,24 @@ class TargetEncoding(MappedColumns):
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.column_name(self, "target")
-        checks.positive_int(self, "folds", minimum=2)
+        checks.positive_int(self, "folds", minimum=2, maximum=checks.MOST_WIDTH)
         checks.finite_float(self, "smoothing", low=0.0)
         checks.int64(self, "seed", minimum=0)
 
     @property
+    @override
     def reads(self) -> tuple[str, ...]:
-        """Columns that the step reads while a data set is prepared."""
         return tuple(dict.fromkeys((*self.columns, self.target)))
 
+    @override
     def output_types(self, types: ColumnTypes) -> ColumnTypes:
-        """Return numbers."""
         for name in self.columns:
             scalar_input(types, name, self.accepted)
         scalar_input(types, self.target, ("number", "integer"))
         return dict.fromkeys(self.writes, ColumnType("number"))
 
+    @override
     def cardinalities(self, rows: Mapping[str, int], state: State | None) -> Mapping[str, int]:
-        """Return nothing: no output is an id."""
         return {}
 
     def folds_of(self, rows: Rows) -> NDArray[np.int64]:
@@ -143,33 +148,34 @@ class TargetEncoding(MappedColumns):
         # NumPy's remainder has the sign of the divisor, so a negative hash has a fold, too.
         return xxh64_int64(rows.ids, self.seed) % self.folds
 
+    @override
     def transform(self, rows: Rows, state: State | None) -> Rows:
-        """Encode training rows without their own fold, others by all folds."""
+        # Training rows without their own fold, others by all folds.
         assert isinstance(state, TargetEncodings)
         # The last row of `encoded`, which is of all folds.
         view = np.full(rows.num_rows, self.folds)
         if rows.split is not None:
             view = np.where(rows.split == TRAIN, self.folds_of(rows), view)
-        made = {}
+        outputs = {}
         for name, output in self.pairs:
             means = state.columns[name]
-            made[output] = array_of(means.encoded[view, means.ids.find(rows.columns[name])])
-        return rows.with_columns(made)
+            outputs[output] = array_of(means.encoded[view, means.ids.find(rows.columns[name])])
+        return rows.with_columns(outputs)
 
+    @override
     def record_functions(self, types: ColumnTypes, state: State | None) -> Sequence[RecordFunction]:
-        """Return functions of all training rows."""
         assert isinstance(state, TargetEncodings)
         return [
             item_function(name, output, state.columns[name].encode_values, is_list=False, takes="raw")
             for name, output in self.pairs
         ]
 
+    @override
     def statistic(self, types: ColumnTypes, memory: SpillOptions) -> TargetStatistic:
-        """Return a statistic that sums the target by value and fold."""
         return TargetStatistic(self, types, memory)
 
+    @override
     def load_state(self, directory: Path, name: str) -> TargetEncodings:
-        """Read the state."""
         params = read_params(directory, name, self.kind)
         totals = _read_totals(directory / f"{name}.json", params, self.folds)
         columns = {}
@@ -180,28 +186,35 @@ class TargetEncoding(MappedColumns):
             folds = rows.column("fold").to_numpy()
             if len(folds) and not 0 <= folds.min() <= folds.max() < self.folds:
                 raise FormatError(path, f"got fold {folds.max()}, expected 0 <= fold < {self.folds}")
+            check_counts(rows, path)
             columns[column] = TargetMeans(rows, totals, self.smoothing)
         return TargetEncodings(totals, columns)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Totals:
+    """Samples and sum of the target of each fold, as in the file."""
+
+    count: tuple[int, ...]
+    sum: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        checks.follow(self, "count", checks.list_of(checks.integer(0, checks.MOST)))
+        checks.follow(self, "sum", checks.list_of(checks.number()))
+
+
 def _read_totals(path: Path, params: Mapping[str, object], folds: int) -> FoldTotals:
-    counts, sums = params.get("count"), params.get("sum")
-    for found in (counts, sums):
-        if (
-            not isinstance(found, list)
-            or len(found) != folds
-            or not all(isinstance(item, int | float) for item in found)
-        ):
-            raise FormatError(f"{path}: $.state", f"got {params!r}, expected count and sum of {folds} folds")
-    assert isinstance(counts, list)
-    assert isinstance(sums, list)
-    return FoldTotals(tuple(counts), tuple(map(float, sums)))
+    totals = decode_state(_Totals, dict(params), f"{path}: $.state")
+    if not len(totals.count) == len(totals.sum) == folds:
+        problem = f"got {len(totals.count)} counts and {len(totals.sum)} sums, expected those of {folds} folds"
+        raise FormatError(f"{path}: $.state", problem)
+    return FoldTotals(totals.count, totals.sum)
 
 
 _Partial: TypeAlias = tuple[Mapping[str, pa.Table], list[tuple[int, Fraction]]]
 
 
-class TargetStatistic:
+class TargetStatistic(Statistic):
     """Sums the target by value and fold.
 
     Args:
@@ -221,8 +234,8 @@ class TargetStatistic:
         self._counts = [0] * op.folds
         self._totals = [Fraction(0)] * op.folds
 
+    @override
     def observe(self, rows: Rows) -> _Partial:
-        """Return the rows that have a target, and its sum in each fold."""
         target = numbers_of(rows.columns[self._op.target])
         present = ~np.isnan(target)
         folds = self._op.folds_of(rows)
@@ -239,8 +252,8 @@ class TargetStatistic:
         }
         return by_value, totals
 
+    @override
     def merge(self, partial: _Partial) -> None:
-        """Add the partial state of a block."""
         rows, totals = partial
         self.merge_rows(rows)
         self.merge_rest(totals)
@@ -267,6 +280,7 @@ class TargetStatistic:
         """Return the sums of the values of column `name`."""
         return self._sums[name].sums()
 
+    @override
     def finish(self) -> TargetEncodings:
         """Return the encodings.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Values of columns as operators take them: their hashes, rejected ones, and the values of a few records.
 
 The values of a few records are in no Arrow arrays, which would cost more than the work itself. n values are, by kind:
@@ -66,11 +67,11 @@ def rejected(rows: Rows, name: str, wrong: NDArray[np.bool_], accepted: str) -> 
         # One fault a row, of the first wrong item of its list, as sources report bad items.
         places, first = np.unique(np.searchsorted(offsets, items, side="right") - 1, return_index=True)
         items = items[first]
-    found = values.take(array_of(items[:REJECTED_SHOWN])).to_pylist()
+    samples = values.take(array_of(items[:REJECTED_SHOWN])).to_pylist()
     if kind_of(values) == "number":
         # A missing number has no text of its own in messages: it is NaN, as in NumPy.
-        found = [math.nan if value is None else value for value in found]
-    got = [f"got {quoted(value)}" for value in found]
+        samples = [math.nan if value is None else value for value in samples]
+    got = [f"got {quoted(value)}" for value in samples]
     return RowFaultError(name, rows.ids[places], got, accepted)
 
 
@@ -192,9 +193,9 @@ def arrow_of_values(values: Any, kind: Kind) -> pa.Array:
         offsets = pa.array(values.offsets, type=pa.int64())
         return pa.LargeListArray.from_arrays(offsets, arrow_of_values(values.values, kind))
     spelled = values if isinstance(values, np.ndarray) else python_of_values(values, kind)
-    found = pa.int64() if kind == "id" else ARROW_TYPES[kind]
+    value_type = pa.int64() if kind == "id" else ARROW_TYPES[kind]
     # `from_pandas` makes NaN null.
-    return pa.array(spelled, type=found, from_pandas=True)
+    return pa.array(spelled, type=value_type, from_pandas=True)
 
 
 def python_of_values(values: Any, kind: Kind) -> list[Any]:

@@ -1,9 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
 """Workflows for public data sets, ready to run or to write out and change. Described in docs/ready-workflows.md."""
 
 from collections.abc import Callable
 
 from terarec.etl.ready.histories import amazon, mind, movielens, rees46
-from terarec.etl.ready.published_sizes import PUBLISHED_SIZES, PublishedSizes, SizeDifference, compare_sizes
+from terarec.etl.ready.published_sizes import PUBLISHED_SIZES, compare_sizes
 from terarec.etl.ready.tables import adult, avazu, criteo, criteo_terabyte, csv_workflow
 from terarec.spec import CsvOptions, WorkflowSpec
 from terarec.spec.registry import Registry
@@ -27,8 +28,6 @@ __all__ = [
     "PRESETS",
     "PUBLISHED_SIZES",
     "CsvOptions",
-    "PublishedSizes",
-    "SizeDifference",
     "adult",
     "amazon",
     "avazu",

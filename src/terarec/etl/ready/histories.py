@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Presets for logs with histories: REES46, MIND, MovieLens and Amazon reviews."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Published sizes of Criteo's categories, and the differences of a data set from them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Functions of rows in the presets, for `LambdaOp`, on Arrow arrays and on one record."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Presets for tables without histories: Criteo, Avazu, Adult, and any CSV or TSV (docs/your-own-data.md)."""
 
 from __future__ import annotations

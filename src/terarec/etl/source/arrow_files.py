@@ -1,20 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parquet and Arrow files, row group by row group and batch by batch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from typing_extensions import override
 
-from terarec.errors import FormatError
-from terarec.etl.cleaning import Cleaning, beyond_years, parse_texts, parse_times
-from terarec.etl.columns import array_of, from_arrow, lists_of, null_mask, numbers_of, numpy_values, without_empty
+from terarec.errors import FormatError, TerarecError
+from terarec.etl.cleaning import Cleaning, parse_texts
+from terarec.etl.columns import (
+    array_of,
+    from_arrow,
+    lists_of,
+    null_mask,
+    numbers_of,
+    numpy_values,
+    without_empty,
+)
 from terarec.etl.source.blocks import (
     EXPECTED,
     FieldFaults,
@@ -28,22 +38,22 @@ from terarec.etl.source.blocks import (
     report_fault,
     without_bad,
 )
-from terarec.formats.parquet import is_list
-from terarec.io import locate
+from terarec.etl.source.text import check_kind
+from terarec.etl.times import accepted_times, arrow_times, beyond_years, has_parts, parse_times
+from terarec.formats.integers import accepted_integers, integers_of_floats
+from terarec.formats.parquet import is_list, value_type
+from terarec.io.remote import locate
 from terarec.ragged import offsets_of
-from terarec.spec import BadInputPolicy, SourceColumn, SourceSpec
+from terarec.spec import SourceColumn, SourceSpec
+from terarec.spec.preparation import BadInputPolicy
 
 _EXPECTED = {**EXPECTED, "hex": "up to 8 hexadecimal digits, or an integer from 0 to 4294967295"}
 
 
-def check_type(path: str, column: SourceColumn, found: pa.DataType) -> None:
-    """Check that an Arrow type fits the spec of a column.
-
-    Raises:
-        FormatError: Another type.
-    """
-    inner = value_type(found)
-    holds_lists = is_list(found)
+def _fits(column: SourceColumn, file_type: pa.DataType) -> bool:
+    """Return whether values of an Arrow type are values of a column."""
+    inner = value_type(file_type)
+    holds_lists = is_list(file_type)
     written = is_string(inner)
     accepted = {
         "text": written,
@@ -54,25 +64,63 @@ def check_type(path: str, column: SourceColumn, found: pa.DataType) -> None:
         "hex32": written or pa.types.is_integer(inner),
         "time": written if column.format is not None else pa.types.is_integer(inner),
     }[column.type] or (column.type == "time" and _is_moment(inner))
-    fits = holds_lists or written if column.separator is not None else not holds_lists
-    if not (accepted and fits):
-        lists = "" if column.separator is None else " in lists or separated text"
-        raise FormatError(f"{path}, column {column.name!r}", f"type is {found}, expected {column.type}{lists}")
+    return accepted and (holds_lists or written if column.separator is not None else not holds_lists)
 
 
-def value_type(found: pa.DataType) -> pa.DataType:
-    """Return the type of the values of dictionaries and of lists."""
-    while pa.types.is_dictionary(found) or is_list(found):
-        found = found.value_type
-    return found
+def _missing_values(array: pa.Array, column: SourceColumn) -> pa.Array | None:
+    """Return an array of any type as one of the column, if none of its values is there; else None.
+
+    Tables hold a column that is missing in all rows as nulls without a type, as NaN, or in whatever type they infer.
+    """
+    kinds = {"integer": pa.int64(), "number": pa.float64(), "hex32": pa.int64(), "text": pa.large_string()}
+    kind = kinds.get(column.type, pa.int64() if column.format is None else pa.large_string())
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if column.separator is not None and is_list(array.type) and array.null_count < len(array):
+        lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
+        items = array.flatten()
+        return lists_of(pa.nulls(len(items), kind), offsets_of(lengths)) if is_all_missing(items) else None
+    return pa.nulls(len(array), kind if column.separator is None else pa.list_(kind)) if is_all_missing(array) else None
 
 
-def read_array(
-    array: pa.Array | pa.ChunkedArray, column: SourceColumn, spec: SourceSpec, faults: list[FieldFaults]
+def is_all_missing(array: pa.Array) -> bool:
+    """Return whether all values are null or NaN."""
+    nulls = pc.is_null(array, nan_is_null=True) if pa.types.is_floating(array.type) else array.is_null()
+    return not len(array) or bool(pc.all(nulls).as_py())
+
+
+def read_table(
+    table: pa.Table | pa.RecordBatch, spec: SourceSpec, faults: list[FieldFaults], path: str
+) -> tuple[dict[str, pa.Array], dict[str, NDArray[np.int32]]]:
+    """Read the columns of a table, and the nanoseconds of times; invalid values are missing and go to `faults`.
+
+    Raises:
+        FormatError: A column of another type, in the file at `path`, that has values.
+    """
+    columns: dict[str, pa.Array] = {}
+    nanoseconds: dict[str, NDArray[np.int32]] = {}
+    for column in spec.columns:
+        array = table.column(column.name)
+        if isinstance(array, pa.ChunkedArray):
+            array = array.combine_chunks() if array.num_chunks != 1 else array.chunk(0)
+        if not _fits(column, array.type):
+            missing = _missing_values(array, column)
+            if missing is None:
+                lists = "" if column.separator is None else " in lists or separated text"
+                problem = f"type is {array.type}, expected {column.type}{lists}"
+                raise FormatError(f"{path}, column {column.name!r}", problem)
+            array = missing
+        columns[column.name] = _read_array(array, column, spec, faults, nanoseconds)
+    return columns, nanoseconds
+
+
+def _read_array(
+    array: pa.Array,
+    column: SourceColumn,
+    spec: SourceSpec,
+    faults: list[FieldFaults],
+    nanoseconds: dict[str, NDArray[np.int32]],
 ) -> pa.Array:
-    """Read an Arrow array, chunked or not, as a column; invalid values are missing and go to `faults`."""
-    if isinstance(array, pa.ChunkedArray):
-        array = array.combine_chunks() if array.num_chunks != 1 else array.chunk(0)
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if column.separator is not None and is_string(array.type):
@@ -85,32 +133,47 @@ def read_array(
         array = array.flatten()
         if pa.types.is_dictionary(array.type):
             array = array.dictionary_decode()
-    values, kind, bad = _read_values(array, column, spec)
+    values, kind, bad, parts = _read_values(array, column, spec)
+    if has_parts(spec, column):
+        nanoseconds[column.name] = np.zeros(len(values), dtype=np.int32) if parts is None else parts
     read = values if offsets is None else lists_of(values, offsets)
     if bad is not None and bad.any():
-        expected = _EXPECTED[kind] if column.format is None or kind != "time" else f"a time like {column.format!r}"
+        expected = _expected(kind, column, array.type)
         read, fields = without_bad(read, column, bad, kind, expected, array)
         faults.append(fields)
     return read
 
 
-_Read: TypeAlias = tuple[pa.Array, str, NDArray[np.bool_] | None]
-"""Values, the kind of fault that they may have, and which do, bool[m]."""
+def _expected(kind: str, column: SourceColumn, file_type: pa.DataType) -> str:
+    if kind == "time":
+        return accepted_times(column.format)
+    if kind == "integer" and pa.types.is_floating(file_type):
+        return accepted_integers(np.dtype(file_type.to_pandas_dtype()))
+    return _EXPECTED[kind]
 
 
-def _read_values(array: Any, column: SourceColumn, spec: SourceSpec) -> _Read:
+class ReadValues(NamedTuple):
+    """Values, the kind of fault that they may have, which do, bool[m], and the nanoseconds of times."""
+
+    values: pa.Array
+    kind: str
+    bad: NDArray[np.bool_] | None = None
+    nanoseconds: NDArray[np.int32] | None = None
+
+
+def _read_values(array: Any, column: SourceColumn, spec: SourceSpec) -> ReadValues:
     """Read a plain array."""
     if is_string(array.type):
-        return _read_texts(Cleaning.of_files(spec).texts(array.cast(pa.large_string())), column)
+        return read_texts(Cleaning.of_files(spec).texts(array.cast(pa.large_string())), column)
     if column.type == "number":
         # Integers of more than 53 bits are rounded, as text is.
         numbers = numbers_of(array.cast(pa.float64(), safe=False))
         infinite: NDArray[np.bool_] = np.isinf(numbers)
-        return array_of(np.where(infinite, np.nan, numbers)), "infinite", infinite
+        return ReadValues(array_of(np.where(infinite, np.nan, numbers)), "infinite", infinite)
     if column.type == "time" and _is_moment(array.type):
-        # Dates cast to microseconds, too. Whole seconds are rounded down, also before 1970.
-        micros = array.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
-        return array_of(numpy_values(micros) // 1_000_000, null_mask(micros)), "time", None
+        # Whole seconds are rounded down, also before 1970.
+        times = arrow_times(array)
+        return ReadValues(array_of(times.seconds, null_mask(array)), "time", None, times.nanoseconds)
     if pa.types.is_floating(array.type):
         return _integers_of_floats(array)
     kind, bad = "integer_range", None
@@ -125,13 +188,13 @@ def _read_values(array: Any, column: SourceColumn, spec: SourceSpec) -> _Read:
         array = pc.if_else(beyond, pa.scalar(None, type=wide.type), wide)
     values = from_arrow(array, "hex32" if column.type == "hex32" else "integer")
     if column.type == "time":
-        found = _times_of(values)
-        if found is not None:
-            return found
-    return values, kind, bad
+        times_of_column = _times_of(values)
+        if times_of_column is not None:
+            return times_of_column
+    return ReadValues(values, kind, bad)
 
 
-def _times_of(seconds: pa.Array) -> _Read | None:
+def _times_of(seconds: pa.Array) -> ReadValues | None:
     """Return seconds without those that are out of range; None if there are none."""
     late = beyond_years(numpy_values(seconds))
     missing = null_mask(seconds)
@@ -139,50 +202,61 @@ def _times_of(seconds: pa.Array) -> _Read | None:
         late &= ~missing
     if not late.any():
         return None
-    return array_of(numpy_values(seconds), late if missing is None else late | missing), "time", late
+    return ReadValues(array_of(numpy_values(seconds), late if missing is None else late | missing), "time", late)
 
 
-def _integers_of_floats(array: Any) -> _Read:
+def _integers_of_floats(array: Any) -> ReadValues:
     """Read integers that a table holds as floats, since some of them are missing."""
-    numbers = numbers_of(array.cast(pa.float64()))
-    # From 2**53 on a float64 may be one of several integers: its id would be that of another value.
-    good = (np.abs(numbers) < 2**53) & (np.floor(numbers) == numbers)
-    bad: NDArray[np.bool_] = ~good & ~np.isnan(numbers)
-    return array_of(np.where(good, numbers, 0).astype(np.int64), ~good), "integer", bad
+    floats = array.to_numpy(zero_copy_only=False)
+    integers, bad = integers_of_floats(floats)
+    return ReadValues(array_of(integers, bad | np.isnan(floats)), "integer", bad)
 
 
-def _read_texts(texts: pa.LargeStringArray, column: SourceColumn) -> _Read:
+def read_texts(texts: pa.LargeStringArray, column: SourceColumn) -> ReadValues:
+    """Read texts, cleaned, as a column."""
     if column.type == "text":
-        return without_empty(texts), "utf8", None
+        return ReadValues(without_empty(texts), "utf8")
     if column.type == "time" and column.format is not None:
-        seconds, unreadable = parse_times(texts, column.format)
-        missing = null_mask(texts)
-        return array_of(seconds, unreadable if missing is None else unreadable | missing), "time", unreadable
+        times, missing = parse_times(texts, column.format), null_mask(texts)
+        seconds = array_of(times.seconds, times.bad if missing is None else times.bad | missing)
+        return ReadValues(seconds, "time", times.bad, times.nanoseconds)
     values, bad = parse_texts(texts, "integer" if column.type == "time" else column.type)
     late = _times_of(values) if column.type == "time" and bad is None else None
     if late is not None:
         return late
-    return values, {"integer": "integer", "time": "integer", "number": "number", "hex32": "hex"}[column.type], bad
+    kinds = {"integer": "integer", "time": "integer", "number": "number", "hex32": "hex"}
+    return ReadValues(values, kinds[column.type], bad)
 
 
-def is_string(found: pa.DataType) -> bool:
+def is_string(file_type: pa.DataType) -> bool:
     """Return whether values are text."""
-    return bool(pa.types.is_string(found) or pa.types.is_large_string(found) or pa.types.is_string_view(found))
+    return bool(
+        pa.types.is_string(file_type) or pa.types.is_large_string(file_type) or pa.types.is_string_view(file_type)
+    )
 
 
-def _is_number(found: pa.DataType) -> bool:
-    return bool(pa.types.is_floating(found) or pa.types.is_integer(found) or pa.types.is_decimal(found))
+def _is_number(file_type: pa.DataType) -> bool:
+    return bool(pa.types.is_floating(file_type) or pa.types.is_integer(file_type) or pa.types.is_decimal(file_type))
 
 
-def _is_moment(found: pa.DataType) -> bool:
-    return bool(pa.types.is_timestamp(found) or pa.types.is_date(found))
+def _is_moment(file_type: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(file_type) or pa.types.is_date(file_type))
 
 
-_BATCH_ROWS = 1 << 16
+_HEAD_BYTES = 4096
+"""Bytes by which a file that Arrow rejects is recognized."""
+BATCH_ROWS = 1 << 16
 """Most rows of a block of a Parquet file, whose row groups may be as large as the file."""
 
 
-class _TypedReader:
+def _family(file_type: pa.DataType) -> str:
+    """Return the name of the types whose values of one column are read alike."""
+    # Tables hold integers as floats where some are missing, and times in the unit that they need.
+    families = {"text": is_string, "number": _is_number, "time": _is_moment}
+    return next((name for name, holds in families.items() if holds(file_type)), str(file_type))
+
+
+class TypedReader:
     """Reads files that hold the types of their columns, which are the same in all."""
 
     is_text = False
@@ -191,21 +265,28 @@ class _TypedReader:
     def __init__(self, spec: SourceSpec) -> None:
         self._spec = spec
         self._names = [column.name for column in spec.columns]
-        self._first: tuple[str, dict[str, pa.DataType]] | None = None
+        self._first: dict[str, tuple[str, pa.DataType]] = {}  # the first file that has values of a column's type
 
     def _check_schema(self, path: str, schema: pa.Schema) -> None:
         check_names(path, self._names, schema.names)
-        found = {name: value_type(schema.field(name).type) for name in self._names}
+        file_types = {name: value_type(schema.field(name).type) for name in self._names}
         for column in self._spec.columns:
-            check_type(path, column, schema.field(column.name).type)
-        if self._first is None:
-            self._first = path, found
-        first_path, expected = self._first
-        for name in self._names:
-            if found[name] != expected[name]:
+            name = column.name
+            # A column of another type may be missing in all rows, which only its values tell.
+            if not _fits(column, schema.field(name).type):
+                continue
+            first_path, expected = self._first.setdefault(name, (path, file_types[name]))
+            if _family(file_types[name]) == _family(expected) or self._is_missing_in(path, name):
+                continue
+            if not self._is_missing_in(first_path, name):
                 raise FormatError(
-                    f"{path}, column {name!r}", f"type is {found[name]}, expected {expected[name]} as in {first_path}"
+                    f"{path}, column {name!r}", f"type is {file_types[name]}, expected {expected} as in {first_path}"
                 )
+            self._first[name] = path, file_types[name]
+
+    def _is_missing_in(self, path: str, name: str) -> bool:
+        """Return whether no row of the file has a value of the column."""
+        raise NotImplementedError
 
     def head(self, part: RawPart, rows: int) -> RawPart:
         """Return the first rows of a part."""
@@ -213,17 +294,14 @@ class _TypedReader:
 
     def parse(self, part: RawPart, policy: BadInputPolicy) -> ParsedPart:
         """Return the columns of a batch."""
-        found: list[FieldFaults] = []
-        columns = {
-            column.name: read_array(part.content.column(column.name), column, self._spec, found)
-            for column in self._spec.columns
-        }
+        faults: list[FieldFaults] = []
+        columns, nanoseconds = read_table(part.content, self._spec, faults, part.path)
 
         def fault_of(fields: FieldFaults, at: int) -> InputFault:
             number = part.before + int(fields.rows[at]) + 1
             return report_fault(fields, at, path=part.path, number=number, place="row")
 
-        return apply_error_policy(ParsedPart(columns), found, policy, fault_of)
+        return apply_error_policy(ParsedPart(columns, nanoseconds=nanoseconds), faults, policy, fault_of)
 
     def numbers(self, part: RawPart, positions: NDArray[np.int64]) -> list[int]:
         """Return the numbers in the file of rows at some positions of a part."""
@@ -231,7 +309,7 @@ class _TypedReader:
         return numbers
 
 
-class ParquetReader(_TypedReader):
+class ParquetReader(TypedReader):
     """Reads Parquet files. ``content`` of a part is a batch.
 
     Args:
@@ -241,11 +319,11 @@ class ParquetReader(_TypedReader):
     def parts(self, file: SourceFile, after: RawPart | None = None) -> Iterator[RawPart]:
         """Yield the rows of `file`, row group by row group, large ones in pieces."""
         before = 0
-        with _opened(file.path) as source, pq.ParquetFile(source) as opened:
+        with _opened(file.path, "parquet") as source, pq.ParquetFile(source) as opened:
             self._check_schema(file.path, opened.schema_arrow)
             total = opened.metadata.num_rows
             for group in range(opened.num_row_groups):
-                for batch in opened.iter_batches(_BATCH_ROWS, row_groups=[group], columns=self._names):
+                for batch in opened.iter_batches(BATCH_ROWS, row_groups=[group], columns=self._names):
                     # Progress is in bytes of the stored file; a batch knows its unpacked ones.
                     share = file.bytes * batch.num_rows // total
                     if after is None or before > after.before:
@@ -253,6 +331,11 @@ class ParquetReader(_TypedReader):
                     before += batch.num_rows
         if not before:
             raise _no_rows(file.path)
+
+    @override
+    def _is_missing_in(self, path: str, name: str) -> bool:
+        with _opened(path, "parquet") as source, pq.ParquetFile(source) as opened:
+            return all(is_all_missing(batch.column(0)) for batch in opened.iter_batches(BATCH_ROWS, columns=[name]))
 
     def check_schemas(self, paths: Iterable[str]) -> None:
         """Raise unless all of these files have the columns, in the same types; their rows are not read.
@@ -262,22 +345,22 @@ class ParquetReader(_TypedReader):
             FormatError: A damaged file, or a column of another type.
         """
         for path in paths:
-            with _opened(path) as source:
+            with _opened(path, "parquet") as source:
                 self._check_schema(path, pq.read_schema(source))
 
     def count_rows(self, file: SourceFile, threads: int = 1) -> int:
         """Count the rows of `file`."""
-        with _opened(file.path) as source:
+        with _opened(file.path, "parquet") as source:
             return int(pq.read_metadata(source).num_rows)
 
     def text_bytes(self, file: SourceFile) -> int:
         """Return about the bytes of the values in `file`."""
-        with _opened(file.path) as source:
+        with _opened(file.path, "parquet") as source:
             metadata = pq.read_metadata(source)
         return sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
 
 
-class IpcReader(_TypedReader):
+class IpcReader(TypedReader):
     """Reads Arrow files, of the random access or the stream format. ``content`` of a part is a batch.
 
     Args:
@@ -287,7 +370,7 @@ class IpcReader(_TypedReader):
     def parts(self, file: SourceFile, after: RawPart | None = None) -> Iterator[RawPart]:
         """Yield the batches of `file` that have rows."""
         before = 0
-        with _opened(file.path) as source, _batches(source) as (schema, batches):
+        with _opened(file.path, "arrow") as source, _batches(source) as (schema, batches):
             self._check_schema(file.path, schema)
             for batch in batches:
                 chosen = batch.select(self._names)
@@ -296,6 +379,11 @@ class IpcReader(_TypedReader):
                 before += chosen.num_rows
         if not before:
             raise _no_rows(file.path)
+
+    @override
+    def _is_missing_in(self, path: str, name: str) -> bool:
+        with _opened(path, "arrow") as source, _batches(source) as (_, batches):
+            return all(is_all_missing(batch.column(name)) for batch in batches)
 
     def count_rows(self, file: SourceFile, threads: int = 1) -> int:
         """Count the rows of `file`."""
@@ -307,17 +395,28 @@ class IpcReader(_TypedReader):
 
 
 @contextmanager
-def _opened(path: str) -> Iterator[Any]:
-    """Open a file for PyArrow; a damaged file is a `FormatError`."""
-    source = locate(path).open()
+def _opened(path: str, source_format: Literal["parquet", "arrow"]) -> Iterator[Any]:
+    """Open a file for PyArrow; a damaged file, or one of another format, is a `FormatError`."""
+    source = locate(path).input()
     try:
         yield source
+    except TerarecError:
+        raise
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
+        check_kind(path, _head(path), source_format)
         # Arrow adds its own stack trace in further lines.
         raise FormatError(path, f"cannot be read ({str(error).splitlines()[0]}), expected a whole file") from error
     finally:
-        if not isinstance(source, str):
-            source.close()
+        source.close()
+
+
+def _head(path: str) -> bytes:
+    """Return the first bytes of a file; none if it cannot be read."""
+    try:
+        with locate(path).input() as source:
+            return bytes(source.read(_HEAD_BYTES))
+    except OSError:
+        return b""
 
 
 def read_schema(path: str, source_format: Literal["parquet", "arrow"]) -> pa.Schema:
@@ -326,7 +425,7 @@ def read_schema(path: str, source_format: Literal["parquet", "arrow"]) -> pa.Sch
     Raises:
         FormatError: A damaged file.
     """
-    with _opened(path) as source:
+    with _opened(path, source_format) as source:
         if source_format == "parquet":
             return pq.read_schema(source)
         with _batches(source) as (schema, _):
@@ -335,7 +434,7 @@ def read_schema(path: str, source_format: Literal["parquet", "arrow"]) -> pa.Sch
 
 @contextmanager
 def _batches(source: Any) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
-    with pa.OSFile(source) if isinstance(source, str) else pa.PythonFile(source, mode="r") as stream:
+    with source if isinstance(source, pa.NativeFile) else pa.PythonFile(source, mode="r") as stream:
         # A stream has no mark of its own: it begins with a length.
         is_file = stream.read(6) == b"ARROW1"
         stream.seek(0)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files and their blocks before and after parsing, their faults, and the protocol of the readers of formats."""
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from terarec.errors import ConfigError, FormatError
-from terarec.etl.cleaning import SECONDS
 from terarec.etl.columns import Rows, array_of, flat, list_lengths, list_offsets, lists_of
+from terarec.etl.times import SECONDS
 from terarec.kernels.encoding_types import EXPECTED as PARSER_EXPECTED
 from terarec.ragged import offsets_of
-from terarec.spec import BadInputPolicy, SourceColumn
+from terarec.spec import SourceColumn
 from terarec.spec.checks import did_you_mean, quoted
+from terarec.spec.preparation import BadInputPolicy
 
 Place = Literal["line", "row"]
 """Unit in which rows of a file are counted: lines or, in files without lines, rows."""
@@ -234,6 +236,7 @@ class ParsedPart:
         counts: Faults of each kind that occurred.
         faults: First ones, in order. With the policy "raise" any is to be raised.
         zero_nulls: See `Rows`.
+        nanoseconds: See `Rows`.
     """
 
     columns: Mapping[str, pa.Array]
@@ -241,11 +244,12 @@ class ParsedPart:
     counts: Mapping[str, int] = field(default_factory=dict)
     faults: Sequence[InputFault] = ()
     zero_nulls: frozenset[str] = frozenset()
+    nanoseconds: Mapping[str, NDArray[np.int32]] = field(default_factory=dict)
 
     def rows(self, raw: RawBlock) -> Rows:
         """Return the rows with their ids."""
-        positions = np.arange(raw.num_rows) if self.kept is None else self.kept
-        return Rows(self.columns, raw.first_row + positions, zero_nulls=self.zero_nulls)
+        ids = raw.first_row + (np.arange(raw.num_rows) if self.kept is None else self.kept)
+        return Rows(self.columns, ids, zero_nulls=self.zero_nulls, nanoseconds=self.nanoseconds)
 
 
 class FormatReader(Protocol):
@@ -290,25 +294,25 @@ class FormatReader(Protocol):
 
 def apply_error_policy(
     parsed: ParsedPart,
-    found: Sequence[FieldFaults],
+    field_faults: Sequence[FieldFaults],
     policy: BadInputPolicy,
     fault_of: Callable[[FieldFaults, int], InputFault],
 ) -> ParsedPart:
-    """Return `parsed` with the faults `found` in its columns, whose rows are left out if the policy is "skip".
+    """Return `parsed` with the faults `field_faults` in its columns, whose rows are left out if the policy is "skip".
 
     Args:
         parsed: Rows and the faults before.
-        found: Faults in any order; a row that is left out counts once, for its first fault by column and kind.
+        field_faults: Faults in any order; a row that is left out counts once, for its first fault by column and kind.
         policy: Policy for bad input; see `BadInputPolicy`.
         fault_of: Function that describes the fault at a position in `FieldFaults.rows`.
     """
-    if not found:
+    if not field_faults:
         return parsed
     counts = Counter(parsed.counts)
     faults = list(parsed.faults)
     num_rows = len(next(iter(parsed.columns.values())))
     bad = np.zeros(num_rows, dtype=np.bool_)
-    for fields in sorted(found, key=lambda fields: (fields.column or "", fields.kind)):
+    for fields in sorted(field_faults, key=lambda fields: (fields.column or "", fields.kind)):
         fresh = ~bad[fields.rows] if policy != "missing" else np.ones(len(fields.rows), dtype=np.bool_)
         if fresh.any():
             counts[fields.kind] += int(fresh.sum())
@@ -317,11 +321,12 @@ def apply_error_policy(
     faults.sort(key=lambda fault: fault.number)
     # Under "raise" the caller raises the first fault; under "missing" the columns have nulls there already.
     if policy != "skip":
-        return ParsedPart(parsed.columns, parsed.kept, counts, faults[:FAULTS_SHOWN])
+        return replace(parsed, counts=counts, faults=faults[:FAULTS_SHOWN], zero_nulls=frozenset())
     good = np.flatnonzero(~bad)
     columns = {name: array.take(array_of(good)) for name, array in parsed.columns.items()}
     kept = good if parsed.kept is None else parsed.kept[good]
-    return ParsedPart(columns, kept, counts, faults[:FAULTS_SHOWN])
+    nanoseconds = {name: parts[good] for name, parts in parsed.nanoseconds.items()}
+    return ParsedPart(columns, kept, counts, faults[:FAULTS_SHOWN], nanoseconds=nanoseconds)
 
 
 def without_bad(

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Delimited text: the layout of each file by its header, its blocks, and their faults."""
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from terarec.errors import ConfigError, FormatError
-from terarec.etl.cleaning import SECONDS, beyond_years, parse_times
 from terarec.etl.columns import array_of, flat, list_offsets, lists_of, null_mask, numpy_values
 from terarec.etl.source.blocks import (
     EXPECTED,
@@ -32,11 +32,13 @@ from terarec.etl.source.blocks import (
 from terarec.etl.source.text import (
     BLOCK_BYTES,
     check_rows,
+    check_text,
     count_text_rows,
     first_rows,
     read_text,
     text_bytes,
 )
+from terarec.etl.times import accepted_times, beyond_years, has_parts, parse_times
 from terarec.kernels.cpu.delimited import count_rows, first_record_bytes, lines_of_rows, parse_delimited
 from terarec.kernels.encoding_types import (
     DelimitedField,
@@ -45,7 +47,8 @@ from terarec.kernels.encoding_types import (
     FieldType,
     Quoting,
 )
-from terarec.spec import BadInputPolicy, SourceColumn, SourceSpec
+from terarec.spec import SourceColumn, SourceSpec
+from terarec.spec.preparation import BadInputPolicy
 
 
 def delimited_field(column: SourceColumn | None) -> DelimitedField:
@@ -59,23 +62,25 @@ def delimited_field(column: SourceColumn | None) -> DelimitedField:
     return DelimitedField(field_type, separator)
 
 
-def _times(source: SourceColumn, array: pa.Array, found: list[FieldFaults]) -> pa.Array:
-    """Return a column of times as seconds; bad ones are added to those that were `found`."""
+def _times(
+    source: SourceColumn, array: pa.Array, field_faults: list[FieldFaults]
+) -> tuple[pa.Array, NDArray[np.int32] | None]:
+    """Return a column of times as seconds, and their nanoseconds; bad ones are added to `field_faults`."""
     written, offsets = flat(array), list_offsets(array)
     missing = null_mask(written)
+    nanoseconds = None
     if source.format is None:
-        expected, seconds = SECONDS, numpy_values(written)
+        seconds = numpy_values(written)
         bad = beyond_years(seconds)
         bad = bad if missing is None else bad & ~missing
     else:
-        expected = f"a time like {source.format!r}"
-        seconds, bad = parse_times(written, source.format)
+        seconds, nanoseconds, bad = parse_times(written, source.format)
     times = array_of(seconds, bad if missing is None else bad | missing)
     times = times if offsets is None else lists_of(times, offsets)
     if bad.any():
-        times, faults = without_bad(times, source, bad, "time", expected, written)
-        found.append(faults)
-    return times
+        times, faults = without_bad(times, source, bad, "time", accepted_times(source.format), written)
+        field_faults.append(faults)
+    return times, nanoseconds
 
 
 _MARK = "\x1f"
@@ -140,22 +145,27 @@ class DelimitedReader:
         if FATAL in parsed.fault_counts:
             return ParsedPart({}, None, {FATAL: 1}, [_report(part, names, parsed.faults[-1])])
         columns: dict[str, pa.Array] = {}
-        found: list[FieldFaults] = []
+        nanoseconds: dict[str, NDArray[np.int32]] = {}
+        field_faults: list[FieldFaults] = []
         for name, array in zip(names, parsed.columns, strict=True):
             if array is not None:
                 source = self._columns[name]
-                columns[name] = _times(source, array, found) if source.type == "time" else array
+                columns[name] = array
+                if source.type == "time":
+                    columns[name], parts = _times(source, array, field_faults)
+                    if parts is not None and has_parts(self._spec, source):
+                        nanoseconds[name] = parts
         faults = [_report(part, names, fault) for fault in parsed.faults]
         ordered = {name: columns[name] for name in self._columns}
         counts = {str(kind): count for kind, count in parsed.fault_counts.items()}
-        read = ParsedPart(ordered, parsed.kept, counts, faults, self._zero_nulls)
+        read = ParsedPart(ordered, parsed.kept, counts, faults, self._zero_nulls, nanoseconds)
 
         def fault_of(fields: FieldFaults, at: int) -> InputFault:
             row = int(fields.rows[at])
             line = int(lines_of_rows(text, self._quoting)[row if parsed.kept is None else parsed.kept[row]])
             return report_fault(fields, at, path=part.path, number=part.before + line + 1)
 
-        return apply_error_policy(read, found, policy, fault_of)
+        return apply_error_policy(read, field_faults, policy, fault_of)
 
     def numbers(self, part: RawPart, positions: NDArray[np.int64]) -> list[int]:
         """Return the line numbers in the file of rows at some positions of a part."""
@@ -214,6 +224,7 @@ def split_header(path: str, header: bytes, spec: SourceSpec) -> list[str]:
     Raises:
         FormatError: An empty line, one that is too long, or not UTF-8.
     """
+    check_text(path, header)
     if not header.strip():
         raise FormatError(f"{path}: line 1", "empty, expected the names of columns")
     if len(header) > MAX_LINE_BYTES:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files of one JSON object a line."""
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from pyarrow import json as arrow_json
 
 from terarec.etl.cleaning import Cleaning
-from terarec.etl.source.arrow_files import read_array
+from terarec.etl.source.arrow_files import read_table
 from terarec.etl.source.blocks import (
     EXPECTED,
     MAX_LINE_BYTES,
@@ -39,8 +40,9 @@ from terarec.etl.source.text import (
     text_bytes,
 )
 from terarec.kernels.cpu.delimited import count_rows, lines_of_rows
-from terarec.spec import BadInputPolicy, SourceColumn, SourceSpec
+from terarec.spec import SourceColumn, SourceSpec
 from terarec.spec.codec import parse_json
+from terarec.spec.preparation import BadInputPolicy
 
 _TYPES = {"text": pa.string(), "hex32": pa.string(), "integer": pa.int64(), "number": pa.float64()}
 
@@ -90,11 +92,11 @@ def read_objects(text: bytes, spec: SourceSpec) -> tuple[pa.Table, list[FieldFau
             for column in spec.columns
         }
     )
-    found = [
+    objects = [
         FieldFaults(name or None, kind, EXPECTED[kind], np.array([row for row, _ in bad]), [got for _, got in bad])
         for (name, kind), bad in faults.items()
     ]
-    return table, found
+    return table, objects
 
 
 def _object(line: bytes) -> dict[str, Any]:
@@ -130,7 +132,7 @@ def _read(value: Any, column: SourceColumn, cleaning: Cleaning) -> Any:
     if not isinstance(value, list):
         raise _FaultError("json")
     items = [None if item is None else _read_value(item, kind) for item in cleaning.values(value)]
-    # As text, which `read_array` reads like the items of separated text.
+    # As text, which `read_table` reads like the items of separated text.
     return [item if item is None or isinstance(item, str) else repr(item) for item in items]
 
 
@@ -200,20 +202,17 @@ class JsonLinesReader:
 
     def parse(self, part: RawPart, policy: BadInputPolicy) -> ParsedPart:
         """Return the columns of a block."""
-        found: list[FieldFaults] = []
+        faults: list[FieldFaults] = []
         table = self._read_table(part)
         if table is None:  # line by line: something is wrong, or of a form that Arrow does not read
-            table, found = read_objects(part.content, self._spec)
-        columns = {
-            column.name: read_array(table.column(column.name), column, self._spec, found)
-            for column in self._spec.columns
-        }
+            table, faults = read_objects(part.content, self._spec)
+        columns, nanoseconds = read_table(table, self._spec, faults, part.path)
 
         def fault_of(fields: FieldFaults, at: int) -> InputFault:
             line = int(lines_of_rows(part.content)[fields.rows[at]])
             return report_fault(fields, at, path=part.path, number=part.before + line + 1)
 
-        return apply_error_policy(ParsedPart(columns), found, policy, fault_of)
+        return apply_error_policy(ParsedPart(columns, nanoseconds=nanoseconds), faults, policy, fault_of)
 
     def numbers(self, part: RawPart, positions: NDArray[np.int64]) -> list[int]:
         """Return the line numbers in the file of rows at some positions of a part."""
@@ -275,8 +274,8 @@ def _is_finite(table: pa.Table) -> bool:
     return not any(pc.any(pc.is_inf(column)).as_py() for column in columns)
 
 
-def _holds_lists_of_numbers(found: pa.DataType) -> bool:
-    return bool(pa.types.is_list(found) and pa.types.is_floating(found.value_type))
+def _holds_lists_of_numbers(file_type: pa.DataType) -> bool:
+    return bool(pa.types.is_list(file_type) and pa.types.is_floating(file_type.value_type))
 
 
 def _arrow_type(column: SourceColumn, lists: bool) -> pa.DataType:

@@ -1,38 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files, directories, globs and URLs -> the files to read, in order, and their rows, block by block."""
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import json
 import math
 import os
-import stat
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path, PurePosixPath
-from typing import NoReturn
+from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from terarec.errors import ConfigError, DataNotFoundError, FormatError
-from terarec.etl.columns import RowFaultError, Rows
+from terarec.closer import Stream
+from terarec.errors import ConfigError, FormatError
+from terarec.etl.columns import RowFaultError, Rows, without_lowest
 from terarec.etl.source.arrow_files import IpcReader, ParquetReader
 from terarec.etl.source.blocks import FATAL, BadInputLog, BadInputReport, FormatReader, InputFault, RawBlock, SourceFile
 from terarec.etl.source.delimited import DelimitedReader
+from terarec.etl.source.files import find_files
+from terarec.etl.source.hive import with_directories
 from terarec.etl.source.json_lines import JsonLinesReader
-from terarec.io import file_system, is_remote
+from terarec.etl.source.tables import TableReader, describe_table
+from terarec.formats.frames import Frame, as_table, is_frame
+from terarec.io.opening import read_bytes
+from terarec.io.remote import is_remote
 from terarec.parallel import available_threads, ordered_map
-from terarec.spec import BAD_INPUT_POLICIES, BadInputPolicy, SourceSpec, checks
+from terarec.spec import SourceSpec, checks
 from terarec.spec.checks import quoted
 from terarec.spec.codec import parse_json
 from terarec.spec.dataset import GENERATED_FILE
+from terarec.spec.preparation import BAD_INPUT_POLICIES, BadInputPolicy
 
 SAMPLE_ROWS = 100_000
 """Most rows of unknown logs, or of a preview, that are read."""
-_READ_SEVERAL_TIMES = "the sources are read several times, which a pipe does not allow (save its rows to a file first)"
 
 _READERS = {
     "delimited": DelimitedReader,
@@ -47,6 +52,7 @@ class Source:
 
     Args:
         files: Files in the order of their rows.
+        spec: Spec of the files.
         reader: Reader of their format.
         policy: Policy for bad input.
         threads: Threads that parse in `blocks`.
@@ -56,6 +62,7 @@ class Source:
     def __init__(
         self,
         files: Sequence[SourceFile],
+        spec: SourceSpec,
         reader: FormatReader,
         policy: BadInputPolicy,
         threads: int,
@@ -64,6 +71,7 @@ class Source:
         self.files = tuple(files)
         self.limit = limit
         self._reader = reader
+        self._integers = [column.name for column in spec.columns if column.type == "integer"]
         self._policy = policy
         self._threads = threads
         self._log = BadInputLog()
@@ -110,7 +118,10 @@ class Source:
         if FATAL in parsed.counts:
             raise next(fault for fault in parsed.faults if fault.kind == FATAL).error()
         self._log.add(raw.first_row, parsed.counts, parsed.faults)
-        return parsed.rows(raw)
+        rows = parsed.rows(raw)
+        integers = {name: without_lowest(rows.columns[name]) for name in self._integers}
+        # Unchanged columns keep what is known of their nulls.
+        return rows.with_columns({name: array for name, array in integers.items() if array is not rows.columns[name]})
 
     def invalid_rows(self, raw: RawBlock, rows: NDArray[np.int64], fault: RowFaultError) -> Sequence[InputFault]:
         """Return the first invalid values of rows that `read_block` returned, with their places.
@@ -145,16 +156,13 @@ class Source:
         """Count rows of `raw` that were left out because of `faults`, the first ones, as bad input."""
         self._log.add(raw.first_row, counts, faults, is_read=True)
 
-    def blocks(self) -> Generator[Rows]:
+    def blocks(self) -> Stream[Rows]:
         """Yield all rows in order. Each call gives the same blocks, for any number of threads.
 
         Raises:
             ConfigError, FormatError: As `raw_blocks` and `read_block`.
         """
-        with closing(
-            ordered_map(self.read_block, self.raw_blocks(), self._threads, blocks_ahead(self._threads))
-        ) as blocks:
-            yield from blocks
+        return ordered_map(self.read_block, self.raw_blocks(), self._threads, blocks_ahead(self._threads))
 
     def count_rows(self) -> list[int]:
         """Count the rows of each file, bad ones included; files behind the limit have none."""
@@ -208,9 +216,31 @@ def blocks_ahead(threads: int) -> int:
     return 2 * threads + 10
 
 
+Sources: TypeAlias = str | Path | Sequence[str | Path] | Frame
+"""Files, directories, patterns or URLs, in order; or a table in memory (`terarec.formats.frames`)."""
+
+
+def check_sources(sources: Sources) -> Sequence[str | Path] | pa.Table:
+    """Return paths as a list, and a table in memory as an Arrow table, which may be read several times.
+
+    Raises:
+        ConfigError: Anything else, or data that is no table of Arrow.
+    """
+    if isinstance(sources, str | Path):
+        return [sources]
+    if is_frame(sources):
+        return as_table(sources, "sources")
+    if not isinstance(sources, Sequence) or not all(isinstance(source, str | Path) for source in sources):
+        got = f"a list of {type(sources[0]).__name__}" if isinstance(sources, list | tuple) else type(sources).__name__
+        raise ConfigError(
+            "sources", f"got {got}, expected paths, or one table of pandas, Polars or Arrow (`collect` a LazyFrame)"
+        )
+    return sources
+
+
 def open_source(
     spec: SourceSpec,
-    paths: Sequence[str | Path],
+    sources: Sources,
     policy: BadInputPolicy = "raise",
     threads: int | None = None,
     limit: int | None = None,
@@ -221,8 +251,9 @@ def open_source(
 
     Args:
         spec: Spec of the files.
-        paths: Paths in the order of their rows; a directory means the files in it and below, in the order of their
-            names, without those that begin with ``.`` or ``_``.
+        sources: Paths in the order of their rows; a directory means the files in it and below, in the order of
+            `name_order`, without those that begin with ``.`` or ``_``. Or a table in memory, which has the columns by
+            name, whatever the format.
         policy: Policy for bad input: "raise" ends with it, "skip" leaves its row out, "missing" makes its field
             missing.
         threads: Threads that parse; None takes as many as there are cores. One more reads.
@@ -235,7 +266,11 @@ def open_source(
     """
     if policy not in BAD_INPUT_POLICIES:
         raise ConfigError("policy", f"got {policy!r}, expected one of {', '.join(map(repr, BAD_INPUT_POLICIES))}")
-    return Source(find_files(paths), reader_of(spec), policy, threads or available_threads(), limit)
+    checked, threads = check_sources(sources), threads or available_threads()
+    if isinstance(checked, pa.Table):
+        return Source([describe_table(checked)], spec, TableReader(spec, checked), policy, threads, limit)
+    files = find_files(checked)
+    return Source(files, spec, with_directories(spec, files, reader_of), policy, threads, limit)
 
 
 def reader_of(spec: SourceSpec) -> FormatReader:
@@ -244,107 +279,11 @@ def reader_of(spec: SourceSpec) -> FormatReader:
     return reader
 
 
-def find_files(paths: Sequence[str | Path]) -> tuple[SourceFile, ...]:
-    """Return the files that `paths` name, in the order of `paths`.
-
-    A directory means the files in it and below, a pattern for the files that it matches, both in the order of
-    their names; names that begin with ``.`` or ``_`` in a directory are left out. The side file that a generator writes
-    next to logs is never one of them, since a shell that expands ``raw/*`` names it, too.
-
-    Raises:
-        ConfigError: No path, a pipe or device, or a URL of a kind that fsspec does not know.
-        DataNotFoundError: A path or a glob without a file.
-        FormatError: A directory without a file, or an empty file.
-        MissingDependencyError: A URL without fsspec, or without the library that it needs for this kind of URL.
-    """
-    if not paths:
-        raise ConfigError("sources", "got none, expected at least one file")
-    files = [file for path in paths for file in (_remote(str(path)) if is_remote(path) else _local(Path(path)))]
-    if not files:
-        raise DataNotFoundError(paths[0], "a generator's description of its logs, expected a file of rows")
-    for file in files:
-        if file.bytes == 0:
-            raise FormatError(file.path, "the file is empty, expected at least one row")
-    return tuple(files)
-
-
-def _local(path: Path) -> Iterator[SourceFile]:
-    found = [path]
-    if str(path) == "-":
-        raise ConfigError("sources", f"got '-' for standard input, expected a file: {_READ_SEVERAL_TIMES}")
-    if not path.exists():
-        # Only where no such file exists is the name a pattern: names may hold brackets.
-        if not glob.has_magic(str(path)):
-            raise DataNotFoundError(path, "no such file")
-        found = sorted(map(Path, glob.glob(str(path))))
-        if not found:
-            raise DataNotFoundError(path, "matches no file")
-    for entry in found:
-        if not entry.is_dir():
-            if not _is_sidecar(entry):
-                yield _local_file(entry)
-            continue
-        # Path.rglob would pass over a directory that it may not read.
-        below = [Path(folder, name) for folder, _, names in os.walk(entry, onerror=_unreadable) for name in names]
-        # By name, and not as the disk lists them, so that row ids are the same on every machine.
-        inside = sorted(file for file in below if file.is_file() and _is_data(file.relative_to(entry).parts))
-        if not inside:
-            raise FormatError(entry, "the directory has no data file, expected at least one")
-        yield from map(_local_file, inside)
-
-
-def _unreadable(error: OSError) -> NoReturn:
-    raise FormatError(error.filename, f"cannot be read ({error.strerror}), expected a readable directory") from error
-
-
-def _local_file(path: Path) -> SourceFile:
-    status = path.stat()
-    if not stat.S_ISREG(status.st_mode):
-        raise ConfigError(path, f"is not a regular file, expected one: {_READ_SEVERAL_TIMES}")
-    return SourceFile(str(path), status.st_size, str(status.st_mtime_ns))
-
-
-def _remote(url: str) -> Iterator[SourceFile]:
-    files, path = file_system(url)
-    if not files.exists(path):
-        if not glob.has_magic(path):
-            raise DataNotFoundError(url, "no such file")
-        found = sorted(entry for entry in files.glob(path) if PurePosixPath(entry).name != GENERATED_FILE)
-        if not found:
-            raise DataNotFoundError(url, "matches no file")
-    else:
-        found = [path]
-    for entry in found:
-        inside = [entry]
-        if files.isdir(entry):
-            below = sorted(files.find(entry))
-            inside = [file for file in below if _is_data(PurePosixPath(file).relative_to(entry).parts)]
-            if not inside:
-                raise FormatError(url, "the directory has no data file, expected at least one")
-        for file in inside:
-            yield SourceFile(files.unstrip_protocol(file), int(files.size(file)), str(files.ukey(file)))
-
-
-def _is_data(parts: Sequence[str]) -> bool:
-    return parts[-1] != GENERATED_FILE and not any(part.startswith((".", "_")) for part in parts)
-
-
-def _is_sidecar(path: Path) -> bool:
-    """Return whether a file is the `GENERATED_FILE` of a generator, and not a log of that name."""
-    if path.name != GENERATED_FILE or not path.is_file():
-        return False
-    try:
-        content = parse_json(path.read_bytes())
-    except ValueError:
-        return False
-    return isinstance(content, dict) and {"best_auc", "files", "seed"} <= content.keys()
-
-
 def read_best_auc(sources: Sequence[str | Path]) -> float | None:
     """Return ``best_auc`` of the `GENERATED_FILE` in the lowest directory of `sources`; None without one or for URLs.
 
     Raises:
-        FormatError: The file is not JSON, or holds no ``best_auc`` from 0 to 1.
+        FormatError: The file is not JSON, or holds no ``best_auc`` from 0 to 1, or null for labels of one class.
     """
     if not sources or any(is_remote(source) for source in sources):
         return None
@@ -352,10 +291,12 @@ def read_best_auc(sources: Sequence[str | Path]) -> float | None:
     if not path.is_file():
         return None
     try:
-        content = parse_json(path.read_text(encoding="utf-8"))
+        content = parse_json(read_bytes(path))
     except ValueError as error:
         raise FormatError(path, f"not JSON ({error})") from error
     best_auc = content.get("best_auc") if isinstance(content, dict) else None
+    if isinstance(content, dict) and "best_auc" in content and best_auc is None:
+        return None
     share = checks.number(0.0, 1.0)
     try:
         return float(share.read(best_auc))

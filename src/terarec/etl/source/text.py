@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Text files as blocks of complete lines; compression is detected by the content."""
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from io import FileIO
 from itertools import repeat
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from terarec.errors import FormatError
+from terarec.errors import FormatError, TerarecError
 from terarec.etl.source.blocks import MAX_LINE_BYTES, SourceFile
-from terarec.io import is_remote, locate
+from terarec.io.opening import open_file
+from terarec.io.remote import is_remote, locate
 from terarec.kernels.cpu.delimited import count_rows, lines_of_rows
 from terarec.kernels.encoding_types import UNQUOTED, Quoting
 
@@ -90,6 +91,41 @@ def read_text(
             yield TextBlock(text, position - before, end)
 
 
+_KINDS = {
+    b"PAR1": ("a Parquet file", "parquet"),
+    b"ARROW1": ("an Arrow file", "arrow"),
+    b"\xff\xff\xff\xff": ("an Arrow file", "arrow"),  # a stream
+}
+"""First bytes of files that are no text -> what they are, and the format of their source."""
+_NO_TEXT = frozenset(range(32)) - frozenset(b"\t\n\v\f\r\x1b")
+"""Bytes that no text has in an encoding of single bytes or in UTF-8."""
+
+
+def check_text(path: str, head: bytes) -> None:
+    """Raise `FormatError` if a file that begins with `head` is no text."""
+    kind = _kind(head)
+    if kind is not None:
+        raise _other_kind(path, *kind, "text")
+
+
+def check_kind(path: str, head: bytes, source_format: str) -> None:
+    """Raise `FormatError` if a file that begins with `head` is of a known kind that is not `source_format`."""
+    kind = _kind(head)
+    if kind is None and head and not _NO_TEXT.intersection(head):
+        kind = ("JSON lines", "json_lines") if head.lstrip()[:1] == b"{" else ("text", "delimited")
+    if kind is not None and kind[1] != source_format:
+        raise _other_kind(path, *kind, next(name for name, form in _KINDS.values() if form == source_format))
+
+
+def _kind(head: bytes) -> tuple[str, str] | None:
+    return next((kind for first, kind in _KINDS.items() if head.startswith(first)), None)
+
+
+def _other_kind(path: str, kind: str, source_format: str, expected: str) -> FormatError:
+    problem = f"is {kind}, expected {expected}; the format {source_format!r} of a workflow's source reads it"
+    return FormatError(path, f"{problem} (terarec workflow draft writes such a workflow)")
+
+
 def check_rows(file: SourceFile, rows: int) -> None:
     """Raise `FormatError` for a file without rows."""
     if not rows:
@@ -129,6 +165,8 @@ def open_text(file: SourceFile) -> Iterator[tuple[Any, Any]]:
             elif compression is not None:
                 stream = opened.enter_context(pa.CompressedInputStream(pa.PythonFile(stored, mode="r"), compression))
             yield stored, stream
+    except TerarecError:  # of a missing file, which is an OSError as well
+        raise
     # A zip file of a method that Python lacks raises NotImplementedError.
     except (EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, NotImplementedError, OSError) as error:
         if compression is None:
@@ -154,7 +192,7 @@ def _compression(stored: Any) -> str | None:
 
 def _stored(path: str) -> Any:
     # Unbuffered: a block is larger than any buffer, and reading ahead needs the file itself.
-    return locate(path).open() if is_remote(path) else Path(path).open("rb", buffering=0)
+    return locate(path).input() if is_remote(path) else open_file(path, is_buffered=False)
 
 
 def advise_ahead(stored: Any, num_bytes: int) -> None:
@@ -187,6 +225,7 @@ def _cut(path: str, stream: Any, block_bytes: int, begin: int, quoting: Quoting)
     while chunk := stream.read(block_bytes + _bytes_to_line_end(stream, block_bytes)):
         position += len(chunk)
         if position == len(chunk):
+            check_text(path, chunk)
             chunk = chunk.removeprefix(BYTE_ORDER_MARK)
         # Text without a quote is cut at its last line end, and no quotes are followed.
         if quoting.quote and (b'"' in chunk or b'"' in rest):
@@ -286,11 +325,11 @@ def count_lines(file: SourceFile, begin: int, end: float, is_quoted: bool) -> Li
             if is_quoted and memory.find(b'"', kept, kept + got) >= 0:
                 return None
             stop = memory.rfind(b"\n", first, kept + got) + 1 or first
-            found = count_rows(view[first:stop])
-            lines, rows = lines + found.lines, rows + found.rows
+            count = count_rows(view[first:stop])
+            lines, rows = lines + count.lines, rows + count.rows
             kept += got - stop
             memory[:kept] = memory[stop : stop + kept]
             if kept == len(memory):  # a long line: it is enough to know that it holds something
                 memory[:1], kept = b".", 1
-    found = count_rows(view[:kept])
-    return LineCount(lines + found.lines, rows + found.rows)
+    count = count_rows(view[:kept])
+    return LineCount(lines + count.lines, rows + count.rows)

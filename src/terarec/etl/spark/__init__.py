@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Preparation on a Spark cluster, by the parser, the operators and the states of the local engine.
 
 Spark splits the sources, runs tasks, repeats those that fail, and shuffles; what a task does to its rows is the code of
@@ -17,15 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from terarec.errors import ClusterError, MissingDependencyError
-from terarec.etl.engine.phases import StartRun
+from terarec.etl.engine.run import StartRun
 from terarec.kernels.environment import java_home
 from terarec.spec import PrepareOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-__all__ = ["check_spark", "spark_runs", "spark_session"]
 
 
 @contextmanager
@@ -71,8 +69,8 @@ def check_spark() -> None:
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
     version = None if java is None else _java_version(java)
     if java is None or version is None:
-        found = "none on PATH, and JAVA_HOME is not set" if java is None else f"{java}, which does not run"
-        raise MissingDependencyError("Java", f"found {found}, expected version {LEAST_JAVA} or later for Spark")
+        problem = "none on PATH, and JAVA_HOME is not set" if java is None else f"{java}, which does not run"
+        raise MissingDependencyError("Java", f"found {problem}, expected version {LEAST_JAVA} or later for Spark")
     if version < LEAST_JAVA:
         raise MissingDependencyError(
             "Java", f"found version {version} at {java}, expected {LEAST_JAVA} or later for Spark"
@@ -151,5 +149,5 @@ def _java_version(java: str) -> int | None:
         shown = subprocess.run([java, "-version"], capture_output=True, text=True, check=True).stderr
     except (OSError, subprocess.CalledProcessError):
         return None
-    found = re.search(r'version "(?:1\.)?(\d+)', shown)
-    return None if found is None else int(found[1])
+    match = re.search(r'version "(?:1\.)?(\d+)', shown)
+    return None if match is None else int(match[1])

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Forks the Python workers of one machine, as ``python -m terarec.etl.spark.daemon``, which Spark runs.
 
 Workers inherit the modules that tasks need. With PySpark's own daemon each imports them again: 0.75 s of a core each.

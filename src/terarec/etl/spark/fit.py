@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A fit phase on the cluster: tasks observe their pieces, others merge the partial states, the driver finishes them.
 
 States with a row for each value (vocabularies, sums of groups) are cut by value and go through files, so that no
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -24,23 +25,25 @@ from terarec.errors import FormatError
 from terarec.etl.columns import SPLIT_NAMES, TRAIN, Rows
 from terarec.etl.engine.passes import ReadRows
 from terarec.etl.engine.split import (
+    EmptySplits,
     TimeBounds,
-    check_shares,
     digit_counts,
     number_at,
-    share_counts,
     sort_keys,
+    time_bounds,
+    time_range,
     times_of,
 )
-from terarec.etl.ops import KeyedStatistic, MergeableStatistic, SpillOptions, State, Statistic
-from terarec.etl.spark.read import Piece
+from terarec.etl.ops import KeyedStatistic, MergeableStatistic, State
+from terarec.etl.ops.states import SpillOptions, Statistic
+from terarec.etl.spark.read import FilePart
 from terarec.etl.spark.tasks import (
     REPORT,
     Job,
     OpenJob,
     PieceReport,
     Row,
-    TableFile,
+    TableStreams,
     map_with_job,
     raise_first,
     read_table,
@@ -48,7 +51,8 @@ from terarec.etl.spark.tasks import (
     task_file,
 )
 from terarec.etl.values import PARTITIONS, partition_of
-from terarec.etl.workflow import Pass, Plan, Workflow
+from terarec.etl.workflow import Workflow
+from terarec.etl.workflow.plan import Pass, Plan
 from terarec.spec import SplitByTime
 
 _FAN_IN = 32
@@ -71,7 +75,7 @@ class FitPhase:
 
 
 def fit_steps(
-    context: SparkContext, job: Job, pieces: Sequence[Piece], phase: FitPhase, directory: Path
+    context: SparkContext, job: Job, pieces: Sequence[FilePart], phase: FitPhase, directory: Path
 ) -> Mapping[int, State]:
     """Return the states of the steps of a phase.
 
@@ -96,19 +100,19 @@ def fit_steps(
         observed = reduce_parts(observed, job, -(-len(pieces) // _FAN_IN), _merge_small)
     # `_merge_small` leaves rows in the order of hashes; states are merged in the order of the sources.
     rows = sorted(observed.collect(), key=itemgetter(1))
-    found: list[_Observed] = [part for key, _, part in rows if key == REPORT]
+    observations: list[_Observed] = [part for key, _, part in rows if key == REPORT]
     # Here and not in the tasks, so that the first fault in the order of the sources is the one that is raised.
-    raise_first(piece.report for piece in found)
-    if not any(piece.report.rows[TRAIN] for piece in found):
+    raise_first(piece.report for piece in observations)
+    if not any(piece.report.rows[TRAIN] for piece in observations):
         raise FormatError("sources", "got no row for training, expected at least one")
     for key, _, part in rows:
         if key != REPORT:
             statistics[int(key.split("/")[0])].merge(part)
-    rests = {step: [rest for piece in found for rest in piece.rests.get(step, ())] for step in phase.steps}
+    rests = {step: [rest for piece in observations for rest in piece.rests.get(step, ())] for step in phase.steps}
     for step, of_step in rests.items():
         for rest in of_step:
             _merge_rest(statistics[step], rest)
-    tables = [(number, table) for number, piece in enumerate(found) for table in piece.tables]
+    tables = [(number, table) for number, piece in enumerate(observations) for table in piece.tables]
     of_parts = [
         [(number, table.step, table.name, begin) for number, table in tables if (begin := int(table.begins[part])) >= 0]
         for part in range(parts)
@@ -153,20 +157,20 @@ class _Observed(NamedTuple):
 
 
 def _observe_piece(
-    phase: FitPhase, parts: int, directory: Path, opened: OpenJob, number: int, piece: Piece
+    phase: FitPhase, parts: int, directory: Path, opened: OpenJob, number: int, piece: FilePart
 ) -> Iterator[Row]:
     """Write the partial states of a piece that are tables; yield the small ones, and the reports for the driver."""
     statistics = {step: _statistic(opened.plan, step) for step in phase.steps}
-    found = _Observed(PieceReport(), {}, [])
+    observed = _Observed(PieceReport(), {}, [])
 
-    def split(step: int, statistic: KeyedStatistic, partial_state: Any, file: TableFile) -> None:
+    def split(step: int, statistic: KeyedStatistic, partial_state: Any, file: TableStreams) -> None:
         rows, rest = statistic.split(partial_state)
-        found.rests.setdefault(step, []).append(rest)
+        observed.rests.setdefault(step, []).append(rest)
         for name, table in rows.items():
             begins = np.full(parts, -1, dtype=np.int64)
             for part, of_part in _by_value(table, parts):
                 begins[part] = file.write(of_part)
-            found.tables.append(_Table(step, name, begins))
+            observed.tables.append(_Table(step, name, begins))
 
     def observe(read: ReadRows) -> tuple[dict[int, Any], NDArray[np.int64]]:
         def of(rows: Rows) -> dict[int, Any]:
@@ -178,15 +182,15 @@ def _observe_piece(
         return read.invalid.filter(of, entered.training())[0], counts
 
     # One file a piece, and not one for each table and part of it.
-    with task_file(opened.job, _piece_file(directory, number)) as path, TableFile(path) as file:
-        for partials, counts in opened.map(piece, found.report, observe, phase.until_row):
-            found.report.rows = found.report.rows + counts
+    with task_file(opened.job, _piece_file(directory, number)) as path, TableStreams(path) as file:
+        for partials, counts in opened.map(piece, observed.report, observe, phase.until_row):
+            observed.report.rows = observed.report.rows + counts
             for step, of_block in partials.items():
                 statistic = statistics[step]
                 if isinstance(statistic, MergeableStatistic):
                     statistic.merge(of_block)
                 elif not isinstance(statistic, KeyedStatistic):
-                    found.rests.setdefault(step, []).append(of_block)
+                    observed.rests.setdefault(step, []).append(of_block)
                 # Sums of floats depend on the order: the rows of each block are kept apart, and added row by row later.
                 elif statistic.in_order:
                     split(step, statistic, of_block, file)
@@ -196,7 +200,7 @@ def _observe_piece(
     for step, statistic in statistics.items():
         if isinstance(statistic, MergeableStatistic):
             yield f"{step}/{number // _FAN_IN}", number, statistic.partial()
-    yield REPORT, number, found
+    yield REPORT, number, observed
 
 
 def _merge_small(opened: OpenJob, key: str, rows: Iterator[Row]) -> Iterator[Row]:
@@ -231,7 +235,7 @@ def _merge_tables(
         tables: Piece, step, name and begin of each table.
     """
     merged = []
-    with task_file(opened.job, _merged_file(directory, number)) as path, TableFile(path) as file:
+    with task_file(opened.job, _merged_file(directory, number)) as path, TableStreams(path) as file:
         for step, name in dict.fromkeys((step, name) for _, step, name, _ in tables):
             statistic = _statistic(opened.plan, step)
             assert isinstance(statistic, KeyedStatistic)
@@ -275,11 +279,13 @@ def _merge_rest(statistic: Statistic, rest: Any) -> None:
         statistic.merge(rest)
 
 
-def time_bounds(context: SparkContext, job: Job, pieces: Sequence[Piece], split: SplitByTime) -> TimeBounds:
+def time_bounds_on_cluster(
+    context: SparkContext, job: Job, pieces: Sequence[FilePart], split: SplitByTime, empty_splits: EmptySplits
+) -> TimeBounds:
     """Return the times where a split by shares of the rows is cut.
 
     Raises:
-        ConfigError: No row would be left for training.
+        ConfigError: A split would get no row.
         FormatError: Bad input.
     """
     rows = map_with_job(context, job, pieces, partial(_times, split.column))
@@ -289,29 +295,47 @@ def time_bounds(context: SparkContext, job: Job, pieces: Sequence[Piece], split:
         raise_first(rows.filter(lambda row: row[0] == REPORT).map(itemgetter(2)).collect())
         times = rows.filter(lambda row: row[0] != REPORT).map(itemgetter(2))
         total = times.map(lambda counted: int(counted[1].sum())).sum()
-        valid, test = share_counts(total, split.valid, split.test)
-        training = total - valid - test
-        check_shares(training, total)
-        return TimeBounds(
-            valid_after=_time_at(times, training - 1),
-            test_after=_time_at(times, training + valid - 1) if test else float("inf"),
-        )
+        dtype = np.dtype(times.first()[2])  # that of all
+        return time_bounds(split, total, lambda rank: _time_at(times, rank, dtype), empty_splits)
     finally:
         rows.unpersist()
 
 
-def _times(name: str, opened: OpenJob, number: int, piece: Piece) -> Iterator[Row]:
-    """Yield the different times of each block with the numbers of their rows, and a report."""
+def time_range_on_cluster(
+    context: SparkContext, job: Job, pieces: Sequence[FilePart], column: str
+) -> tuple[float, float]:
+    """Return the least and the last time of a column; a missing one is before all others and does not count."""
+    rows = map_with_job(context, job, pieces, partial(_time_ranges, column)).collect()
+    return min(row[0] for row in rows), max(row[1] for row in rows)
+
+
+def _time_ranges(name: str, opened: OpenJob, number: int, piece: FilePart) -> Iterator[Row]:
+    work = opened.plan.row_pass()
+    yield from opened.map(
+        piece, PieceReport(), lambda read: time_range(opened.pipeline.preprocess(work, read).columns[name])
+    )
+
+
+def _times(name: str, opened: OpenJob, number: int, piece: FilePart) -> Iterator[Row]:
+    """Yield the different times of each block with the numbers of their rows and their type, and a report."""
     report, work = PieceReport(), opened.plan.row_pass()
-    for times in opened.map(piece, report, lambda read: times_of(opened.pipeline.preprocess(work, read).columns[name])):
-        yield "times", number, np.unique(sort_keys(times), return_counts=True)
+    for times in opened.map(piece, report, lambda read: times_of(opened.pipeline.preprocess(work, read), name)):
+        yield "times", number, (*np.unique(sort_keys(times), return_counts=True), times.dtype.name)
     yield REPORT, number, report
 
 
-def _time_at(times: RDD[tuple[NDArray[np.uint64], NDArray[np.int64]]], rank: int) -> float:
+_Counted: TypeAlias = tuple[NDArray[np.uint64], NDArray[np.int64], str]
+"""Keys of times, the rows of each, and the type of the times."""
+
+
+def _time_at(times: RDD[_Counted], rank: int, dtype: np.dtype[Any]) -> float | int:
     """Return the time with `rank` others before it."""
-    return number_at(rank, lambda found, shift: times.map(partial(_digit_counts, found, shift)).treeReduce(np.add))
+
+    def count(digits: int, shift: int) -> NDArray[np.int64]:
+        return times.map(partial(_digit_counts, digits, shift)).treeReduce(np.add)
+
+    return number_at(rank, count, dtype)
 
 
-def _digit_counts(found: int, shift: int, counted: tuple[NDArray[np.uint64], NDArray[np.int64]]) -> NDArray[np.int64]:
-    return digit_counts(found, shift, *counted)
+def _digit_counts(digits: int, shift: int, counted: _Counted) -> NDArray[np.int64]:
+    return digit_counts(digits, shift, *counted[:2])

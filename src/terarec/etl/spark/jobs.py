@@ -1,7 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
 """Jobs of Spark: their progress while they run, and errors of executors and of Spark as errors of terarec."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -121,12 +123,12 @@ class _Stages:
         A stage of fewer tasks counts for less.
         """
         for job in self._tracker.getJobIdsForGroup(self._group):
-            found = None if job in self._ended else self._tracker.getJobInfo(job)
-            if found is None:
+            info = None if job in self._ended else self._tracker.getJobInfo(job)
+            if info is None:
                 continue
-            for stage in found.stageIds:
+            for stage in info.stageIds:
                 self._update(stage)
-            if found.status != "RUNNING":
+            if info.status != "RUNNING":
                 self._ended.add(job)
         if not self._tasks:
             return 0.0
@@ -135,14 +137,14 @@ class _Stages:
         return sum(done / max(tasks, whole) for tasks, done in self._tasks.values())
 
     def _update(self, stage: int) -> None:
-        found = self._tracker.getStageInfo(stage)
-        if found is not None and found.numTasks:
+        info = self._tracker.getStageInfo(stage)
+        if info is not None and info.numTasks:
             _, done = self._tasks.get(stage, (0, 0))
-            self._tasks[stage] = found.numTasks, max(done, found.numCompletedTasks)
+            self._tasks[stage] = info.numTasks, max(done, info.numCompletedTasks)
 
 
-_MARK = "\x1e"
-"""Surrounds the class, the place and the problem of an error of terarec in a stack trace of Spark."""
+_MARK = "terarec-error="
+"""Stands in a stack trace of Spark before an error of terarec: its class, place and problem as a list in JSON."""
 _SHOWN_CHARACTERS = 400
 _ADVICE = {
     "No space left on device": "expected room for shuffles in spark.local.dir and for the data set",
@@ -163,7 +165,9 @@ def executor_errors() -> Iterator[None]:
     try:
         yield
     except TerarecError as error:
-        raise RuntimeError(f"{_MARK}{type(error).__name__}{_MARK}{error.where}{_MARK}{error.problem}{_MARK}") from error
+        # JSON in ASCII on one line, whose end is known: PySpark strips messages, of control characters as well.
+        parts = json.dumps([type(error).__name__, error.where, error.problem])
+        raise RuntimeError(f"{_MARK}{parts}") from error
 
 
 @contextmanager
@@ -183,17 +187,21 @@ def spark_errors() -> Iterator[None]:
 
 def raise_error(kind: str, *parts: str) -> NoReturn:
     """Raise the error of terarec whose class is named `kind`, with its message or the parts of it."""
-    found = getattr(errors, kind, None)
-    raise (found if isinstance(found, type) and issubclass(found, TerarecError) else ClusterError)(*parts)
+    error_type = getattr(errors, kind, None)
+    raise (error_type if isinstance(error_type, type) and issubclass(error_type, TerarecError) else ClusterError)(
+        *parts
+    )
 
 
 def _translated(text: str) -> TerarecError:
-    parts = text.split(_MARK)
-    if len(parts) > 4:
-        try:
-            raise_error(*parts[1:4])
-        except TerarecError as error:
-            return error
+    _, mark, rest = text.partition(_MARK)
+    try:
+        if mark:
+            raise_error(*json.JSONDecoder().raw_decode(rest)[0])
+    except TerarecError as error:
+        return error
+    except json.JSONDecodeError:  # a message that Spark has cut off
+        pass
     line = _first_line(text)
     for sign, advice in _ADVICE.items():
         if sign in text:
@@ -212,5 +220,5 @@ def _first_line(text: str) -> str:
     lines = [line.strip(" :") for line in text.splitlines() if line.strip(" :")] or ["no reason was given"]
     line = lines[1] if lines[0].startswith("An error occurred while calling") and len(lines) > 1 else lines[0]
     if _IN_PYTHON in line or "PythonException" in line:
-        line = next((found for found in lines[1:] if _PYTHON_ERROR.fullmatch(found)), line)
+        line = next((candidate for candidate in lines[1:] if _PYTHON_ERROR.fullmatch(candidate)), line)
     return shortened(line, _SHOWN_CHARACTERS)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files split into pieces: Spark counts the rows of all files first, then a task reads each piece by the local reader.
 
 A piece is a range of bytes of plain text, some row groups of a Parquet file, or a file that cannot be split: compressed
@@ -13,12 +14,11 @@ from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq
 
-from terarec.etl.source import RawBlock, SourceFile
 from terarec.etl.source.arrow_files import ParquetReader
-from terarec.etl.source.blocks import FormatReader, RawPart
+from terarec.etl.source.blocks import FormatReader, RawBlock, RawPart, SourceFile
 from terarec.etl.source.text import LineCount, check_rows, count_lines, open_text
 from terarec.formats.parquet import arrow_errors
-from terarec.io import locate
+from terarec.io.remote import locate
 from terarec.kernels.cpu.delimited import count_rows
 from terarec.kernels.encoding_types import Quoting
 from terarec.spec import SourceSpec
@@ -27,7 +27,7 @@ _BATCH_ROWS = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Piece:
+class FilePart:
     """Consecutive rows of a file that one task reads.
 
     Attributes:
@@ -84,7 +84,7 @@ Count = Callable[[Sequence[Range]], Sequence[Counted]]
 """Counts ranges, each in a task of its own."""
 
 
-def cut_text(files: Sequence[SourceFile], spec: SourceSpec, piece_bytes: int, count: Count) -> list[Piece]:
+def cut_text(files: Sequence[SourceFile], spec: SourceSpec, piece_bytes: int, count: Count) -> list[FilePart]:
     """Return the pieces of text or Arrow files.
 
     Raises:
@@ -100,26 +100,28 @@ def cut_text(files: Sequence[SourceFile], spec: SourceSpec, piece_bytes: int, co
     ]
     counted = list(zip(ranges, count(ranges), strict=True))
     # Only the start of a file tells whether a line end lies between quotes.
-    uncut = sorted({found.file for found, result in counted if not result.is_cut})
+    uncut = sorted({span.file for span, result in counted if not result.is_cut})
     if uncut:
         again = [Range(number, 0, None) for number in uncut]
         counted = [item for item in counted if item[0].file not in uncut]
         counted = sorted([*counted, *zip(again, count(again), strict=True)], key=lambda item: item[0][:2])
-    pieces: list[Piece] = []
+    pieces: list[FilePart] = []
     row = 0
     for number, results in groupby(counted, key=lambda item: item[0].file):
-        found = [result for _, result in results]
+        results_of_file = [result for _, result in results]
         begun, before = row, 0
-        for begin, end, lines, rows in (cut for result in found for cut in result.cuts):
-            names = found[0].names
-            piece = Piece(file=number, begin=begin, end=end, before=before, first_row=row, num_rows=rows, names=names)
+        for begin, end, lines, rows in (cut for result in results_of_file for cut in result.cuts):
+            names = results_of_file[0].names
+            piece = FilePart(
+                file=number, begin=begin, end=end, before=before, first_row=row, num_rows=rows, names=names
+            )
             pieces.append(piece)
             before, row = before + lines, row + rows
         check_rows(files[number], row - begun)
     return pieces
 
 
-def count_range(reader: FormatReader, spec: SourceSpec, file: SourceFile, found: Range, piece_bytes: int) -> Counted:
+def count_range(reader: FormatReader, spec: SourceSpec, file: SourceFile, span: Range, piece_bytes: int) -> Counted:
     """Count the lines that begin in a range, or all rows of a file.
 
     Raises:
@@ -131,21 +133,21 @@ def count_range(reader: FormatReader, spec: SourceSpec, file: SourceFile, found:
     with open_text(file) as (stored, stream):
         is_plain = stored is stream
         cut = None
-        if is_plain and found.end is not None:
+        if is_plain and span.end is not None:
             # From the byte before: a line that begins right at the cut belongs to this range, not to the previous one.
-            first = _line_end(stream, found.begin - 1) if found.begin else 0
-            last = _line_end(stream, found.end - 1) if found.end < file.bytes else file.bytes
+            first = _line_end(stream, span.begin - 1) if span.begin else 0
+            last = _line_end(stream, span.end - 1) if span.end < file.bytes else file.bytes
             counted = count_lines(file, first, last, spec.quote) if last > first else LineCount(0, 0)
             if counted is None:
                 # Some quote may hide line ends: only reading from the start of the file tells which.
                 return Counted(is_cut=False)
             cut = Cut(first, max(first, last), *counted)
     # Compressed text cannot be cut: the range that begins it counts all of it.
-    if not is_plain and found.begin:
+    if not is_plain and span.begin:
         return Counted()
-    names = _names(reader, spec, file) if found.begin == 0 else ()
+    names = _names(reader, spec, file) if span.begin == 0 else ()
     if cut is not None:
-        has_header = spec.header and found.begin == 0 and cut.rows > 0
+        has_header = spec.header and span.begin == 0 and cut.rows > 0
         return Counted((cut._replace(rows=cut.rows - has_header),), names)
     cuts, begin, before, rows = [], 0, 0, 0
     for part in reader.parts(file):
@@ -159,7 +161,7 @@ def count_range(reader: FormatReader, spec: SourceSpec, file: SourceFile, found:
     return Counted(tuple(cuts), names)
 
 
-def cut_parquet(files: Sequence[SourceFile], reader: ParquetReader, piece_bytes: int) -> list[Piece]:
+def cut_parquet(files: Sequence[SourceFile], reader: ParquetReader, piece_bytes: int) -> list[FilePart]:
     """Return pieces of some row groups each.
 
     Raises:
@@ -168,22 +170,24 @@ def cut_parquet(files: Sequence[SourceFile], reader: ParquetReader, piece_bytes:
     """
     # On the driver, since row groups are cut by the footers that it reads anyway.
     reader.check_schemas(file.path for file in files)
-    pieces: list[Piece] = []
+    pieces: list[FilePart] = []
     row = 0
     for number, file in enumerate(files):
-        with arrow_errors(file.path), pq.ParquetFile(locate(file.path).open()) as opened:
+        with arrow_errors(file.path), locate(file.path).input() as source, pq.ParquetFile(source) as opened:
             groups = [opened.metadata.row_group(group) for group in range(opened.num_row_groups)]
         check_rows(file, sum(group.num_rows for group in groups))
         begin = before = rows = num_bytes = 0
         for end, group in enumerate(groups, 1):
             rows, num_bytes = rows + group.num_rows, num_bytes + group.total_byte_size
             if num_bytes >= piece_bytes or end == len(groups):
-                pieces.append(Piece(file=number, begin=begin, end=end, before=before, first_row=row, num_rows=rows))
+                pieces.append(FilePart(file=number, begin=begin, end=end, before=before, first_row=row, num_rows=rows))
                 begin, before, row, rows, num_bytes = end, before + rows, row + rows, 0, 0
     return pieces
 
 
-def read_piece(reader: FormatReader, spec: SourceSpec, files: Sequence[SourceFile], piece: Piece) -> Iterator[RawBlock]:
+def read_piece(
+    reader: FormatReader, spec: SourceSpec, files: Sequence[SourceFile], piece: FilePart
+) -> Iterator[RawBlock]:
     """Yield the blocks of a piece, not parsed.
 
     Raises:
@@ -217,14 +221,14 @@ def _line_end(stream: Any, position: int) -> int:
     """Return the byte behind the first line end at or behind byte `position`."""
     stream.seek(position)
     while chunk := stream.read(1 << 16):
-        found: int = chunk.find(b"\n")
-        if found >= 0:
-            return position + found + 1
+        end: int = chunk.find(b"\n")
+        if end >= 0:
+            return position + end + 1
         position += len(chunk)
     return position
 
 
-def _text_parts(reader: FormatReader, spec: SourceSpec, file: SourceFile, piece: Piece) -> Iterator[RawPart]:
+def _text_parts(reader: FormatReader, spec: SourceSpec, file: SourceFile, piece: FilePart) -> Iterator[RawPart]:
     """Yield the parts of a range of a plain text file."""
     assert piece.end is not None
     is_delimited = spec.format == "delimited"
@@ -244,12 +248,12 @@ def _text_parts(reader: FormatReader, spec: SourceSpec, file: SourceFile, piece:
             return
 
 
-def _row_groups(spec: SourceSpec, file: SourceFile, piece: Piece) -> Iterator[RawPart]:
+def _row_groups(spec: SourceSpec, file: SourceFile, piece: FilePart) -> Iterator[RawPart]:
     """Yield the batches of some row groups of a Parquet file."""
     assert piece.end is not None
     before = piece.before
     columns = [column.name for column in spec.columns]
-    with arrow_errors(file.path), pq.ParquetFile(locate(file.path).open()) as opened:
+    with arrow_errors(file.path), locate(file.path).input() as source, pq.ParquetFile(source) as opened:
         for group in range(piece.begin, piece.end):
             for batch in opened.iter_batches(_BATCH_ROWS, row_groups=[group], columns=columns):
                 yield RawPart(file.path, before, batch.num_rows, batch.nbytes, batch)

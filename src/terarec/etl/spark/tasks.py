@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shared parts of the tasks on executors: the job, its opened form, and stages that pass opaque parts to each other.
 
 Tasks leave tables (encoded rows, partial states by value) in files of the shared directory, from which later tasks map
@@ -9,7 +10,6 @@ every Python for it.
 from __future__ import annotations
 
 import os
-import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,15 +30,20 @@ from terarec.errors import TerarecError
 from terarec.etl.columns import Rows
 from terarec.etl.engine.grouped import rows_from_table
 from terarec.etl.engine.passes import InvalidRowHandler, Pipeline, ReadRows
-from terarec.etl.engine.phases import WORK, StateStore
+from terarec.etl.engine.run import WORK, StateStore
 from terarec.etl.engine.split import Bounds, assign
 from terarec.etl.ops.sequences import ITEM_BITS
-from terarec.etl.source import FAULTS_SHOWN, InputFault, Source, SourceFile
-from terarec.etl.source.source import reader_of
+from terarec.etl.source.blocks import FAULTS_SHOWN, InputFault, SourceFile
+from terarec.etl.source.hive import files_spec, with_directories
+from terarec.etl.source.source import Source, reader_of
 from terarec.etl.spark.jobs import executor_errors, raise_error
-from terarec.etl.spark.read import Piece, read_piece
-from terarec.etl.workflow import Plan, Workflow
-from terarec.spec import BadInputPolicy, WorkflowSpec
+from terarec.etl.spark.read import FilePart, read_piece
+from terarec.etl.workflow import Workflow
+from terarec.etl.workflow.plan import Plan
+from terarec.io.opening import arrow_file
+from terarec.io.removal import remove_tree
+from terarec.spec import WorkflowSpec
+from terarec.spec.preparation import BadInputPolicy
 
 Row: TypeAlias = tuple[Any, ...]
 T = TypeVar("T")
@@ -121,10 +126,11 @@ class OpenJob:
         self.workflow = Workflow.of(job.spec, states)
         self.pipeline = Pipeline(self.plan, states, assign(job.spec.split, job.bounds))
         self.item_bits = item_bits(self.plan)
-        self.reader = reader_of(job.spec.source)
+        self.reader = with_directories(job.spec.source, job.files, reader_of)
+        self.files_spec = files_spec(job.spec.source, job.files)
 
     def map(
-        self, piece: Piece, report: PieceReport, function: Callable[[ReadRows], T], until_row: int | None = None
+        self, piece: FilePart, report: PieceReport, function: Callable[[ReadRows], T], until_row: int | None = None
     ) -> Iterator[T]:
         """Yield `function` of the rows of a piece, block by block; an error ends the piece and is passed to `report`.
 
@@ -135,11 +141,11 @@ class OpenJob:
             until_row: Row id from which on no block begins.
         """
         # One thread: Spark runs a task on each core.
-        source = Source(self.job.files, self.reader, self.job.policy, 1)
+        source = Source(self.job.files, self.job.spec.source, self.reader, self.job.policy, 1)
         joined = self._joined(piece)
         row = piece.first_row
         try:
-            for raw in read_piece(self.reader, self.job.spec.source, self.job.files, piece):
+            for raw in read_piece(self.reader, self.files_spec, self.job.files, piece):
                 row = raw.first_row
                 if until_row is not None and row << self.item_bits >= until_row:
                     break
@@ -151,10 +157,10 @@ class OpenJob:
                 yield result
         except TerarecError as error:  # not raised here: of all tasks the first fault in the order of rows counts
             report.fault = Fault(row, type(error).__name__, error.where, error.problem)
-        found = source.bad_input
-        report.bad_input, report.first = dict(found.counts), found.first
+        report_of_faults = source.bad_input
+        report.bad_input, report.first = dict(report_of_faults.counts), report_of_faults.first
 
-    def _joined(self, piece: Piece) -> Rows | None:
+    def _joined(self, piece: FilePart) -> Rows | None:
         """Return the outputs of the grouped steps for the rows of a piece."""
         if self.job.grouped is None:
             return None
@@ -164,7 +170,7 @@ class OpenJob:
             path = grouped_file(self.job.grouped, step, piece)
             # No file where the step has no rows of the piece.
             if path.exists():
-                with pa.memory_map(str(path)) as file:
+                with arrow_file(path, is_mapped=True) as file:
                     outputs = rows_from_table(pa.ipc.open_file(file).read_all())
                 columns.update(outputs.columns)
                 ids = outputs.ids
@@ -176,7 +182,7 @@ def _between(rows: Rows, first: int, end: int) -> Rows:
     return rows.slice(int(begin), int(stop))
 
 
-def grouped_file(directory: Path, step: int, piece: Piece) -> Path:
+def grouped_file(directory: Path, step: int, piece: FilePart) -> Path:
     """Return the file of the output of a grouped step for the rows of a piece."""
     return directory / f"{step}-{piece.first_row}.arrow"
 
@@ -251,9 +257,9 @@ def reduce_parts(
         function: Function of the opened job, the key and its rows.
     """
 
-    def on_sorted(found: Iterable[tuple[Row, Any]]) -> Iterator[Row]:
+    def on_sorted(sorted_pairs: Iterable[tuple[Row, Any]]) -> Iterator[Row]:
         with executor_errors():
-            ordered = ((*place, part) for place, part in found)
+            ordered = ((*place, part) for place, part in sorted_pairs)
             for key, of_key in groupby(ordered, key=itemgetter(0)):
                 yield from function(open_job(job), key, of_key)
 
@@ -262,7 +268,7 @@ def reduce_parts(
     return pairs.repartitionAndSortWithinPartitions(partitions, _partition).mapPartitions(on_sorted)
 
 
-class TableFile:
+class TableStreams:
     """Writes Arrow tables, one stream after another, for tasks that read some of them by `read_table`.
 
     Args:
@@ -290,8 +296,8 @@ class TableFile:
 
 
 def read_table(path: Path, begin: int) -> pa.Table:
-    """Return the table at byte `begin` of a file of `TableFile`; its memory is that of the mapped file."""
-    with pa.memory_map(str(path)) as file:
+    """Return the table at byte `begin` of a file of `TableStreams`; its memory is that of the mapped file."""
+    with arrow_file(path, is_mapped=True) as file:
         file.seek(begin)
         with pa.ipc.open_stream(file) as stream:
             return stream.read_all()
@@ -312,10 +318,11 @@ def task_file(job: Job, path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     # Whichever attempt ends last: all of them write the same bytes, and readers see one whole file.
     os.replace(attempt / path.name, path)
-    shutil.rmtree(attempt, ignore_errors=True)
+    remove_tree(attempt, ignore_errors=True)
 
 
 def _partition(place: Row) -> int:
     """Return a hash that is the same in every process."""
     # Python's own hash of a text differs between processes.
-    return place[0] if isinstance(place[0], int) else crc32(place[0].encode())
+    key = place[0]
+    return key if isinstance(key, int) else crc32(str(key).encode())

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The data set from the cluster: tasks encode pieces to files, of which other tasks gather the rows of each shard."""
 
 from __future__ import annotations
@@ -19,34 +20,27 @@ from pyspark import SparkContext
 from terarec.errors import FormatError
 from terarec.etl.columns import SPLIT_NAMES, TRAIN, Rows
 from terarec.etl.engine.passes import ReadRows
-from terarec.etl.engine.write import SHOWN, Part, missing_values, shown_values, split_parts
+from terarec.etl.engine.write import SHOWN, Part, file_key, missing_values, rows_of_files, shown_values, split_parts
 from terarec.etl.shuffle import ROW, block_from_table, block_to_batch
 from terarec.etl.sink import RECORD_STORAGES, PartOptions, ordered_sink
-from terarec.etl.spark.read import Piece
+from terarec.etl.spark.read import FilePart
 from terarec.etl.spark.tasks import (
     BLOCK_BITS,
     Job,
     OpenJob,
     PieceReport,
     Row,
-    TableFile,
+    TableStreams,
     map_with_job,
     merged_bad_input,
     raise_first,
     read_table,
     task_file,
 )
-from terarec.etl.workflow import Plan
-from terarec.formats import (
-    ColumnBlock,
-    create_shard,
-    even_sizes,
-    merge,
-    open_shard,
-    shard_path,
-    slice_rows,
-    write_dataset,
-)
+from terarec.etl.workflow.plan import Plan
+from terarec.formats import write_dataset
+from terarec.formats.block import ColumnBlock, merge, slice_rows
+from terarec.formats.shard import create_shard, even_sizes, open_shard, shard_path
 from terarec.kernels.cpu.encoding import xxh64_int64
 from terarec.spec import DatasetSpec, PrepareOptions, ShardSpec
 
@@ -70,7 +64,7 @@ def write_shards(
     context: SparkContext,
     job: Job,
     spec: DatasetSpec,
-    pieces: Sequence[Piece],
+    pieces: Sequence[FilePart],
     encoded_to: Path,
     directory: Path,
     options: PrepareOptions,
@@ -128,7 +122,7 @@ def write_shards(
 
 
 def _encode_piece(
-    seed: int | None, bits: int, directory: Path, opened: OpenJob, number: int, piece: Piece
+    seed: int | None, bits: int, directory: Path, opened: OpenJob, number: int, piece: FilePart
 ) -> Iterator[Row]:
     """Write the encoded rows of a piece to a file; yield its report and the parts of the file.
 
@@ -148,19 +142,19 @@ def _encode_piece(
             _note_labels(opened.plan, done, encoded, report)
             return split_parts(done, encoded)
 
-        for name, found in missing_values(read.rows).items():
-            missing[name] = missing.get(name, 0) + np.array(found)
+        for name, counts in missing_values(read.rows).items():
+            missing[name] = missing.get(name, 0) + np.array(counts)
         return read.invalid.filter(parts, opened.pipeline.preprocess(work, read))[0]
 
-    with task_file(opened.job, _encoded_file(directory, number)) as path, TableFile(path) as file:
+    with task_file(opened.job, _encoded_file(directory, number)) as path, TableStreams(path) as file:
 
         def write(split: int, unit: int, rows: NDArray[np.int64], block: ColumnBlock) -> None:
             parts.append((split, unit, len(rows), file.write(block_to_batch(rows, block))))
 
         waiting: list[tuple[NDArray[np.int64], ColumnBlock]] = []
         # The number of the piece, then that of the block: places rise in the order of the sources.
-        for place, found in enumerate(opened.map(piece, report, encode), number << BLOCK_BITS):
-            for name, rows, block in found:
+        for place, result in enumerate(opened.map(piece, report, encode), number << BLOCK_BITS):
+            for name, rows, block in result:
                 split = SPLIT_NAMES.index(name)
                 report.rows[split] += len(rows)
                 # Only the train split is shuffled, as by `ShuffledSink`.
@@ -172,7 +166,7 @@ def _encode_piece(
                     _scatter(waiting, seed, bits, write)
         if seed is not None and waiting:
             _scatter(waiting, seed, bits, write)
-    report.missing = {name: tuple(found.tolist()) for name, found in missing.items()}
+    report.missing = {name: tuple(counts.tolist()) for name, counts in missing.items()}
     yield number, report, np.array(parts, dtype=np.int64).reshape(-1, 4)
 
 
@@ -257,13 +251,13 @@ def _write_shard(
     blocks: Iterator[tuple[NDArray[np.int64], ColumnBlock]]
     blocks = ((table.column(ROW).to_numpy(), block_from_table(table, len(spec.labels))) for table in tables)
     if seed is not None and shard.split == SPLIT_NAMES[TRAIN]:
-        found = list(blocks)
-        rows = np.concatenate([ids for ids, _ in found])
+        blocks_of_shard = list(blocks)
+        rows = np.concatenate([ids for ids, _ in blocks_of_shard])
         # Ties by row id, as in `ShuffledSink`: the engines write the same shards.
         order = np.lexsort((rows, _hashes(rows, seed)))
         # The parts are freed before the shard is written.
-        blocks = iter([(rows[order], merge([block for _, block in found], order))])
-        del found
+        blocks = iter([(rows[order], merge([block for _, block in blocks_of_shard], order))])
+        del blocks_of_shard
     skip, left = shard.skip, shard.rows
     with task_file(opened.job, path) as written, create_shard(spec, written) as writer:
         for _, block in blocks:
@@ -315,13 +309,20 @@ def store(
         sink.close()
 
 
-def written_result(reports: Sequence[PieceReport], written: DatasetSpec) -> dict[str, Any]:
-    """Return the result of the write phase for the journal."""
+def written_result(
+    pieces: Sequence[FilePart], reports: Sequence[PieceReport], written: DatasetSpec, num_files: int
+) -> dict[str, Any]:
+    """Return the result of the write phase for the journal; `reports` are those of the `pieces`, in their order."""
     missing: dict[str, list[int]] = {}
     for report in reports:
         for name, (count, total) in report.missing.items():
-            found = missing.setdefault(name, [0, 0])
-            found[0] += count
-            found[1] += total
+            counts = missing.setdefault(name, [0, 0])
+            counts[0] += count
+            counts[1] += total
     rows = {split: written.num_rows(split) for split in written.splits}
-    return {"rows": rows, "missing": missing, "bad_input": merged_bad_input(reports)}
+    files: Counter[str] = Counter()
+    for piece, report in zip(pieces, reports, strict=True):
+        for split, count in zip(SPLIT_NAMES, report.rows.tolist(), strict=True):
+            files[file_key(piece.file, split)] += count
+    of_files = rows_of_files(files, num_files)
+    return {"rows": rows, "files": of_files, "missing": missing, "bad_input": merged_bad_input(reports)}

@@ -1,19 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
 """Workflows of data sets: that of a directory, one for a data set without any, and the values behind ids."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from terarec.errors import TerarecError
 from terarec.etl.ops import GivenIds, Operator
 from terarec.etl.values import ValueIds
 from terarec.etl.workflow.plan import producer
 from terarec.etl.workflow.workflow import Workflow
 from terarec.formats import read_dataset
+from terarec.formats.dataset import DATASET_FILE, EARLIER_ROWS
 from terarec.spec import CategoricalColumn, DatasetSpec, LabelSpec, SourceColumn, SourceSpec, WorkflowSpec
+from terarec.spec.dataset import MISSING_ID
 
 
 def workflow_of(directory: Path, *, allow_import: Sequence[str] = ()) -> Workflow:
@@ -31,7 +37,10 @@ def workflow_of(directory: Path, *, allow_import: Sequence[str] = ()) -> Workflo
     dataset = read_dataset(directory)
     if dataset.workflow is None:
         return identity_workflow(dataset)
-    return Workflow.load(directory / dataset.workflow, allow_import=allow_import)
+    workflow = Workflow.load(directory / dataset.workflow, allow_import=allow_import)
+    # A workflow without states prepared this data set all the same.
+    workflow.earlier_rows = directory / dataset.workflow / EARLIER_ROWS
+    return workflow
 
 
 def identity_workflow(dataset: DatasetSpec) -> Workflow:
@@ -83,20 +92,71 @@ class IdValues:
 
     def __init__(self, workflow: Workflow, name: str) -> None:
         plan = workflow.plan
-        step, made = producer(plan.operators, name, Operator.origin)
+        step, origin = producer(plan.operators, name, Operator.origin)
         self._operator = None if step is None else plan.operators[step]
         self._state = None if step is None else workflow.states.get(step)
-        self._input = made if self._operator is None else self._operator.input_of(made) or ""
+        self._input = origin if self._operator is None else self._operator.input_of(origin) or ""
         self.kind: str | None = None
         self.num_reserved = 0
         self.vocabulary: ValueIds | None = None
         if self._operator is not None:
             self.kind = self._operator.kind
             self.num_reserved = self._operator.reserved_ids(plan.types[-1][name].kind == "id")
-            self.vocabulary = self._operator.vocabularies(self._state).get(made)
+            self.vocabulary = self._operator.vocabularies(self._state).get(origin)
 
     def values(self, ids: NDArray[np.int64]) -> Sequence[str]:
         """Return the value of each of ``ids int64[n]``, as text."""
         if self._operator is not None and self.num_reserved:
             return self._operator.describe_ids(self._input, ids, self._state)
         return [str(number) for number in ids]
+
+
+_logger = logging.getLogger(__name__)
+
+
+class ValueNames:
+    """The raw values behind the ids of categorical columns of a data set, for slices and kept columns.
+
+    The workflow is read when a value is first asked for. If it cannot be, a warning says why, and no column has names.
+
+    Args:
+        directory: Directory with ``dataset.json``, or of other data, whose columns have no names.
+        allow_import: Packages whose functions the steps may name, as for `Workflow.load`.
+    """
+
+    def __init__(self, directory: Path, *, allow_import: Sequence[str] = ()) -> None:
+        self._directory, self._allow_import = directory, tuple(allow_import)
+        self._columns: dict[str, IdValues] = {}
+
+    def __call__(self, column: str, ids: NDArray[np.int64]) -> Sequence[str | None] | None:
+        """Return the value of each of ``ids int64[n]`` as text, None for a missing one; None if a column has no names.
+
+        Metadata columns have values of their own, and columns of given ids have no others.
+        """
+        if column not in self._named or self._workflow is None:
+            return None
+        if column not in self._columns:
+            self._columns[column] = IdValues(self._workflow, column)
+        values = self._columns[column]
+        if values.kind == GivenIds.kind or not values.num_reserved:
+            return None
+        named = zip(ids.tolist(), values.values(ids), strict=True)
+        return [None if number == MISSING_ID else name for number, name in named]
+
+    @cached_property
+    def _named(self) -> frozenset[str]:
+        if not (self._directory / DATASET_FILE).is_file():
+            return frozenset()
+        dataset = read_dataset(self._directory)
+        if dataset.workflow is None:
+            return frozenset()
+        single = {column.name for column in dataset.categorical if column.hotness == 1}
+        return frozenset(single.difference(column.name for column in dataset.metadata))
+
+    @cached_property
+    def _workflow(self) -> Workflow | None:
+        try:
+            return workflow_of(self._directory, allow_import=self._allow_import)
+        except TerarecError as error:
+            _logger.warning("values are shown as ids, not as names: %s", error)
+            return None

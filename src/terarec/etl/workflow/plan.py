@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The plan of a workflow: in which passes its steps are fitted and run. Phases are described in docs/workflows.md."""
 
 from __future__ import annotations
@@ -7,8 +8,9 @@ from dataclasses import dataclass
 
 from terarec.errors import ConfigError
 from terarec.etl.columns import ColumnType
-from terarec.etl.ops import ColumnTypes, Operator
-from terarec.etl.ops.base import operators, value_of
+from terarec.etl.ops import Operator
+from terarec.etl.ops.base import ColumnTypes, operators, value_of
+from terarec.etl.times import has_parts
 from terarec.spec import LabelSpec, SourceSpec, SplitByTime, SplitByUser, WorkflowSpec
 
 
@@ -77,6 +79,15 @@ class Plan:
     fit_phases: tuple[tuple[int, ...], ...]
     validation: RowValidation
 
+    def times_with_parts(self, step: int) -> frozenset[str]:
+        """Return the columns before a step that have `Rows.nanoseconds`."""
+        source = self.spec.source
+        names = {column.name for column in source.columns if has_parts(source, column)}
+        for operator in self.operators[:step]:
+            renamed = {new for old, new in operator.renames.items() if old in names}
+            names = names.difference(operator.writes, operator.removes) | renamed
+        return frozenset(names)
+
     def row_pass(self) -> Pass:
         """Return the pass that counts and splits rows."""
         return self._pass((), ())
@@ -106,9 +117,9 @@ class Plan:
         """Return the pass of the steps that `results`, after step `stop` - 1, and the observed steps depend on."""
         steps: list[int] = []
 
-        def reads(step: int, made: set[str]) -> Iterable[str]:
+        def reads(step: int, outputs: set[str]) -> Iterable[str]:
             operator = self.operators[step]
-            if made or operator.stage == "rows":
+            if outputs or operator.stage == "rows":
                 steps.append(step)
                 return operator.reads
             return operator.reads if step in observes else ()
@@ -148,10 +159,10 @@ def columns_needed(
     """
     needed = set(results)
     for step in reversed(range(first, len(operators) if stop is None else stop)):
-        made = needed & set(operators[step].writes)
-        found = reads(step, made)
-        if found is not None:
-            needed = (needed - made) | set(found)
+        outputs = needed & set(operators[step].writes)
+        inputs = reads(step, outputs)
+        if inputs is not None:
+            needed = (needed - outputs) | set(inputs)
     return needed
 
 
@@ -174,20 +185,20 @@ def producer(
         The step, None where the source has the values, and the name of the column there.
     """
     within = range(len(operators)) if steps is None else frozenset(steps)
-    found: list[tuple[int, str]] = []
+    candidates: list[tuple[int, str]] = []
 
-    def reads(step: int, made: set[str]) -> Iterable[str] | None:
-        if not made or step not in within:
+    def reads(step: int, outputs: set[str]) -> Iterable[str] | None:
+        if not outputs or step not in within:
             return None
-        (name,) = made
+        (name,) = outputs
         source = source_of(operators[step], name)
         if source is None:
-            found.append((step, name))
+            candidates.append((step, name))
             return ()
         return (source,)
 
     left = columns_needed(operators, (column,), reads)
-    return found[0] if found else (None, left.pop())
+    return candidates[0] if candidates else (None, left.pop())
 
 
 def plan(spec: WorkflowSpec) -> Plan:
@@ -258,20 +269,29 @@ def side_types(spec: WorkflowSpec, operator: Operator, types: ColumnTypes) -> Co
 
 
 def check_times(spec: WorkflowSpec) -> None:
-    """Raise if a dense column is a time as the source has it.
+    """Raise if a dense column is a time as the source has it, or where a step needs such a time and gets none.
 
     float32 holds seconds since 1970 to 128 s only, so a step has to rescale them first, which works on float64.
 
     Raises:
         ConfigError: Names the column.
     """
+    steps = operators(spec.steps)
 
     def time_of(operator: Operator, name: str) -> str | None:
         return operator.input_of(name) if operator.keeps_integers else operator.origin(name)
 
     times = {column.name for column in spec.source.columns if column.type == "time"}
+    for position, operator in enumerate(steps):
+        for name in operator.reads_times:
+            step, source = producer(steps[:position], name, lambda before, column: before.origin(column))
+            if step is not None or source not in times:
+                raise ConfigError(
+                    f"steps[{position}] {type(operator).__name__}",
+                    f"column {name!r} is not a time as the source has it, which a unit needs; expected one, or no unit",
+                )
     for name in spec.dense:
-        step, source = producer(operators(spec.steps), name, time_of)
+        step, source = producer(steps, name, time_of)
         if step is None and source in times:
             raise ConfigError(
                 "dense",
@@ -284,9 +304,9 @@ def _types_after(spec: WorkflowSpec, operator: Operator, types: ColumnTypes) -> 
     for name in operator.reads:
         if name not in types:
             raise ConfigError(f"column {name!r}", f"does not exist here; there are {', '.join(map(repr, types))}")
-    made = operator.output_types({**types, **side_types(spec, operator, types)})
-    kept = {name: found for name, found in types.items() if name not in operator.removes}
-    return {**kept, **made}
+    outputs = operator.output_types({**types, **side_types(spec, operator, types)})
+    kept = {name: column_type for name, column_type in types.items() if name not in operator.removes}
+    return {**kept, **outputs}
 
 
 def _check_results(spec: WorkflowSpec, types: ColumnTypes) -> None:
@@ -317,14 +337,14 @@ def _check_results(spec: WorkflowSpec, types: ColumnTypes) -> None:
 
 
 def _check_result(types: ColumnTypes, role: str, name: str, accepted: Sequence[str], *, lists: bool = False) -> None:
-    found = types.get(name)
-    if found is None:
+    column_type = types.get(name)
+    if column_type is None:
         there = ", ".join(map(repr, types))
         raise ConfigError(role, f"column {name!r} does not exist after the last step; there are {there}")
-    if found.kind not in accepted or (found.is_list and not lists):
+    if column_type.kind not in accepted or (column_type.is_list and not lists):
         expected = " or ".join(accepted) + ("" if lists else ", one a row")
-        raise ConfigError(role, f"column {name!r} holds {found}, expected {expected}")
-    if found.is_list and found.max_length is None:
+        raise ConfigError(role, f"column {name!r} holds {column_type}, expected {expected}")
+    if column_type.is_list and column_type.max_length is None:
         raise ConfigError(role, f"column {name!r} holds lists of any length, expected ListSlice or Pad before")
 
 
@@ -341,10 +361,12 @@ def _num_row_steps(spec: WorkflowSpec, steps: Sequence[Operator], types: Sequenc
         if not makes:
             raise ConfigError("split", f"column {name!r} does not exist; there are {', '.join(map(repr, types[-1]))}")
         rows = makes[0]
-        found = types[rows][name]
+        column_type = types[rows][name]
         accepted = ("text", "integer", "hex32") if isinstance(spec.split, SplitByUser) else ("integer", "number")
-        if found.is_list or found.kind not in accepted:
-            raise ConfigError("split", f"column {name!r} holds {found}, expected one {' or '.join(accepted)} a row")
+        if column_type.is_list or column_type.kind not in accepted:
+            raise ConfigError(
+                "split", f"column {name!r} holds {column_type}, expected one {' or '.join(accepted)} a row"
+            )
     return rows
 
 
@@ -403,14 +425,14 @@ def _row_validation(
     used: set[int] = set()
     chosen: list[int] = []
 
-    def reads_of_used(step: int, made: set[str]) -> Iterable[str] | None:
-        if not made and steps[step].stage == "stateless":
+    def reads_of_used(step: int, outputs: set[str]) -> Iterable[str] | None:
+        if not outputs and steps[step].stage == "stateless":
             return None  # a step that nothing uses never runs, and rejects nothing
         used.add(step)
         return steps[step].reads
 
-    def reads_of_chosen(step: int, made: set[str]) -> Iterable[str] | None:
-        if step not in known_steps or not (made or (steps[step].may_reject and step in used)):
+    def reads_of_chosen(step: int, outputs: set[str]) -> Iterable[str] | None:
+        if step not in known_steps or not (outputs or (steps[step].may_reject and step in used)):
             return None
         chosen.append(step)
         return steps[step].reads

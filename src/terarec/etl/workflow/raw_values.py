@@ -1,8 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
 """Raw values of records, as callers pass them -> columns; errors name the column, the record and what is accepted."""
 
 from __future__ import annotations
 
-import datetime
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -12,14 +13,26 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from terarec.errors import ConfigError
-from terarec.etl.cleaning import FIRST_SECOND, LAST_SECOND, SECONDS, Cleaning
-from terarec.etl.columns import ColumnType, array_of, from_arrow, lists_of, without_empty
+from terarec.etl.cleaning import Cleaning
+from terarec.etl.columns import (
+    ColumnType,
+    array_of,
+    from_arrow,
+    lists_of,
+    numbers_of,
+    without_empty,
+    without_lowest,
+)
 from terarec.etl.ops.values import HEX_DIGITS, checked_texts
+from terarec.etl.times import FIRST_SECOND, LAST_SECOND, SECONDS, read_time
+from terarec.formats.integers import accepted_integers, float_bound, integers_of_floats
+from terarec.formats.parquet import is_list, value_type
 from terarec.kernels.cpu.encoding import numbers_of_list
 from terarec.kernels.encoding_types import InvalidValueError
 from terarec.ragged import Ragged, offsets_of
 from terarec.spec import SourceColumn
 from terarec.spec.checks import quoted
+from terarec.spec.dataset import MISSING_KEY
 
 RawValues: TypeAlias = Sequence[Any] | NDArray[Any] | pa.Array | pa.ChunkedArray
 """A column of raw values, None (Arrow: null) or ``""`` being missing; lists of them for a multi-hot column."""
@@ -56,10 +69,44 @@ def _mistyped(values: Any, accepted: str) -> _RejectedError:
 
 
 def few_as_list(values: Any) -> Any:
-    """Return a NumPy or Arrow array of at most `SMALL_ROWS` values as a list; anything else unchanged."""
+    """Return a NumPy or Arrow array of at most `SMALL_ROWS` values as a list; anything else unchanged.
+
+    Floats that their type holds only rounded, which are no ids, keep it.
+    """
     if isinstance(values, pa.Array | pa.ChunkedArray | np.ndarray) and len(values) <= SMALL_ROWS:
+        if are_rounded(values):
+            return values
         return values.tolist() if isinstance(values, np.ndarray) else values.to_pylist()
     return values
+
+
+def are_rounded(values: pa.Array | pa.ChunkedArray | NDArray[Any]) -> bool:
+    """Return whether some of the values are integers from the bound of a float type below float64 on."""
+    if isinstance(values, np.ndarray):
+        floats = values
+    else:
+        arrow_type = value_type(values.type)
+        if not pa.types.is_floating(arrow_type) or arrow_type == pa.float64():
+            return False
+        floats = _flat(values).to_numpy(zero_copy_only=False)
+    is_narrow = floats.dtype.kind == "f" and floats.itemsize < np.dtype(np.float64).itemsize
+    # The comparison is false for NaN, which is missing.
+    return is_narrow and bool((np.abs(floats) >= float_bound(floats.dtype)).any())
+
+
+def _flat(values: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """Return the values of an Arrow array, of its lists and of its dictionary."""
+    if isinstance(values, pa.ChunkedArray):
+        values = pa.concat_arrays(values.chunks) if values.num_chunks else pa.array([], type=values.type)
+    while pa.types.is_dictionary(values.type) or is_list(values.type):
+        values = values.dictionary if pa.types.is_dictionary(values.type) else values.flatten()
+    return values
+
+
+def one_column(values: Any) -> Any:
+    """Return a NumPy array [n, 1] as [n]; anything else unchanged."""
+    is_column = isinstance(values, np.ndarray) and values.ndim == 2 and values.shape[1] == 1
+    return values[:, 0] if is_column else values
 
 
 def _plain(values: Any) -> Any:
@@ -77,7 +124,10 @@ def _plain(values: Any) -> Any:
         return values.to_pylist() if pa.types.is_null(values.type) else values
     if isinstance(values, np.ndarray) and values.ndim >= 1:
         # Arrays of objects, texts or booleans are read value by value, as lists are.
-        return values if values.dtype.kind in "iuf" and values.ndim == 1 else values.tolist()
+        if values.dtype.kind in "iuf" and values.ndim == 1:
+            return values
+        # Rows of rounded floats keep their type.
+        return list(values) if values.ndim > 1 and are_rounded(values) else values.tolist()
     if isinstance(values, Sequence) and not isinstance(values, str | bytes):
         return list(values)
     raise _RejectedError(type(values).__name__, "a list, a NumPy array or an Arrow array")
@@ -87,9 +137,9 @@ def _flattened(values: Any, max_length: int | None) -> Ragged[Any, NDArray[np.in
     """Return a column of lists as `Ragged`; a missing list is an empty one."""
     accepted = "list" if max_length is None else f"list of at most {max_length} values"
     if isinstance(values, pa.Array):
-        if not (pa.types.is_list(values.type) or pa.types.is_large_list(values.type)):
+        if not is_list(values.type):
             raise _mistyped(values, accepted.replace("list", "lists", 1))
-        lengths = values.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+        lengths = pc.list_value_length(values).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
         flat = values.flatten()
     else:
         listed = [_listed(item) for item in (values.tolist() if isinstance(values, np.ndarray) else values)]
@@ -104,7 +154,7 @@ def _flattened(values: Any, max_length: int | None) -> Ragged[Any, NDArray[np.in
 
 def _listed(item: Any) -> Sequence[Any] | None:
     """Return a list unchanged, () for a missing one, None for anything else."""
-    if item is None:
+    if item is None or (isinstance(item, float) and math.isnan(item)):
         return ()
     if isinstance(item, np.ndarray):
         return list(item)
@@ -120,14 +170,14 @@ _ACCEPTED = {
 
 
 def read_raw_values(
-    name: str, values: RawValues, found: ColumnType, source: SourceColumn | None, cleaning: Cleaning
+    name: str, values: RawValues, column_type: ColumnType, source: SourceColumn | None, cleaning: Cleaning
 ) -> pa.Array:
     """Return the Arrow array of n raw values.
 
     Args:
         name: Name of the column.
         values: Values as a caller gives them; see `RawValues`.
-        found: Type of the result.
+        column_type: Type of the result.
         source: Description of the column in files: its separator cuts text into a list, its format reads times; None
             for a column that is in no file.
         cleaning: Cleaning of texts.
@@ -137,13 +187,18 @@ def read_raw_values(
     """
     offsets: NDArray[np.int64] | None = None
     try:
-        plain = _cleaned(_plain(values), cleaning)
-        if found.is_list:
+        plain = _cleaned(_plain(values if column_type.is_list else one_column(values)), cleaning)
+        if column_type.is_list:
+            plain = _without_nan(plain)
             if source is not None and source.separator is not None:
                 plain = _cut_texts(plain, source.separator)
-            items, offsets = _flattened(plain, found.max_length)
+            items, offsets = _flattened(plain, column_type.max_length)
             plain = _cleaned(_plain(items), cleaning)
-        read = _read(plain, found.kind, source)
+        read = _read(plain, column_type.kind, source)
+        if column_type.kind == "integer" and (source is None or source.type != "time"):
+            read = without_lowest(read)
+        elif column_type.kind == "number" and source is not None and source.type == "integer":
+            read = array_of(np.where(numbers_of(read) == MISSING_KEY, np.nan, numbers_of(read)))
     except _RejectedError as error:
         where = f"column {name!r}"
         if error.row is not None:
@@ -180,7 +235,23 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
+def _without_nan(values: Any) -> Any:
+    """Return values that are no numbers, of which NaN is a missing one, as tables write it."""
+    if isinstance(values, list):
+        return [None if isinstance(value, float) and math.isnan(value) else value for value in values]
+    if isinstance(values, np.ndarray):
+        is_missing = values.dtype.kind == "f" and bool(np.isnan(values).all())
+    else:
+        is_missing = values.null_count == len(values) or bool(
+            pa.types.is_floating(values.type) and pc.all(pc.is_null(values, nan_is_null=True)).as_py()
+        )
+    return [None] * len(values) if is_missing else values
+
+
 def _read(values: Any, kind: str, source: SourceColumn | None) -> pa.Array:
+    if kind == "number" and not isinstance(values, pa.Array):
+        return array_of(_numbers(values))
+    values = _without_nan(values)
     if kind == "number":
         return array_of(_numbers(values))
     if kind == "text":
@@ -206,8 +277,8 @@ def _numbers(values: Any) -> NDArray[np.float64]:
         raise _mistyped(values, _ACCEPTED["number"])
     is_array = isinstance(values, pa.Array)
     # Integers of more than 53 bits are rounded, as files of numbers are.
-    found = values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False) if is_array else values
-    numbers: NDArray[np.float64] = np.ascontiguousarray(found, dtype=np.float64)
+    array = values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False) if is_array else values
+    numbers: NDArray[np.float64] = np.ascontiguousarray(array, dtype=np.float64)
     infinite = np.isinf(numbers)
     if infinite.any():
         raise _rejected(values, int(np.argmax(infinite)), _ACCEPTED["number"])
@@ -216,7 +287,10 @@ def _numbers(values: Any) -> NDArray[np.float64]:
 
 def _read_each(values: Any, read: Callable[[Any], int], accepted: str, dtype: Any) -> pa.Array:
     """Return the results of `read` for Python values, as integers; it raises ValueError for an invalid value."""
-    values = values.to_pylist() if isinstance(values, pa.Array) else values
+    if isinstance(values, pa.Array):
+        # Floats as NumPy's, which keep their type.
+        is_float = pa.types.is_floating(values.type)
+        values = values.to_numpy(zero_copy_only=False) if is_float else values.to_pylist()
     integers = np.zeros(len(values), dtype=dtype)
     missing = np.zeros(len(values), dtype=np.bool_)
     for row, value in enumerate(values):
@@ -236,11 +310,15 @@ def _hex(value: Any) -> int:
     return int(value, 16)
 
 
+_FLOAT64_BOUND = float_bound(np.dtype(np.float64))
+
+
 def _integer(value: Any) -> int:
     """Return an integer, or a float that is one, as tables with missing values hold them."""
     if isinstance(value, float | np.floating):
         number = float(value)
-        if not (number.is_integer() and abs(number) < 2**53):
+        bound = float_bound(value.dtype) if isinstance(value, np.floating) else _FLOAT64_BOUND
+        if not (number.is_integer() and abs(number) < bound):
             raise ValueError
         return int(number)
     # True is an int in Python.
@@ -258,8 +336,7 @@ def time_reader(form: str | None) -> Callable[[Any], int]:
             if not FIRST_SECOND <= seconds <= LAST_SECOND:
                 raise ValueError
             return seconds
-        moment = datetime.datetime.strptime(value, form).replace(tzinfo=datetime.UTC)
-        return int(moment.timestamp())
+        return read_time(value, form)[0]
 
     return read
 
@@ -268,7 +345,12 @@ def _integers(values: Any) -> pa.Array:
     """Return the integers of a NumPy or Arrow column."""
     floats = pa.types.is_floating(values.type) if isinstance(values, pa.Array) else values.dtype.kind == "f"
     if floats:
-        return _read_each(values, _integer, _ACCEPTED["integer"], np.int64)
+        array = values.to_numpy(zero_copy_only=False) if isinstance(values, pa.Array) else values
+        integers, bad = integers_of_floats(array)
+        if bad.any():
+            accepted = f"{accepted_integers(array.dtype)}, or nothing where it is missing"
+            raise _rejected(values, int(np.argmax(bad)), accepted)
+        return array_of(integers, np.isnan(array))
     if not isinstance(values, pa.Array):
         values = pa.array(values)
     if not pa.types.is_integer(values.type):

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A program that encodes a few records: the functions of a workflow's steps on Python values, in a fixed order.
 
 All that the steps read and write has its place in one list of slots. The raw columns come first, as callers hold them
@@ -19,15 +20,18 @@ from numpy.typing import NDArray
 
 from terarec.etl.cleaning import Cleaning
 from terarec.etl.columns import ColumnType
-from terarec.etl.ops import ColumnTypes, Operator, State
+from terarec.etl.ops import Operator, State
+from terarec.etl.ops.base import ColumnTypes
+from terarec.etl.ops.user_steps import guard_records
 from terarec.etl.ops.values import HEX_DIGITS, RecordFunction, as_numbers, checked_integers, checked_texts
 from terarec.etl.workflow.plan import Plan, producer
 from terarec.etl.workflow.raw_values import cut_text, time_reader
-from terarec.formats import Keys
+from terarec.formats.block import Keys
 from terarec.kernels.cpu.encoding import numbers_of_list, numbers_of_lists
 from terarec.kernels.encoding_types import InvalidValueError
 from terarec.ragged import Ragged
-from terarec.spec import MISSING_KEY, SourceColumn
+from terarec.spec import SourceColumn
+from terarec.spec.dataset import MISSING_KEY
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +105,9 @@ class _Builder:
 
     def keys(self, name: str, before: int) -> int:
         """Return the slot of ids or keys as a model takes them."""
-        slot, found = self.values(name, before), self._plan.types[-1][name]
+        slot, column_type = self.values(name, before), self._plan.types[-1][name]
         # Functions of records give ids as int64 arrays, which models take.
-        is_ready = found.kind == "id" and not found.is_list
+        is_ready = column_type.kind == "id" and not column_type.is_list
         return slot if is_ready else self.operations.memoize(("keys", slot), [slot], single_output(_keys))
 
     def values(self, name: str, before: int, *, is_checked: bool = False) -> int:
@@ -111,8 +115,8 @@ class _Builder:
         step, name = self._producer_of(name, before)
         if step is None:
             return self._raw.values(name, is_checked=is_checked)
-        made = self._output_slot(step, name)
-        return self.operations.row(self._number_place(name, step + 1)) if made is None else made
+        output = self._output_slot(step, name)
+        return self.operations.row(self._number_place(name, step + 1)) if output is None else output
 
     def _number_place(self, name: str, before: int) -> NumberPlace:
         step, name = self._producer_of(name, before)
@@ -145,7 +149,8 @@ class _Builder:
             is_checked = function.takes == "raw"
             reads = [self.values(name, step, is_checked=is_checked) for name in function.reads]
         outputs = 1 if function.gives == "matrix" else len(function.writes)
-        call = single_output(function.call) if function.gives == "matrix" else function.call
+        guarded = guard_records(self._plan.operators[step], function.call)
+        call = single_output(guarded) if function.gives == "matrix" else guarded
         return self.operations.memoize((step, function.writes, function.gives), reads, call, outputs)
 
 
@@ -266,25 +271,27 @@ ValueReader: TypeAlias = Callable[[list[Any]], Any]
 
 
 def value_reader(
-    found: ColumnType, source: SourceColumn | None, cleaning: Cleaning, *, is_checked: bool
+    column_type: ColumnType, source: SourceColumn | None, cleaning: Cleaning, *, is_checked: bool
 ) -> ValueReader | None:
     """Return the function that reads a column of raw values; None where they need no reading.
 
     Args:
-        found: Type of the result.
+        column_type: Type of the result.
         source: Description of the column in files, as for `read_array`.
         cleaning: Cleaning of the items of lists.
         is_checked: Whether the next function rejects values of another kind.
     """
     is_time = source is not None and source.type == "time"
-    items = None if is_checked and not is_time else _item_reader(found, source)
-    if not found.is_list:
+    items = None if is_checked and not is_time else _item_reader(column_type, source)
+    if column_type.kind == "integer" and not is_time:
+        items = partial(_without_lowest, items)
+    if not column_type.is_list:
         return items
     separator = None if source is None else source.separator
-    return partial(_read_lists, items, cleaning if cleaning.is_needed else None, separator, found.max_length)
+    return partial(_read_lists, items, cleaning if cleaning.is_needed else None, separator, column_type.max_length)
 
 
-def _item_reader(found: ColumnType, source: SourceColumn | None) -> ValueReader:
+def _item_reader(column_type: ColumnType, source: SourceColumn | None) -> ValueReader:
     if source is not None and source.type == "time":
         return partial(_read_times, time_reader(source.format))
     readers: dict[str, ValueReader] = {
@@ -293,7 +300,18 @@ def _item_reader(found: ColumnType, source: SourceColumn | None) -> ValueReader:
         "text": checked_texts,
         "hex32": _checked_digits,
     }
-    return readers[found.kind]
+    return readers[column_type.kind]
+
+
+def _without_lowest(read: ValueReader | None, values: list[Any]) -> Any:
+    # The steps take it as missing; see `terarec.etl.columns.without_lowest`.
+    try:
+        is_there = MISSING_KEY in values
+    except ValueError:  # an array among the values, which no integer column takes
+        raise InvalidValueError(0) from None
+    if is_there:
+        raise InvalidValueError(0)
+    return values if read is None else read(values)
 
 
 def _checked_digits(values: list[Any]) -> list[Any]:
@@ -356,14 +374,14 @@ class RawReading:
 
     def values(self, name: str, *, is_checked: bool) -> int:
         """Return the slot of the values of a raw column; of unread ones where the next function checks them."""
-        found, slot = self._types[name], self._slots[name]
-        if found == ColumnType("number"):
+        column_type, slot = self._types[name], self._slots[name]
+        if column_type == ColumnType("number"):
             return self._operations.row(self.numbers(name))
         source = self._source(name)
         cleaning = Cleaning() if source is None else Cleaning.of_records(self._plan.spec.source)
         if cleaning.is_needed:
             slot = self._operations.memoize(("clean", name), [slot], single_output(cleaning.values))
-        reader = value_reader(found, source, cleaning, is_checked=is_checked)
+        reader = value_reader(column_type, source, cleaning, is_checked=is_checked)
         return (
             slot
             if reader is None
@@ -372,13 +390,15 @@ class RawReading:
 
     def numbers(self, name: str) -> NumberPlace:
         """Return the place of the numbers or integers of a raw column, one a row, as numbers."""
-        found, source = self._types[name], self._source(name)
+        column_type, source = self._types[name], self._source(name)
         if source is not None and source.type == "time":
             return self._operations.numbers(self.values(name, is_checked=False))
-        rows, raw = self._rows[found.kind], self._slots[name]
+        rows, raw = self._rows[column_type.kind], self._slots[name]
         if raw not in rows:
             rows.append(raw)  # the matrix of all raw columns of the kind, which grows with the requests
-        slot = self._operations.memoize(("raw", found.kind), rows, partial(_matrix, found.kind == "integer"))
+        slot = self._operations.memoize(
+            ("raw", column_type.kind), rows, partial(_matrix, column_type.kind == "integer")
+        )
         return NumberPlace(slot, rows.index(raw))
 
     def _source(self, name: str) -> SourceColumn | None:
@@ -386,4 +406,7 @@ class RawReading:
 
 
 def _matrix(whole: bool, *columns: list[Any]) -> Sequence[Any]:
-    return (numbers_of_lists(list(columns), whole=whole).reshape(len(columns), -1),)
+    numbers = numbers_of_lists(list(columns), whole=whole).reshape(len(columns), -1)
+    if (numbers == MISSING_KEY).any():  # maybe one that stands for a missing integer, which the steps know
+        raise InvalidValueError(0)
+    return (numbers,)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Raw records -> model inputs, encoded as preparation encodes rows."""
 
 from __future__ import annotations
@@ -9,18 +10,23 @@ from operator import itemgetter
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from terarec.errors import ConfigError, FormatError
 from terarec.etl.cleaning import Cleaning
 from terarec.etl.columns import ColumnType, Rows
-from terarec.etl.ops import ColumnTypes, State
+from terarec.etl.ops import State
+from terarec.etl.ops.base import ColumnTypes
+from terarec.etl.ops.user_steps import run_step
+from terarec.etl.source.tables import read_records
 from terarec.etl.workflow.plan import Plan, columns_needed, side_types
 from terarec.etl.workflow.raw_values import RawValues, few_as_list, read_raw_values
 from terarec.etl.workflow.record_program import RecordProgram, ServingPlan
 from terarec.etl.workflow.transform import data_set, dense_values, keys_of, state_of
-from terarec.formats import Keys
+from terarec.formats.block import Keys
 from terarec.kernels.encoding_types import InvalidValueError
+from terarec.spec.checks import did_you_mean
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,9 +74,42 @@ class RecordEncoder:
         encoded = self._encode_lists(columns)
         if encoded is not None:
             return encoded
-        rows = self._run(columns, self._check(columns))
+        return self._transformed(self._read(columns, self._check(columns)))
+
+    def _transformed(self, rows: Rows) -> EncodedRecords:
+        for step in self._serving.steps:
+            state = state_of(self._plan, step, self._states)
+            rows = _as_config_error(run_step, self._plan.operators[step], rows, state)
         dense = np.ascontiguousarray(_as_config_error(dense_values, self._dense, rows))
         return EncodedRecords(dense=dense, keys=keys_of(rows, self._keys))
+
+    def encode_table(self, table: pa.Table) -> EncodedRecords:
+        """Encode B records in a table, whose types are read as those of files; it may have further columns.
+
+        Raises:
+            ConfigError: A column that is missing or of another type, or a value that the workflow does not take.
+        """
+        for name in self.inputs:
+            if name not in table.column_names:
+                hint = did_you_mean(name, table.column_names)
+                raise ConfigError(f"column {name!r}", f"missing{hint}, expected {', '.join(self.inputs)}")
+        source = self._plan.spec.source
+        columns = [source.column(name) for name in self.inputs if name in self._plan.types[0]]
+        known = tuple(column for column in columns if column is not None)
+        # What grouped steps make of other rows is in no file.
+        missing_inputs = {
+            name: column_type
+            for name, column_type in self.inputs.items()
+            if name not in {column.name for column in known}
+        }
+        rows = Rows({}, np.arange(table.num_rows, dtype=np.int64))
+        if known:
+            rows = _as_config_error(read_records, table, dataclasses.replace(source, columns=known))
+        others = {
+            name: read_raw_values(name, table.column(name), column_type, None, Cleaning())
+            for name, column_type in missing_inputs.items()
+        }
+        return self._transformed(rows.with_columns(others))
 
     def _check(self, columns: Mapping[str, RawValues]) -> int:
         """Return the number of records; raise unless the columns are those of a record."""
@@ -120,21 +159,16 @@ class RecordEncoder:
             return None
         return EncodedRecords(dense=dense, keys=tuple(keys))
 
-    def _run(self, columns: Mapping[str, RawValues], num_records: int) -> Rows:
+    def _read(self, columns: Mapping[str, RawValues], num_records: int) -> Rows:
         source = self._plan.spec.source
         read = {
             name: read_raw_values(
-                name, columns[name], found, column, Cleaning.of_records(source) if column else Cleaning()
+                name, columns[name], column_type, column, Cleaning.of_records(source) if column else Cleaning()
             )
-            for name, found in self.inputs.items()
+            for name, column_type in self.inputs.items()
             for column in [source.column(name) if name in self._plan.types[0] else None]
         }
-        rows = Rows(read, np.arange(num_records, dtype=np.int64))
-        for step in self._serving.steps:
-            rows = _as_config_error(
-                self._plan.operators[step].transform, rows, state_of(self._plan, step, self._states)
-            )
-        return rows
+        return Rows(read, np.arange(num_records, dtype=np.int64))
 
 
 def _as_config_error(work: Any, *arguments: Any) -> Any:
@@ -157,13 +191,13 @@ def serving_plan(plan: Plan, results: Sequence[str]) -> ServingPlan:
     brought: dict[str, ColumnType] = {}
     chosen: list[int] = []
 
-    def reads(step: int, made: set[str]) -> Iterable[str] | None:
+    def reads(step: int, outputs: set[str]) -> Iterable[str] | None:
         operator = plan.operators[step]
-        if operator.stage == "rows" or not made:
+        if operator.stage == "rows" or not outputs:
             return None
         # The walk ends here: what the step reads is of other rows, too, which a record does not bring.
         if operator.stage == "grouped":
-            brought.update((name, plan.types[step + 1][name]) for name in made)
+            brought.update((name, plan.types[step + 1][name]) for name in outputs)
             return ()
         chosen.append(step)
         return operator.serving_reads
@@ -190,26 +224,26 @@ def serving_plan(plan: Plan, results: Sequence[str]) -> ServingPlan:
 
 def _record_type(plan: Plan, steps: Sequence[int], name: str, *, is_exact: bool, is_exploded: bool) -> ColumnType:
     """Return the type of a source column in a record."""
-    found = plan.types[0][name]
-    if found.kind == "integer" and not is_exact:
+    column_type = plan.types[0][name]
+    if column_type.kind == "integer" and not is_exact:
         # Only the number matters: it may come as a float, as tables with missing values hold integers.
-        found = dataclasses.replace(found, kind="number")
+        column_type = dataclasses.replace(column_type, kind="number")
     if is_exploded:
-        return ColumnType(found.kind)
+        return ColumnType(column_type.kind)
     first = next((plan.operators[step] for step in steps if name in plan.operators[step].writes), None)
-    if not found.is_list or first is None or first.max_list_length is None or name not in first.reads:
-        return found
-    return ColumnType(found.kind, True, first.max_list_length)
+    if not column_type.is_list or first is None or first.max_list_length is None or name not in first.reads:
+        return column_type
+    return ColumnType(column_type.kind, True, first.max_list_length)
 
 
 def _exact_integers(plan: Plan, steps: Sequence[int], results: Sequence[str]) -> set[str]:
     """Return the source columns whose integers must come as such, for their ids, or for their meaning."""
 
-    def reads(step: int, made: set[str]) -> Iterable[str] | None:
+    def reads(step: int, outputs: set[str]) -> Iterable[str] | None:
         if step not in steps:
             return None
         operator = plan.operators[step]
-        gives_integers = any(plan.types[step + 1][name].kind == "integer" for name in made)
+        gives_integers = any(plan.types[step + 1][name].kind == "integer" for name in outputs)
         return operator.serving_reads if gives_integers or not operator.is_numeric else ()
 
     exact = columns_needed(plan.operators, [name for name in results if name not in plan.spec.dense], reads)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The transform of rows by the steps of a workflow, and the columns of the resulting data set."""
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ from terarec.etl.columns import (
     numpy_values,
     write_numbers,
 )
-from terarec.etl.ops import State, Statistic
+from terarec.etl.ops import State
 from terarec.etl.ops.base import is_among
+from terarec.etl.ops.states import Statistic
+from terarec.etl.ops.user_steps import run_step
 from terarec.etl.ops.values import rejected
 from terarec.etl.workflow.plan import Pass, Plan
-from terarec.formats import ColumnBlock, Keys
+from terarec.formats.block import ColumnBlock, Keys
 from terarec.ragged import Ragged, map_values
 from terarec.spec import (
-    MISSING_KEY,
     CategoricalColumn,
     DatasetSpec,
     DenseColumn,
@@ -38,7 +40,7 @@ from terarec.spec import (
     MetadataColumn,
     WorkflowSpec,
 )
-from terarec.spec.dataset import DatasetStorage, MetadataType
+from terarec.spec.dataset import MISSING_KEY, DatasetStorage, MetadataType
 
 PROBABILITY = "a number from 0 to 1, or positives (--positive)"
 """Accepted values of a label that is a probability."""
@@ -87,7 +89,7 @@ def run_steps(
         if step in work.grouped:
             rows = rows.with_columns((grouped or {})[step])
         else:
-            rows = plan.operators[step].transform(rows, state_of(plan, step, states))
+            rows = run_step(plan.operators[step], rows, state_of(plan, step, states))
     return rows, partials
 
 
@@ -245,8 +247,8 @@ def weight_values(name: str, rows: Rows) -> NDArray[np.float32]:
 
 def _keys(array: pa.Array) -> Keys:
     """Return ids, or integers as keys."""
-    found, offsets = flat(array), list_offsets(array)
-    values, missing = numpy_values(found), null_mask(found)
+    items, offsets = flat(array), list_offsets(array)
+    values, missing = numpy_values(items), null_mask(items)
     if missing is not None:
         # Only keys have nulls: ids use 0 for a missing value.
         values = np.where(missing, MISSING_KEY, values)
@@ -262,7 +264,7 @@ def validate_rows(plan: Plan, rows: Rows) -> None:
     if not rows.num_rows:
         return
     for step in plan.validation.steps:
-        rows = plan.operators[step].transform(rows, None)
+        rows = run_step(plan.operators[step], rows, None)
     for label in plan.validation.labels:
         label_values(label, rows)
     dense_values(plan.validation.dense, rows)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A feature workflow: its definition, its fitted state, its files, and its transform of rows. See docs/workflows.md.
 
 A workflow is saved as ``workflow.json`` and ``states/``. A step may name a function, which gets rows: a workflow from
@@ -15,32 +16,26 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from terarec.errors import ConfigError, FormatError
-from terarec.etl.columns import ColumnType, Rows
+from terarec.etl.columns import ColumnType, Rows, concatenate_rows
 from terarec.etl.ops import Operator, State
 from terarec.etl.ops.base import operators
+from terarec.etl.ops.user_steps import run_step
+from terarec.etl.source.source import open_source
+from terarec.etl.workflow.earlier_rows import copy_earlier_rows
 from terarec.etl.workflow.plan import Plan, plan
 from terarec.etl.workflow.raw_values import RawValues
 from terarec.etl.workflow.serving import EncodedRecords, RecordEncoder
 from terarec.etl.workflow.transform import column_block, data_set, state_of, with_metadata
-from terarec.formats import ColumnBlock
-from terarec.io import read_json_and_version, write_versioned_json
-from terarec.spec import (
-    DatasetSpec,
-    LabelSpec,
-    OperatorSpec,
-    SourceSpec,
-    Split,
-    WorkflowSpec,
-    from_data,
-    to_data,
-)
+from terarec.formats.block import ColumnBlock
+from terarec.formats.dataset import EARLIER_ROWS
+from terarec.formats.frames import Frame, as_table, is_frame
+from terarec.io.files import flush, flush_tree, read_versioned_json, write_versioned_json
+from terarec.spec import DatasetSpec, LabelSpec, SourceSpec, Split, WorkflowSpec, from_data, to_data
 from terarec.spec.dataset import DatasetStorage
-from terarec.spec.registry import check_allowed, imported
+from terarec.spec.registry import OperatorSpec, check_allowed, imported
 
 FORMAT = "terarec.workflow"
-VERSION = 3
-"""Version 2 had no `weight` and `metadata`. Version 1 had no `cleaning` in a source; it did what "fields" says. A
-`LambdaOp` of an older file may have a `spark_function`, which was for Spark alone and is passed over."""
+VERSION = 4
 WORKFLOW_FILE = "workflow.json"
 STATES = "states"
 _ROW_FUNCTIONS = "terarec.etl.ready.row_functions"
@@ -58,16 +53,13 @@ def read_workflow(path: Path, allow_import: Sequence[str] = ()) -> WorkflowSpec:
 
     Raises:
         DataNotFoundError: No such file.
-        FormatError: Not a workflow, or of a newer version.
+        FormatError: Not a workflow, or of another version.
         ConfigError: A field is wrong; the message has its JSON path. A step names a function that is not allowed.
     """
-    version, data = read_json_and_version(path, FORMAT, VERSION)
+    data = read_versioned_json(path, FORMAT, VERSION)
     for field in data:
         if field != "workflow":
             raise FormatError(f"{path}: $.{field}", "unknown field, expected only 'workflow'")
-    if version == 1:
-        _add_cleaning(data.get("workflow"))
-    _remove_spark_functions(data.get("workflow"))
     # Before the codec reads the steps: it knows only operators that are registered, which importing them does.
     import_operators(data.get("workflow"), allow_import, str(path))
     spec: WorkflowSpec = from_data(WorkflowSpec, data.get("workflow"), f"{path}: $.workflow")
@@ -76,30 +68,15 @@ def read_workflow(path: Path, allow_import: Sequence[str] = ()) -> WorkflowSpec:
     return spec
 
 
-def _add_cleaning(workflow: Any) -> None:
-    """Add the cleaning of values to the sources of a workflow of version 1; the codec reports invalid sources."""
-    if not isinstance(workflow, dict):
-        return
-    tables = workflow.get("tables")
-    for source in (workflow.get("source"), *(tables.values() if isinstance(tables, dict) else ())):
-        if isinstance(source, dict):
-            source.setdefault("cleaning", "fields")
-
-
-def _remove_spark_functions(workflow: Any) -> None:
-    """Remove Spark's own functions of older workflows; it now calls `function`. The codec reports invalid workflows."""
-    steps = workflow.get("steps") if isinstance(workflow, dict) else None
-    for step in steps if isinstance(steps, list) else ():
-        if isinstance(step, dict) and step.get("kind") == "lambda_op":
-            step.pop("spark_function", None)
-
-
 def save_states(plan: Plan, states: Mapping[int, State], directory: Path) -> None:
-    """Write the states of steps into ``states/`` of `directory`."""
+    """Write the states of steps into ``states/`` of `directory`, and force them to the disk."""
     # Without states no folder, since its presence means that the workflow is fitted.
     (directory / STATES if states else directory).mkdir(parents=True, exist_ok=True)
     for step, state in states.items():
         state.save(directory / STATES, state_name(plan, step))
+    if states:
+        flush_tree(directory / STATES)
+        flush(directory)
 
 
 def load_states(plan: Plan, directory: Path) -> dict[int, State]:
@@ -186,12 +163,15 @@ class Workflow:
         spec: Source, steps, split and result columns.
         plan: Order of the passes and of the steps in them.
         states: Step -> state of each fitted step; empty before the workflow is fitted.
+        earlier_rows: Directory of the rows of prepared files from which grouped steps continue; it is missing where the
+            workflow was fitted and they were not kept. None for a workflow that has prepared nothing.
 
     Args:
         steps: Operators in order.
         source: Files of rows.
         labels: Labels, at least one.
         states: States of the steps; None for a workflow that is not fitted.
+        earlier_rows: As above.
         fields: Further fields of `WorkflowSpec`.
 
     Raises:
@@ -205,6 +185,7 @@ class Workflow:
         source: SourceSpec,
         labels: Sequence[LabelSpec],
         states: Mapping[int, State] | None = None,
+        earlier_rows: Path | None = None,
         **fields: Unpack[WorkflowFields],
     ) -> None:
         others: dict[str, Any] = {
@@ -215,6 +196,7 @@ class Workflow:
         )
         self.plan: Plan = plan(self.spec)
         self.states: dict[int, State] = dict(states or {})
+        self.earlier_rows = earlier_rows
 
     @classmethod
     def of(cls, spec: WorkflowSpec, states: Mapping[int, State] | None = None) -> Workflow:
@@ -233,7 +215,7 @@ class Workflow:
 
         Raises:
             DataNotFoundError: No such file.
-            FormatError: Not a workflow, or of a newer version.
+            FormatError: Not a workflow, or of another version.
             ConfigError: A field is wrong (JSON path), steps do not fit together, or one names a function that is not
                 allowed.
         """
@@ -267,6 +249,9 @@ class Workflow:
         """
         workflow = cls.from_json(Path(directory) / WORKFLOW_FILE, allow_import=allow_import)
         workflow.states = load_states(workflow.plan, Path(directory))
+        earlier_rows = Path(directory) / EARLIER_ROWS
+        if workflow.states or earlier_rows.is_dir():
+            workflow.earlier_rows = earlier_rows
         return workflow
 
     def save(self, directory: Path | str) -> None:
@@ -276,6 +261,9 @@ class Workflow:
             StorageError: The disk is full.
         """
         save_states(self.plan, self.states, Path(directory))
+        source, target = self.earlier_rows, Path(directory) / EARLIER_ROWS
+        if source is not None and source.is_dir() and source.resolve() != target.resolve():
+            copy_earlier_rows(source, target)
         # Last: a directory without it is not a workflow.
         self.to_json(Path(directory) / WORKFLOW_FILE)
 
@@ -285,7 +273,7 @@ class Workflow:
         Raises:
             ConfigError: `split` names a column that is not there.
         """
-        return Workflow.of(dataclasses.replace(self.spec, split=split), self.states)
+        return self._with(dataclasses.replace(self.spec, split=split))
 
     def with_sample_columns(self, *, weight: str | None, metadata: Sequence[str]) -> Workflow:
         """Return this workflow with its state and other columns besides those that models read.
@@ -297,15 +285,19 @@ class Workflow:
         Raises:
             ConfigError: A column that is not there, or of another type.
         """
-        return Workflow.of(dataclasses.replace(self.spec, weight=weight, metadata=tuple(metadata)), self.states)
+        return self._with(dataclasses.replace(self.spec, weight=weight, metadata=tuple(metadata)))
+
+    def __repr__(self) -> str:
+        state = "fitted" if self.is_fitted else "not fitted"
+        return f"Workflow({self.spec.name!r}, {len(self.spec.steps)} steps, {state})"
 
     @property
     def is_fitted(self) -> bool:
         """Whether all steps that need a state have one."""
         return all(not operator.is_fitted or step in self.states for step, operator in enumerate(self.plan.operators))
 
-    def apply(self, rows: Rows, upto: int | None = None) -> Rows:
-        """Apply all steps, or those before step `upto`, to rows.
+    def apply(self, rows: Rows | Frame, upto: int | None = None) -> Rows:
+        """Apply all steps, or those before step `upto`, to rows, or to a table in memory with the source's columns.
 
         Grouped steps find the earlier rows of a group among these alone: they must be all rows of their groups.
 
@@ -313,9 +305,11 @@ class Workflow:
             ConfigError: A step among them is not fitted.
             FormatError: A value that a step rejects, with its column and row.
         """
+        if not isinstance(rows, Rows):
+            rows = concatenate_rows(list(open_source(self.spec.source, rows).blocks()))
         rows = with_metadata(rows, self.spec.metadata)
         for step in range(len(self.plan.operators) if upto is None else upto):
-            rows = self.plan.operators[step].transform(rows, state_of(self.plan, step, self.states))
+            rows = run_step(self.plan.operators[step], rows, state_of(self.plan, step, self.states))
         return rows
 
     def dataset_spec(self, storage: DatasetStorage = "parquet") -> DatasetSpec:
@@ -345,18 +339,29 @@ class Workflow:
         """
         return self._records.inputs
 
-    def encode(self, columns: Mapping[str, RawValues]) -> EncodedRecords:
+    def encode(self, columns: Mapping[str, RawValues] | Frame) -> EncodedRecords:
         """Encode B raw records, given column by column, as `encode_rows` does rows of the source.
 
         Args:
             columns: Each of `record_columns` -> B values; None, null, ``""`` and, among numbers, NaN are missing. Other
-                columns of the source may be there and are not read.
+                columns of the source may be there and are not read. Or a table in memory, such as a DataFrame, whose
+                types are read as those of files, and which may have any further columns.
 
         Raises:
             ConfigError: The workflow is not fitted; a column that is missing, unknown or of another length; a value of
                 another type, or one that a step rejects, with its column, row and what is accepted.
         """
-        return self._records.encode(columns)
+        if isinstance(columns, Mapping):
+            return self._records.encode(columns)
+        if not is_frame(columns):
+            got = type(columns).__name__
+            raise ConfigError("columns", f"got {got}, expected a dict of columns, or a table (pandas, Polars, Arrow)")
+        return self._records.encode_table(as_table(columns, "columns"))
+
+    def _with(self, spec: WorkflowSpec) -> Workflow:
+        changed = Workflow.of(spec, self.states)
+        changed.earlier_rows = self.earlier_rows
+        return changed
 
     @cached_property
     def _records(self) -> RecordEncoder:

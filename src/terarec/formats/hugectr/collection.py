@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tables of an embedding collection as a folder, from release 4.2 on. See docs/hugectr-formats.md."""
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import numpy as np
 from terarec.errors import DataNotFoundError, FormatError
 from terarec.formats.hugectr.fields import PlainFile, as_bytes, open_plain, spans
 from terarec.formats.hugectr.weights import CHUNK_ROWS, SparseRows
-from terarec.io import atomic_dir
+from terarec.io.directories import atomic_dir
+from terarec.io.opening import open_file, read_bytes
 
 META = "meta_data"
 COLLECTION_FILES = rf"{META}|(key|weight)\d+"
@@ -106,9 +108,10 @@ def open_collection(path: Path) -> CollectionDump:
         FormatError: A size or a number that does not fit the others.
     """
     meta = path / META
-    if not meta.is_file():
-        raise DataNotFoundError(meta, "no such file, expected a dump of an embedding collection")
-    content = meta.read_bytes()
+    try:
+        content = read_bytes(meta)
+    except DataNotFoundError:
+        raise DataNotFoundError(meta, "no such file, expected a dump of an embedding collection") from None
     count = _HEAD.unpack_from(content)[0] if len(content) >= _HEAD.size else 0
     # The size follows from the number of tables: nothing else shows a file that was cut short.
     if count < 1 or len(content) != _HEAD.size + 16 * count:
@@ -151,10 +154,10 @@ def _open(folder: Path, name: str, dtype: np.dtype[Any], kind: int, table: Dumpe
     path = folder / name
     file = open_plain(path, dtype, header_bytes=HEADER_BYTES)
     # The header names kind and table, so that a file under another one's name is found.
-    with path.open("rb") as stream:
-        found = struct.unpack("<2i", stream.read(8))
-    if found != (kind, table.table_id):
-        raise FormatError(path, f"starts with {list(found)}, expected {[kind, table.table_id]}: kind and table")
+    with open_file(path) as stream:
+        numbers = struct.unpack("<2i", stream.read(8))
+    if numbers != (kind, table.table_id):
+        raise FormatError(path, f"starts with {list(numbers)}, expected {[kind, table.table_id]}: kind and table")
     if file.count != table.count:
         raise FormatError(path, f"holds {file.count} rows, expected {table.count} by {META}")
     return file

@@ -1,7 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
 """HugeCTR's binary records: types of keys, checks, views of fields, and files that hold records alone."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +13,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from terarec.errors import DataNotFoundError, FormatError
+from terarec.errors import FormatError
 from terarec.formats.block import Keys, bags_of
-from terarec.io import AtomicFile, atomic_file
+from terarec.io.files import AtomicFile, atomic_file
+from terarec.io.opening import open_file
 from terarec.ragged import ArrayLists, Ragged
 from terarec.spec import RecordLayout
 
@@ -185,7 +188,8 @@ class PlainFile:
         """
         offset = self.header_bytes + start * self.dtype.itemsize
         # No memory map: a mapped file that is cut short while it is read kills the process.
-        records = np.fromfile(self.path, self.dtype, stop - start, offset=offset)
+        with open_file(self.path, is_buffered=False) as file:
+            records = np.fromfile(file, self.dtype, stop - start, offset=offset)
         if len(records) != stop - start:
             end = offset + records.nbytes
             raise FormatError(self.path, f"ended at byte {end}, expected {self.count} records of {self.dtype}")
@@ -199,9 +203,8 @@ def open_plain(path: Path, dtype: np.dtype[Any], *, header_bytes: int = 0) -> Pl
         DataNotFoundError: No such file.
         FormatError: A size that is not a multiple of the record size.
     """
-    if not path.is_file():
-        raise DataNotFoundError(path, "no such file")
-    size = path.stat().st_size
+    with open_file(path, is_buffered=False) as file:
+        size = os.fstat(file.fileno()).st_size
     # The size alone tells the number of records: these files have no other metadata.
     count, rest = divmod(size - header_bytes, dtype.itemsize)
     if size < header_bytes or rest:

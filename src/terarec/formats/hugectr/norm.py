@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Norm files: a header, then records with any number of keys in each slot. See docs/hugectr-formats.md."""
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from terarec.errors import FormatError
 from terarec.formats.block import ColumnBlock, Keys, merge
@@ -20,7 +22,7 @@ from terarec.formats.hugectr.fields import (
 )
 from terarec.formats.hugectr.norm_records import (
     CutShortError,
-    Piece,
+    NormBytes,
     Spans,
     decode,
     decode_even,
@@ -30,7 +32,7 @@ from terarec.formats.hugectr.norm_records import (
     has_right_checksum,
     plain_spans,
 )
-from terarec.io import locate
+from terarec.io.remote import locate
 from terarec.ragged import ArrayLists
 from terarec.spec import RecordLayout
 
@@ -133,15 +135,15 @@ class NormFile:
         parts = [Spans(starts=spans.starts[part], ends=spans.ends[part]) for part in rows]
         return merge([decode(piece, part, self._layout) for part in parts], None)
 
-    def _framed(self, group: int) -> tuple[Piece, Spans]:
+    def _framed(self, group: int) -> tuple[NormBytes, Spans]:
         """Return the bytes and records of a group."""
-        found = self._known_even_piece(group) if self._stride else None
-        if found is None or not (self._checksum or even_slots(*found, self._layout) is not None):
+        known = self._known_even_piece(group) if self._stride else None
+        if known is None or not (self._checksum or even_slots(*known, self._layout) is not None):
             self._stride = 0
             return self._uneven_piece(group)
-        return found
+        return known
 
-    def _known_even_piece(self, group: int) -> tuple[Piece, Spans] | None:
+    def _known_even_piece(self, group: int) -> tuple[NormBytes, Spans] | None:
         """Return a group, if all of it and those before have the size that the file's size implies."""
         with self._walks:
             # A group starts where the size of a record says only if no record before has another size. Threads may ask
@@ -154,19 +156,19 @@ class NormFile:
 
     def _read_even(self, group: int) -> tuple[ColumnBlock, int] | None:
         """Return the records of a group where `_known_even_piece` does and their slots have keys alike."""
-        found = self._known_even_piece(group)
-        if found is None:
+        known = self._known_even_piece(group)
+        if known is None:
             return None
         if self._checksum:
-            return self._decode_checked(*found)
-        block = decode_even(*found, self._layout)
+            return self._decode_checked(*known)
+        block = decode_even(*known, self._layout)
         return None if block is None else (block, 0)
 
     def _is_even(self, group: int) -> bool:
-        found = self._even_piece(group)
-        return found is not None and (self._checksum or even_slots(*found, self._layout) is not None)
+        even = self._even_piece(group)
+        return even is not None and (self._checksum or even_slots(*even, self._layout) is not None)
 
-    def _even_piece(self, group: int) -> tuple[Piece, Spans] | None:
+    def _even_piece(self, group: int) -> tuple[NormBytes, Spans] | None:
         """Return a group and its records if these can have the size that the file's size implies; check frames."""
         rows, first = self.group_rows[group], group * self._at_once
         start = self._bounds[0] + first * self._stride
@@ -179,11 +181,11 @@ class NormFile:
             return None
         return (piece, spans) if spans.stride == self._stride and end == rows * self._stride else None
 
-    def _decode_checked(self, piece: Piece, spans: Spans) -> tuple[ColumnBlock, int]:
+    def _decode_checked(self, piece: NormBytes, spans: Spans) -> tuple[ColumnBlock, int]:
         good = has_right_checksum(piece.content, spans)
         return decode(piece, spans.keep(good), self._layout), len(good) - int(good.sum())
 
-    def _uneven_piece(self, group: int) -> tuple[Piece, Spans]:
+    def _uneven_piece(self, group: int) -> tuple[NormBytes, Spans]:
         with self._walks:
             while len(self._bounds) < group + 2:
                 piece, spans, end = self._walk(len(self._bounds) - 1)
@@ -195,7 +197,7 @@ class NormFile:
         piece = self._piece(group, self._bounds[group], self._bounds[group + 1])
         return piece, self._spans(piece, self.group_rows[group])[0]
 
-    def _walk(self, group: int) -> tuple[Piece, Spans, int]:
+    def _walk(self, group: int) -> tuple[NormBytes, Spans, int]:
         """Return a group that begins where the known ones end, its records, and the byte behind them."""
         start, size = self._bounds[group], self._file.size
         mean = (size - start) // max(1, self.num_records - group * self._at_once)
@@ -208,13 +210,13 @@ class NormFile:
             except CutShortError:
                 wanted *= 2
 
-    def _spans(self, piece: Piece, rows: int) -> tuple[Spans, int]:
+    def _spans(self, piece: NormBytes, rows: int) -> tuple[Spans, int]:
         if self._checksum:
             return framed_spans(piece, rows, self.num_records)
         return plain_spans(piece, rows, self._layout, self.num_records)
 
-    def _piece(self, group: int, start: int, stop: int) -> Piece:
-        return Piece(
+    def _piece(self, group: int, start: int, stop: int) -> NormBytes:
+        return NormBytes(
             content=self._file.read(start, stop),
             start=start,
             first_record=group * self._at_once,
@@ -260,6 +262,7 @@ class NormWriter(RecordStream):
         content = _encode(label, dense, bags, self._layout.key_bytes, framed=self._checksum)
         self._append(content, len(label))
 
+    @override
     def _header(self, num_records: int) -> bytes:
         return header_bytes(self._layout, num_records, checksum=self._checksum)
 
@@ -343,16 +346,16 @@ def parse_header(content: NDArray[np.uint8], layout: RecordLayout, where: str, *
     if len(content) < size:
         raise FormatError(where, f"ends at byte {len(content)}, expected a header of {size} bytes")
     first = HEADER.size if not checksum else _framed_payload(content, where)
-    found = HEADER.unpack(content[first - HEADER.size : first].tobytes())
-    expected = (int(checksum), found[1], layout.label_dim, layout.dense_dim, layout.num_slots)
+    numbers = HEADER.unpack(content[first - HEADER.size : first].tobytes())
+    expected = (int(checksum), numbers[1], layout.label_dim, layout.dense_dim, layout.num_slots)
     # The number of records is compared with itself: it is only checked to be 0 or more.
-    for index, (field, value, right) in enumerate(zip(_FIELDS, found, expected, strict=False)):
+    for index, (field, value, right) in enumerate(zip(_FIELDS, numbers, expected, strict=False)):
         byte = first - HEADER.size + 8 * index
         if value != right:
             raise FormatError(f"{where}: byte {byte}", f"{field} is {value}, expected {right}")
         if value < 0:
             raise FormatError(f"{where}: byte {byte}", f"{field} is {value}, expected 0 or more")
-    return int(found[1])
+    return int(numbers[1])
 
 
 def _framed_payload(content: NDArray[np.uint8], where: str) -> int:
@@ -363,7 +366,7 @@ def _framed_payload(content: NDArray[np.uint8], where: str) -> int:
             f"{where}: byte 0", f"the header's length is {length}, expected {HEADER.size} (a file with checksums)"
         )
     end = 4 + HEADER.size
-    total, found = int(content[4:end].sum()) % 256, int(content[end])
-    if total != found:
-        raise FormatError(f"{where}: byte {end}", f"the header's checksum is {found}, its bytes sum to {total}")
+    total, checksum = int(content[4:end].sum()) % 256, int(content[end])
+    if total != checksum:
+        raise FormatError(f"{where}: byte {end}", f"the header's checksum is {checksum}, its bytes sum to {total}")
     return end

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The records of Norm files: their bounds, with checksums and without, and their fields as columns."""
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class CutShortError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Piece:
+class NormBytes:
     """Bytes of a Norm file, from the start of a record on.
 
     Attributes:
@@ -93,7 +94,7 @@ def even_spans(stride: int, size: int, count: int, *, first: int = 0) -> Spans:
     return Spans(starts=starts, ends=starts + size)
 
 
-def framed_spans(piece: Piece, count: int, total: int) -> tuple[Spans, int]:
+def framed_spans(piece: NormBytes, count: int, total: int) -> tuple[Spans, int]:
     """Locate the payloads of the first `count` framed records of a piece, and the byte behind them.
 
     Args:
@@ -156,7 +157,7 @@ def has_right_checksum(content: NDArray[np.uint8], spans: Spans) -> NDArray[np.b
     return good
 
 
-def plain_spans(piece: Piece, count: int, layout: RecordLayout, total: int) -> tuple[Spans, int]:
+def plain_spans(piece: NormBytes, count: int, layout: RecordLayout, total: int) -> tuple[Spans, int]:
     """Locate the payloads of the first `count` records without frames by their counts; see `framed_spans`.
 
     Raises:
@@ -200,7 +201,7 @@ _COUNT = np.dtype("<i4")
 _FLOAT = np.dtype("<f4")
 
 
-def decode(piece: Piece, spans: Spans, layout: RecordLayout) -> ColumnBlock:
+def decode(piece: NormBytes, spans: Spans, layout: RecordLayout) -> ColumnBlock:
     """Decode the records in `spans`: labels and dense numbers float32, keys as `ColumnBlock` has them.
 
     Raises:
@@ -210,7 +211,7 @@ def decode(piece: Piece, spans: Spans, layout: RecordLayout) -> ColumnBlock:
     return decode_uneven(piece, spans, layout) if block is None else block
 
 
-def decode_even(piece: Piece, spans: Spans, layout: RecordLayout) -> ColumnBlock | None:
+def decode_even(piece: NormBytes, spans: Spans, layout: RecordLayout) -> ColumnBlock | None:
     """Decode the records in `spans` if each slot holds the same number of keys in all of them; None otherwise."""
     slots = even_slots(piece, spans, layout)
     if slots is None:
@@ -229,7 +230,7 @@ def decode_even(piece: Piece, spans: Spans, layout: RecordLayout) -> ColumnBlock
     return ColumnBlock(label=label, dense=dense, keys=tuple(keys))
 
 
-def even_slots(piece: Piece, spans: Spans, layout: RecordLayout) -> list[tuple[int, int, int]] | None:
+def even_slots(piece: NormBytes, spans: Spans, layout: RecordLayout) -> list[tuple[int, int, int]] | None:
     """Group neighbouring slots of as many keys in `spans`: (first byte, slots, keys in each).
 
     Returns:
@@ -251,7 +252,7 @@ def even_slots(piece: Piece, spans: Spans, layout: RecordLayout) -> list[tuple[i
     return slots
 
 
-def _records(piece: Piece, spans: Spans) -> Strided:
+def _records(piece: NormBytes, spans: Spans) -> Strided:
     assert spans.stride is not None
     return Strided(piece.content, int(spans.starts[0]), spans.stride, len(spans.starts))
 
@@ -286,7 +287,7 @@ def _columns_of(records: Strided, num_rows: int, slots: tuple[int, int, int], ke
     return columns
 
 
-def decode_uneven(piece: Piece, spans: Spans, layout: RecordLayout) -> ColumnBlock:
+def decode_uneven(piece: NormBytes, spans: Spans, layout: RecordLayout) -> ColumnBlock:
     """Decode the records in `spans`, whatever the number of their keys; see `decode`."""
     where = f"{piece.where} (with {layout.key_bytes}-byte keys)"  # what does not fit may be keys of the other size
     fields = _Fields(piece, spans, where)
@@ -305,7 +306,7 @@ def decode_uneven(piece: Piece, spans: Spans, layout: RecordLayout) -> ColumnBlo
 class _Fields:
     """Cursor over the fields of all records; no record is read beyond its end."""
 
-    def __init__(self, piece: Piece, spans: Spans, where: str) -> None:
+    def __init__(self, piece: NormBytes, spans: Spans, where: str) -> None:
         self._spans, self._start = spans, piece.start
         self._where = where
         sizes = spans.ends - spans.starts

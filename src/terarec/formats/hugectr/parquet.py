@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Columns of HugeCTR's Parquet files. See docs/hugectr-formats.md."""
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from terarec.formats.block import ColumnBlock, Keys, empty_from_pool
 from terarec.formats.dataset import ParquetMetadata, base_name
 from terarec.formats.hugectr.fields import check_bag_lengths
 from terarec.formats.parquet import arrow_errors, check_row_count, column_array, is_list, lists_of_array
-from terarec.io import locate
+from terarec.io.remote import locate
 from terarec.kernels.cpu.encoding import stack_columns
 from terarec.ragged import Ragged
 from terarec.spec import RecordLayout
@@ -209,16 +210,13 @@ class ParquetRecordFile:
     @contextmanager
     def _opened(self, buffer_bytes: int = 0, *, verifies: bool = True) -> Iterator[Any]:
         """Open the file for each call: PyArrow's reader is not meant for several threads at once."""
-        source = self._file.open()
-        try:
-            with pq.ParquetFile(
+        with (
+            self._file.input() as source,  # a remote file is an object that holds a connection
+            pq.ParquetFile(
                 source, metadata=self._footer, buffer_size=buffer_bytes, page_checksum_verification=verifies
-            ) as file:
-                yield file
-        finally:
-            # A path is passed on as it is; a remote file is an object that holds a connection.
-            if hasattr(source, "close"):
-                source.close()
+            ) as file,
+        ):
+            yield file
 
 
 def _fields(schema: pa.Schema, positions: Sequence[int], path: str) -> list[pa.Field]:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Raw and RawAsync files: records of one size without a header. See docs/hugectr-formats.md."""
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from terarec.errors import ConfigError, FormatError
 from terarec.formats.block import ColumnBlock, Keys
 from terarec.formats.hugectr.fields import RecordStream, Strided, check_records, copy_transposed
-from terarec.io import locate
+from terarec.io.remote import locate
 from terarec.ragged import Ragged
 from terarec.spec import RecordLayout
 
@@ -115,11 +116,11 @@ class FixedRecordFile:
         self._layout = layout
         self._types = types
         self._stride = record_bytes(layout, types)
-        held, rest = divmod(self._file.size, self._stride)
-        if rest or (num_records is not None and held < num_records):
+        count, rest = divmod(self._file.size, self._stride)
+        if rest or (num_records is not None and count < num_records):
             promised = "a multiple" if rest else f"at least {num_records} records"
             raise FormatError(path, f"holds {self._file.size} bytes, expected {promised} of {self._stride} bytes each")
-        self.num_records = held if num_records is None else num_records
+        self.num_records = count if num_records is None else num_records
 
     def read(self, start: int, stop: int) -> ColumnBlock:
         """Return the records ``start <= i < stop``, keys int64, with the slots' offsets where the format has them.

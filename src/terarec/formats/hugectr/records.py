@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Description of a directory of HugeCTR's files (``records.json``), and its mapping to a data set's columns."""
 
 from __future__ import annotations
@@ -7,7 +8,7 @@ from pathlib import Path
 
 from terarec.errors import ConfigError, FormatError
 from terarec.formats.dataset import FILE_LIST
-from terarec.io import read_versioned_json, write_versioned_json
+from terarec.io.files import read_versioned_json, write_versioned_json
 from terarec.spec import (
     CategoricalColumn,
     DatasetSpec,
@@ -15,14 +16,13 @@ from terarec.spec import (
     LabelColumn,
     RecordLayout,
     RecordOptions,
-    RecordSplit,
     RecordsSpec,
     ShardSpec,
     SparseInput,
     from_data,
     to_data,
 )
-from terarec.spec.dataset import DatasetStorage
+from terarec.spec.dataset import DatasetStorage, RecordSplit
 
 ROWS_PER_FILE = {"norm": 40_960, "parquet": 1 << 20}
 """As HugeCTR's own writers make them."""
@@ -133,7 +133,7 @@ def read_records(path: Path) -> RecordsSpec:
 
     Raises:
         DataNotFoundError: No such file.
-        FormatError: The file is not JSON, of another format or a newer version, or a field is wrong (JSON path).
+        FormatError: The file is not JSON, of another format or another version, or a field is wrong (JSON path).
     """
     data = read_versioned_json(path, FORMAT, VERSION)
     # A field of a later version would be lost when the file is written again.

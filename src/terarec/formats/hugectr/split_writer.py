@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writers of a split as HugeCTR's files, with the list, the metadata and the keysets next to them."""
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ from terarec.formats.hugectr.raw import FixedRecordWriter, raw_async_types, raw_
 from terarec.formats.hugectr.records import has_offsets, is_listed
 from terarec.formats.parquet import ParquetShardWriter
 from terarec.formats.shard import FileWriter, SplitFiles
-from terarec.io import locate, write_bytes
+from terarec.io.files import write_bytes
+from terarec.io.remote import locate
 from terarec.ragged import flat_values, like_values
-from terarec.spec import CategoricalColumn, DatasetSpec, DenseColumn, LabelColumn, RecordKind, RecordsSpec
+from terarec.spec import CategoricalColumn, DatasetSpec, DenseColumn, LabelColumn, RecordsSpec
+from terarec.spec.dataset import RecordKind
 
 
 def read_keyset(path: str | Path, key_bytes: int) -> NDArray[np.int64]:

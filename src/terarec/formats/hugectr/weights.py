@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Model files: weights and optimizer states of layers and embeddings. See docs/hugectr-formats.md."""
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from numpy.typing import NDArray
 
 from terarec.errors import DataNotFoundError, FormatError
 from terarec.formats.hugectr.fields import PlainFile, as_bytes, open_plain, spans, write_plain
-from terarec.io import atomic_dir, atomic_file, read_json, write_json
+from terarec.io.directories import atomic_dir
+from terarec.io.files import atomic_file, read_json, write_json
 
 _FLOAT = np.dtype("<f4")
 

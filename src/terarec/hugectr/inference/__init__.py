@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """hugectr.inference: serving, in the interface of every release from 3.0 to 24.06."""
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from terarec.hugectr.objects import (
 if TYPE_CHECKING:
     from terarec.hugectr.inference.hps import HPS
     from terarec.hugectr.inference.session import CreateInferenceSession, InferenceModel, InferenceSession
-    from terarec.hugectr.inference.session import LoadedEmbeddingCache as CreateEmbeddingCache
-    from terarec.hugectr.inference.session import LoadedParameterServer as CreateParameterServer
+    from terarec.hugectr.inference.shared_tables import CreateParameterServer
+    from terarec.hugectr.inference.shared_tables import LoadedEmbeddingCache as CreateEmbeddingCache
+    from terarec.hugectr.inference.shared_tables import LoadedParameterServer as ParameterServer
 
 __all__ = [
     "HPS",
@@ -38,6 +40,7 @@ __all__ = [
     "InferenceModel",
     "InferenceParams",
     "InferenceSession",
+    "ParameterServer",
     "ParameterServerConfig",
     "PersistentDatabaseParams",
     "UpdateSourceParams",
@@ -46,14 +49,16 @@ __all__ = [
 ]
 
 _SESSIONS = "terarec.hugectr.inference.session"
+_SHARED_TABLES = "terarec.hugectr.inference.shared_tables"
 # What computes is loaded when a script first names it: torch takes seconds.
 _ON_USE = {
     "HPS": ("terarec.hugectr.inference.hps", "HPS"),
-    "CreateEmbeddingCache": (_SESSIONS, "LoadedEmbeddingCache"),
+    "CreateEmbeddingCache": (_SHARED_TABLES, "LoadedEmbeddingCache"),
     "CreateInferenceSession": (_SESSIONS, "CreateInferenceSession"),
-    "CreateParameterServer": (_SESSIONS, "LoadedParameterServer"),
+    "CreateParameterServer": (_SHARED_TABLES, "CreateParameterServer"),
     "InferenceModel": (_SESSIONS, "InferenceModel"),
     "InferenceSession": (_SESSIONS, "InferenceSession"),
+    "ParameterServer": (_SHARED_TABLES, "LoadedParameterServer"),
 }
 
 

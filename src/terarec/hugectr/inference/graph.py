@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Descriptions of models in graph files, and in the inference files of release 3.0."""
 
 from __future__ import annotations
@@ -88,6 +89,11 @@ class InferenceGraph:
         return tuple(one.embedding_vec_size for one in self.embeddings)
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Name of each table: HugeCTR names rows in Redis and RocksDB by the tensors of the embeddings."""
+        return tuple(one.sparse_embedding_name for one in self.embeddings)
+
+    @property
     def has_slots(self) -> tuple[bool, ...]:
         """Whether single files of each table have slots."""
         return tuple(one.embedding_type in LOCALIZED for one in self.embeddings)
@@ -125,10 +131,12 @@ def read_inference_graph(path: str) -> InferenceGraph:
 def _parts_with_loss(data: JsonObject) -> tuple[Part, ...]:
     """Return the parts of a file of release 3.0, whose last layer is an activation in place of a loss."""
     layers = data.children("layers")
-    if layers and layers[0].take("type", STRING, "") == DATA and not layers[0].has("label"):
-        clause = {"top": "label", "label_dim": 1}
-        # Inference needs no labels, but a graph has some: this one is never read.
-        layers[0] = JsonObject({**layers[0].values(), "label": clause}, layers[0].where)
+    if layers and layers[0].take("type", STRING, "") == DATA:
+        values = layers[0].values()
+        # Inference needs no labels, so files leave out the clause or its parts; a graph has one that is never read.
+        clause = values.get("label", {})
+        if isinstance(clause, dict):  # else the reader of the clause reports it
+            layers[0] = JsonObject({**values, "label": {"top": "label", "label_dim": 1, **clause}}, layers[0].where)
     parts = list(read_parts(layers))
     inputs, last = parts[0], parts[-1]
     assert isinstance(inputs, Input)

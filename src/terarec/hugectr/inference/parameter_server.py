@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parameter servers of HugeCTR's objects: tiers, served models and caches of `terarec.ps`."""
 
 from __future__ import annotations
@@ -7,6 +8,7 @@ from typing import Any
 
 import torch
 
+from terarec.embedding.lookups import RowLookup
 from terarec.hugectr.enums import DatabaseOverflowPolicy_t, DatabaseType_t, EmbeddingCacheType_t
 from terarec.hugectr.errors import WrongInputError, as_hugectr_errors
 from terarec.hugectr.objects import (
@@ -15,7 +17,8 @@ from terarec.hugectr.objects import (
     PersistentDatabaseParams,
     VolatileDatabaseParams,
 )
-from terarec.ps import ParameterServer
+from terarec.memory import RedisServer
+from terarec.ps import EmbeddingCache, ParameterServer
 from terarec.spec import (
     CacheSpec,
     HostMemorySpec,
@@ -25,9 +28,8 @@ from terarec.spec import (
     RocksDBSpec,
     ServedModelSpec,
     ServedTableSpec,
-    TierSpec,
-    TLSSpec,
 )
+from terarec.spec.parameter_server import TierSpec, TLSSpec
 
 # HugeCTR's default margin is the largest uint64; what reaches half of it is not a bound.
 _NO_BOUND = 2**63
@@ -145,6 +147,8 @@ def served_model(
         WrongInputError: Another number of files or names than tables.
     """
     files, defaults = params.sparse_model_files, params.default_value_for_each_table or [0.0]
+    if len(defaults) != len(widths):  # HugeCTR's rule
+        defaults = defaults[:1] * len(widths)
     if len(files) not in (0, len(widths)):
         got = f"got {len(files)} paths for {len(widths)} tables"
         raise WrongInputError("sparse_model_files", f"{got}, expected one for each", field="sparse_model_files")
@@ -158,8 +162,7 @@ def served_model(
                 ServedTableSpec(
                     name=named[number] or f"sparse_embedding{number}",
                     width=width,
-                    # Scripts give one default for models of several tables; the last one counts for all further tables.
-                    default=defaults[min(number, len(defaults) - 1)],
+                    default=defaults[number],
                     source=str(files[number]) if files else None,
                     key_bytes=8 if params.i64_input_key else 4,
                     has_slots=bool(has_slots) and has_slots[number],
@@ -169,21 +172,42 @@ def served_model(
         )
 
 
+def lookups_of(
+    server: ParameterServer, model: ServedModelSpec, device: torch.device, spec: CacheSpec | None
+) -> tuple[list[RowLookup], list[EmbeddingCache]]:
+    """Return the rows of each table of a model, and the caches that they are read through; no `spec`, no caches."""
+    if spec is None:
+        return [server.table(model.name, table.name).lookup for table in model.tables], []
+    caches = [server.cache(model.name, table.name, device=device, spec=spec) for table in model.tables]
+    return [cache.lookup for cache in caches], caches
+
+
 def start_server(config: ParameterServerConfig) -> ParameterServer:
-    """Load all models of a configuration.
+    """Load all models of a configuration; errors are those of `open_server`."""
+    models = []
+    for params in config.inference_params_array:
+        name = params.model_name
+        models.append(served_model(params, config.embedding_vec_size[name], config.emb_table_name[name]))
+    return open_server("ParameterServerConfig", tiers_of(config.volatile_db, config.persistent_db), models)
+
+
+def open_server(call: str, tiers: Sequence[TierSpec], models: Sequence[ServedModelSpec]) -> ParameterServer:
+    """Load models for a call.
 
     Raises:
         WrongInputError: Names, widths or databases that do not fit together.
         FileCannotOpenError: A file does not exist.
         BrokenFileError: A file is damaged.
+        ServerUnreachableError: A server of a database does not answer.
     """
-    models = []
-    for params in config.inference_params_array:
-        name = params.model_name
-        models.append(served_model(params, config.embedding_vec_size[name], config.emb_table_name[name]))
-    tiers = tiers_of(config.volatile_db, config.persistent_db)
-    with as_hugectr_errors("ParameterServerConfig"):
-        return ParameterServer(ParameterServerSpec(tiers=tiers, models=tuple(models)))
+    with as_hugectr_errors(call):
+        for tier in tiers:
+            # Lookups skip a tier that fails, so that a script whose server was never there would not notice.
+            if isinstance(tier, RedisSpec):
+                server = RedisServer(tier)
+                server.connect()
+                server.close()
+        return ParameterServer(ParameterServerSpec(tiers=tuple(tiers), models=tuple(models)))
 
 
 def device_of(numbers: Sequence[int]) -> torch.device:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`Scorer`: a model without tables, scoring batches of requests and files."""
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from terarec.batch import Batch, Jagged, to_device
-from terarec.embedding import LookupCollection, RowLookup
+from terarec.embedding.lookups import LookupCollection, RowLookup
 from terarec.embedding.tables import record_tables
 from terarec.export.dense_part import DensePart
 from terarec.hugectr.dense_weights import load_dense
 from terarec.hugectr.errors import WrongInputError, as_hugectr_errors
 from terarec.hugectr.inference.graph import InferenceGraph
+from terarec.hugectr.inference.integers import int64_array
 from terarec.models import GraphModel
 from terarec.models.artifact import without_tables
-from terarec.nn.precision import Precision, autocast
+from terarec.nn.precision import Precision, autocast, mixed_precision
 from terarec.serve.executor_file import graph_executors_file, wants_programs
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ class Scorer:
         dense_model_file: File of the dense weights.
         lookups: Rows of each embedding, in their order.
         device: Device of the layers.
-        precision: Precision of products.
+        is_mixed: Whether products are in 16 bits where the device has them.
         statistics: File of BatchNorm statistics; None for the one next to the dense weights.
         executor: "auto", "measure" or a name, as for `terarec.serve.InferenceSession.open`.
 
@@ -60,7 +62,7 @@ class Scorer:
         lookups: Sequence[RowLookup],
         device: torch.device,
         *,
-        precision: Precision = "fp32",
+        is_mixed: bool = False,
         statistics: str = "",
         executor: str = "auto",
     ) -> None:
@@ -73,17 +75,17 @@ class Scorer:
             assert isinstance(without_tables(model), GraphModel)
             load_dense(model, Path(dense_model_file), statistics=Path(statistics) if statistics else None)
         self.model = model.to(device).eval()
-        self._precision: Precision = precision
+        self._precision: Precision = mixed_precision(device) if is_mixed else "fp32"
         # The tables of a served model are in the order of the graph's embeddings.
         by_name = dict(zip((one.sparse_embedding_name for one in graph.embeddings), lookups, strict=True))
         for module in self.model.modules():
             if isinstance(module, LookupCollection):
                 module.connect({table.name: by_name[table.name] for table in module.specs})
-        self.programs = self._open_programs(graph_executors_file(graph_file), executor)
+        self.programs = self._open_programs(graph_executors_file(graph_file), executor, is_fp32=not is_mixed)
 
-    def _open_programs(self, file: Path, executor: str) -> Programs | None:
+    def _open_programs(self, file: Path, executor: str, *, is_fp32: bool) -> Programs | None:
         with as_hugectr_errors("CreateInferenceSession"):
-            is_fp32 = self._precision == "fp32"
+            # By what was asked: a choice that one processor rejects is an error on all.
             if not wants_programs(executor, file, device=self.model.device, is_fp32=is_fp32):
                 return None
             from terarec.serve.executors import open_programs  # which loads torch's exporters
@@ -141,8 +143,9 @@ class Scorer:
             WrongInputError: Numbers that do not fit each other.
         """
         inputs = self.graph.inputs
-        dense = _numbers("dense_feature", dense_feature, np.float32)
-        keys, ends = _numbers("embeddingcolumns", embeddingcolumns, np.int64), _numbers("row_ptrs", row_ptrs, np.int64)
+        dense = _floats("dense_feature", dense_feature)
+        keys = int64_array("predict", "embeddingcolumns", embeddingcolumns).reshape(-1)
+        ends = int64_array("predict", "row_ptrs", row_ptrs).reshape(-1)
         slots = {one.top_name: int(one.slot_num) for one in inputs.data_reader_sparse_param_array}
         tables = [(one.bottom_name, slots[one.bottom_name]) for one in self.graph.embeddings]
         # Each table has B * slots + 1 row_ptrs, so that B follows from their number alone.
@@ -205,11 +208,11 @@ class Scorer:
         return replace(batch, sparse=replace(sparse, keys=sparse.keys + shifts))
 
 
-def _numbers(name: str, values: Any, kind: type[Any]) -> NDArray[Any]:
+def _floats(name: str, values: Any) -> NDArray[np.float32]:
     try:
-        found = np.asarray(values, dtype=kind).reshape(-1)
+        found = np.asarray(values, np.float32).reshape(-1)
     except (ValueError, TypeError, OverflowError):
-        raise WrongInputError("predict", name, f"expected a list of {kind.__name__}", field=name) from None
-    if kind is np.float32 and not np.isfinite(found).all():
+        raise WrongInputError("predict", name, "expected a list of float32", field=name) from None
+    if not np.isfinite(found).all():
         raise WrongInputError("predict", name, "got NaN or infinity, expected finite numbers", field=name)
     return found

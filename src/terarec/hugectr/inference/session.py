@@ -1,10 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sessions of every release: models that score requests and files, with their tables in a parameter server."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from functools import partial
+from numbers import Integral
 from pathlib import Path
 from typing import Any, overload
 
@@ -13,100 +15,41 @@ import torch
 from numpy.typing import NDArray
 
 from terarec.batch import Batch
-from terarec.embedding import RowLookup
+from terarec.closer import stream
+from terarec.embedding.lookups import RowLookup
 from terarec.hugectr.enums import Check_t, DataReaderType_t
 from terarec.hugectr.errors import IllegalCallError, WrongInputError, as_hugectr_errors
-from terarec.hugectr.inference.graph import read_inference_clause, read_inference_graph
-from terarec.hugectr.inference.parameter_server import cache_of, device_of, served_model, tiers_of
+from terarec.hugectr.inference.graph import InferenceGraph, read_inference_clause, read_inference_graph
+from terarec.hugectr.inference.parameter_server import (
+    cache_of,
+    device_of,
+    lookups_of,
+    open_server,
+    served_model,
+    tiers_of,
+)
 from terarec.hugectr.inference.scorer import Scorer
+from terarec.hugectr.inference.shared_tables import LoadedEmbeddingCache
 from terarec.hugectr.objects import (
     DataReaderParams,
     DataSourceParams,
     EmbeddingCache,
     InferenceParams,
-    ParameterServer,
     Solver,
 )
 from terarec.hugectr.readers import DataReader, async_layout_of, record_layout, source_opener
+from terarec.hugectr.release import release_number
 from terarec.hugectr.schema.table import bind_arguments
-from terarec.hugectr.schema.types import release_number
 from terarec.metrics import AUC
-from terarec.nn.precision import Precision, mixed_precision
 from terarec.ps import EmbeddingCache as Cache
 from terarec.ps import ParameterServer as Server
-from terarec.spec import CacheSpec, ParameterServerSpec, ServedModelSpec
 
 
-class LoadedParameterServer(ParameterServer):
-    """The tables of models of release 3.0.
-
-    Attributes:
-        server: The tables.
-    """
-
-    @bind_arguments("CreateParameterServer")
-    def __init__(self, model_config_path: list[str], model_name: list[str], i64_input_key: bool) -> None:
-        if len(model_config_path) != len(model_name):
-            got = f"got {len(model_name)} names for {len(model_config_path)} files"
-            raise WrongInputError("CreateParameterServer", "model_name", f"{got}, expected one for each")
-        models = []
-        for path, name in zip(model_config_path, model_name, strict=True):
-            graph, clause = read_inference_graph(path), read_inference_clause(path)
-            params = _params_of(clause.max_batchsize, name, clause.sparse_model_files, i64_input_key=i64_input_key)
-            models.append(served_model(params, graph.widths, has_slots=graph.has_slots))
-        with as_hugectr_errors("CreateParameterServer"):
-            self.server = Server(ParameterServerSpec(models=tuple(models)))
-
-    def close(self) -> None:
-        """Free the memory of the tables."""
-        self.server.close()
-
-
-class LoadedEmbeddingCache(EmbeddingCache):
-    """The caches of a model's tables in release 3.0.
+class ServedModel:
+    """A model with its layers and the rows of its tables, which scores requests and files.
 
     Attributes:
-        lookups: Rows of each table.
-        device: Device of the rows.
-        caches: The caches; none without one.
-    """
-
-    @bind_arguments("CreateEmbeddingCache")
-    def __init__(
-        self,
-        parameter_server: ParameterServer,
-        cuda_dev_id: int,
-        use_gpu_embedding_cache: bool,
-        cache_size_percentage: float,
-        model_config_path: str,
-        model_name: str,
-        i64_input_key: bool,
-    ) -> None:
-        # The schema knows the base class alone, so that reading it does not load torch.
-        if not isinstance(parameter_server, LoadedParameterServer):
-            raise WrongInputError(
-                "CreateEmbeddingCache", "parameter_server", "expected what CreateParameterServer makes"
-            )
-        server, self.device = parameter_server.server, device_of([cuda_dev_id])
-        spec = None
-        if use_gpu_embedding_cache and cache_size_percentage:
-            # Any threshold is accepted; above 1 no share of keys reaches it, which 1 says as well.
-            threshold = min(1.0, read_inference_clause(model_config_path).hit_rate_threshold)
-            spec = CacheSpec(share=min(1.0, cache_size_percentage), hit_rate_threshold=threshold)
-        with as_hugectr_errors("CreateEmbeddingCache"):
-            self.lookups, self.caches = _lookups(server, server.model(model_name), self.device, spec)
-
-    def close(self) -> None:
-        """Stop the work in the background."""
-        for cache in self.caches:
-            cache.close()
-
-
-class InferenceSession:
-    """A model that scores requests and files, made by `CreateInferenceSession` or in release 3.0 by its own name.
-
-    Attributes:
-        scorer: The model.
+        scorer: The layers.
         max_batchsize: Maximum number of samples of a request.
     """
 
@@ -116,108 +59,38 @@ class InferenceSession:
     _server: Server | None = None
     _has_long_keys = True
 
-    @bind_arguments("InferenceSession")
-    def __init__(
-        self, config_file: str, device_id: int, embedding_cache: EmbeddingCache, *, executor: str = "auto"
-    ) -> None:
-        if not isinstance(embedding_cache, LoadedEmbeddingCache):
-            raise WrongInputError("InferenceSession", "embedding_cache", "expected what CreateEmbeddingCache makes")
-        graph, clause = read_inference_graph(config_file), read_inference_clause(config_file)
-        device = device_of([device_id])
-        precision = mixed_precision(device, loss_scale=1.0) if clause.has_mixed_precision else "fp32"
-        self.scorer = Scorer(
-            graph,
-            Path(config_file),
-            clause.dense_model_file,
-            embedding_cache.lookups,
-            device,
-            precision=precision,
-            executor=executor,
-        )
-        self.max_batchsize, self._caches = clause.max_batchsize, embedding_cache.caches
-        self._has_long_keys = clause.key_bytes == 8
-
-    @classmethod
-    @bind_arguments("CreateInferenceSession")
-    def of_graph(cls, model_config_path: str | os.PathLike[str], inference_params: InferenceParams) -> InferenceSession:
-        """Return a session of a graph file, with a parameter server of its own: `CreateInferenceSession`.
-
-        Args:
-            model_config_path: JSON file of the model.
-            inference_params: The model.
-
-        Raises:
-            WrongInputError: Files, tables or databases that do not fit together.
-            FileCannotOpenError: A file does not exist.
-            BrokenFileError: A file is damaged.
-        """
-        # Not `__init__`, which is the constructor of release 3.0 and takes a cache.
-        session = object.__new__(cls)
-        session._open(os.fspath(model_config_path), inference_params)
-        return session
-
     def _open(self, path: str, params: InferenceParams) -> None:
         graph = read_inference_graph(path)
         device = device_of([params.device_id, *params.deployed_devices])
-        model = served_model(params, graph.widths, has_slots=graph.has_slots)
+        model = served_model(params, graph.widths, graph.names, graph.has_slots)
         tiers = tiers_of(params.volatile_db, params.persistent_db)
+        self._server = open_server("CreateInferenceSession", tiers, [model])
         with as_hugectr_errors("CreateInferenceSession"):
-            self._server = Server(ParameterServerSpec(tiers=tiers, models=(model,)))
-            lookups, self._caches = _lookups(self._server, model, device, cache_of(params))
-        precision: Precision = mixed_precision(device, loss_scale=1.0) if params.use_mixed_precision else "fp32"
+            lookups, self._caches = lookups_of(self._server, model, device, cache_of(params))
+        self._load_layers(graph, path, params, lookups, device)
+
+    def _load_layers(
+        self,
+        graph: InferenceGraph,
+        path: str,
+        params: InferenceParams,
+        lookups: Sequence[RowLookup],
+        device: torch.device,
+        executor: str = "auto",
+    ) -> None:
         self.scorer = Scorer(
             graph,
             Path(path),
             params.dense_model_file,
             lookups,
             device,
-            precision=precision,
+            is_mixed=params.use_mixed_precision,
             statistics=params.non_trainable_params_file,
-            executor=params.executor,
+            executor=params.executor if executor == "auto" else executor,
         )
         self.max_batchsize, self._has_long_keys = params.max_batchsize, params.i64_input_key
 
-    @overload
-    def predict(
-        self, dense_feature: Sequence[float], embeddingcolumns: Sequence[int], row_ptrs: Sequence[int], /
-    ) -> list[float]: ...
-    @overload
-    def predict(
-        self,
-        dense_feature: Sequence[float],
-        embeddingcolumns: Sequence[int],
-        row_ptrs: Sequence[int],
-        i64_input_key: bool,
-        /,
-    ) -> list[float]: ...
-    @overload
-    def predict(
-        self,
-        num_batches: int,
-        source: str,
-        data_reader_type: DataReaderType_t,
-        check_type: Check_t,
-        slot_size_array: Sequence[int] = ...,
-        data_source_params: DataSourceParams | None = ...,
-        reading_file_sequentially: bool = ...,
-    ) -> NDArray[np.float32]: ...
-    def predict(self, *args: Any, **kwargs: Any) -> list[float] | NDArray[np.float32]:
-        """Score a request, or batches of files.
-
-        Of a request: ``(dense_feature, embeddingcolumns, row_ptrs)``, the dense numbers sample by sample, the keys
-        table by table, and for each table where the keys of each bag begin. The scores of all samples are a list.
-
-        Of files: ``(num_batches, source, data_reader_type, check_type, slot_size_array=[])``. The scores are
-        float32[num_batches * max_batchsize, n].
-
-        Raises:
-            WrongInputError: Arguments that do not fit each other, or more samples than `max_batchsize`.
-            FileCannotOpenError: No such data.
-            BrokenFileError: A damaged file.
-        """
-        # Requests and files share this name in HugeCTR; files begin with a number of batches, requests with a list.
-        if isinstance(args[0] if args else kwargs.get("num_batches"), int):
-            return self._predict_files(*args, **kwargs)
+    def _predict_request(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[float]:
         names = ("dense_feature", "embeddingcolumns", "row_ptrs", "i64_input_key")
         given = dict(zip(names, args, strict=False)) | kwargs
         # Some releases say how wide keys are; here they are integers of any size.
@@ -230,39 +103,6 @@ class InferenceSession:
             raise WrongInputError("predict", got, field="max_batchsize")
         scores: list[float] = self.scorer.score(batch).reshape(-1).tolist()
         return scores
-
-    @bind_arguments("InferenceModel.predict")
-    def _predict_files(
-        self,
-        num_batches: int,
-        source: str,
-        data_reader_type: DataReaderType_t,
-        check_type: Check_t,
-        slot_size_array: Sequence[int] = (),
-        data_source_params: DataSourceParams | None = None,
-        reading_file_sequentially: bool = True,
-    ) -> NDArray[np.float32]:
-        files = _files(source, data_reader_type, check_type, slot_size_array, data_source_params)
-        return np.concatenate([scores for _, scores in self._scored(num_batches, files)])
-
-    @bind_arguments("InferenceModel.predict")
-    def evaluate(
-        self,
-        num_batches: int,
-        source: str,
-        data_reader_type: DataReaderType_t,
-        check_type: Check_t,
-        slot_size_array: Sequence[int] = (),
-        data_source_params: DataSourceParams | None = None,
-        reading_file_sequentially: bool = True,
-    ) -> float:
-        """Return the AUC of batches of files; arguments and errors are those of `predict` for files."""
-        # Batch by batch, so that labels and scores are the only parts of the data that stay in memory.
-        metric = AUC()
-        files = _files(source, data_reader_type, check_type, slot_size_array, data_source_params)
-        for batch, scores in self._scored(num_batches, files):
-            metric.update(torch.from_numpy(scores), batch.label)
-        return float(metric.compute())
 
     def refresh_embedding_cache(self) -> None:
         """Refresh the rows in the caches from the parameter server."""
@@ -290,7 +130,19 @@ class InferenceSession:
         if self._server is not None:
             self._server.close()
 
-    def _scored(self, num_batches: int, files: DataReaderParams) -> Iterator[tuple[Batch, NDArray[np.float32]]]:
+    def _scores(self, num_batches: int, files: DataReaderParams) -> NDArray[np.float32]:
+        """Return the scores float32[n, L] of batches of files."""
+        return np.concatenate([scores for _, scores in self._scored(num_batches, files)])
+
+    def _auc(self, num_batches: int, files: DataReaderParams) -> float:
+        # Batch by batch, so that labels and scores are the only parts of the data that stay in memory.
+        metric = AUC()
+        for batch, scores in self._scored(num_batches, files):
+            metric.update(torch.from_numpy(scores), batch.label)
+        return float(metric.compute())
+
+    @stream
+    def _scored(self, num_batches: int, files: DataReaderParams) -> Generator[tuple[Batch, NDArray[np.float32]]]:
         """Yield batches of files with their scores."""
         reader = self._reader(files)
         reader.set_source()
@@ -301,7 +153,7 @@ class InferenceSession:
                     return
                 yield batch, self.scorer.score(self.scorer.with_bases(batch))
         finally:
-            # A caller may stop early: the threads that read ahead end with the generator.
+            # A caller may stop early: the threads that read ahead end with the stream.
             reader.close()
 
     def _reader(self, params: DataReaderParams) -> DataReader:
@@ -325,10 +177,142 @@ class InferenceSession:
             )
 
 
+class InferenceSession(ServedModel):
+    """A model that scores requests and files.
+
+    `CreateInferenceSession` opens it with a parameter server of its own; in releases 3.0 and 3.2 to 3.4, its own name
+    opens it with caches that a script has made.
+    """
+
+    @bind_arguments("InferenceSession")
+    def __init__(
+        self,
+        model_config_path: str,
+        inference_params: InferenceParams | int,
+        embedding_cache: EmbeddingCache,
+        *,
+        executor: str = "auto",
+    ) -> None:
+        if not isinstance(embedding_cache, LoadedEmbeddingCache):
+            expected = "expected what CreateEmbeddingCache makes, or ParameterServer.get_embedding_cache"
+            raise WrongInputError("InferenceSession", "embedding_cache", expected)
+        self._caches = embedding_cache.caches
+        if isinstance(inference_params, int):  # release 3.0, whose file has the rest
+            self._load_inference_file(model_config_path, inference_params, embedding_cache, executor)
+        else:
+            graph, path = read_inference_graph(model_config_path), model_config_path
+            lookups, device = embedding_cache.lookups, embedding_cache.device
+            self._load_layers(graph, path, inference_params, lookups, device, executor)
+
+    def _load_inference_file(self, path: str, device_id: int, cache: LoadedEmbeddingCache, executor: str) -> None:
+        graph, clause = read_inference_graph(path), read_inference_clause(path)
+        device = device_of([device_id])
+        self.scorer = Scorer(
+            graph,
+            Path(path),
+            clause.dense_model_file,
+            cache.lookups,
+            device,
+            is_mixed=clause.has_mixed_precision,
+            executor=executor,
+        )
+        self.max_batchsize, self._has_long_keys = clause.max_batchsize, clause.key_bytes == 8
+
+    @classmethod
+    @bind_arguments("CreateInferenceSession")
+    def of_graph(cls, model_config_path: str | os.PathLike[str], inference_params: InferenceParams) -> InferenceSession:
+        """Return a session of a graph file, with a parameter server of its own: `CreateInferenceSession`.
+
+        Args:
+            model_config_path: JSON file of the model.
+            inference_params: The model.
+
+        Raises:
+            WrongInputError: Files, tables or databases that do not fit together.
+            FileCannotOpenError: A file does not exist.
+            BrokenFileError: A file is damaged.
+        """
+        # Not `__init__`, which takes a cache.
+        session = object.__new__(cls)
+        session._open(os.fspath(model_config_path), inference_params)
+        return session
+
+    @overload
+    def predict(
+        self, dense_feature: Sequence[float], embeddingcolumns: Sequence[int], row_ptrs: Sequence[int], /
+    ) -> list[float]: ...
+    @overload
+    def predict(
+        self,
+        dense_feature: Sequence[float],
+        embeddingcolumns: Sequence[int],
+        row_ptrs: Sequence[int],
+        i64_input_key: bool,
+        /,
+    ) -> list[float]: ...
+    @overload
+    def predict(
+        self,
+        num_batches: int,
+        source: str,
+        data_reader_type: DataReaderType_t,
+        check_type: Check_t,
+        slot_size_array: Sequence[int] = ...,
+        num_samples: int = ...,
+        data_source_params: DataSourceParams | None = ...,
+    ) -> NDArray[np.float32]: ...
+    def predict(self, *args: Any, **kwargs: Any) -> list[float] | NDArray[np.float32]:
+        """Score a request, or batches of files.
+
+        Of a request: ``(dense_feature, embeddingcolumns, row_ptrs)``, the dense numbers sample by sample, the keys
+        table by table, and for each table where the keys of each bag begin. The scores of all samples are a list.
+
+        Of files: ``(num_batches, source, data_reader_type, check_type, slot_size_array=[])``. The scores are
+        float32[num_batches * max_batchsize], with a second dimension [L] for a model of L > 1 scores.
+
+        Raises:
+            WrongInputError: Arguments that do not fit each other, or more samples than `max_batchsize`.
+            FileCannotOpenError: No such data.
+            BrokenFileError: A damaged file.
+        """
+        is_of_files = _is_of_files(args, kwargs)
+        return self._predict_files(*args, **kwargs) if is_of_files else self._predict_request(args, kwargs)
+
+    @bind_arguments("InferenceSession.predict")
+    def _predict_files(
+        self,
+        num_batches: int,
+        source: str,
+        data_reader_type: DataReaderType_t,
+        check_type: Check_t,
+        slot_size_array: Sequence[int] = (),
+        num_samples: int = 0,
+        data_source_params: DataSourceParams | None = None,
+    ) -> NDArray[np.float32]:
+        files = _files(source, data_reader_type, check_type, slot_size_array, data_source_params, num_samples)
+        scores = self._scores(num_batches, files)
+        return scores[:, 0] if scores.shape[1] == 1 else scores
+
+    @bind_arguments("InferenceSession.predict")
+    def evaluate(
+        self,
+        num_batches: int,
+        source: str,
+        data_reader_type: DataReaderType_t,
+        check_type: Check_t,
+        slot_size_array: Sequence[int] = (),
+        num_samples: int = 0,
+        data_source_params: DataSourceParams | None = None,
+    ) -> float:
+        """Return the AUC of batches of files; arguments and errors are those of `predict` for files."""
+        files = _files(source, data_reader_type, check_type, slot_size_array, data_source_params, num_samples)
+        return self._auc(num_batches, files)
+
+
 CreateInferenceSession = InferenceSession.of_graph
 
 
-class InferenceModel(InferenceSession):
+class InferenceModel(ServedModel):
     """A model that scores files; it scores requests, too.
 
     Args:
@@ -345,6 +329,72 @@ class InferenceModel(InferenceSession):
     def __init__(self, model_config_path: str, inference_params: InferenceParams) -> None:
         self._open(os.fspath(model_config_path), inference_params)
 
+    @overload
+    def predict(
+        self, dense_feature: Sequence[float], embeddingcolumns: Sequence[int], row_ptrs: Sequence[int], /
+    ) -> list[float]: ...
+    @overload
+    def predict(
+        self,
+        dense_feature: Sequence[float],
+        embeddingcolumns: Sequence[int],
+        row_ptrs: Sequence[int],
+        i64_input_key: bool,
+        /,
+    ) -> list[float]: ...
+    @overload
+    def predict(
+        self,
+        num_batches: int,
+        source: str,
+        data_reader_type: DataReaderType_t,
+        check_type: Check_t,
+        slot_size_array: Sequence[int] = ...,
+        data_source_params: DataSourceParams | None = ...,
+        reading_file_sequentially: bool = ...,
+    ) -> NDArray[np.float32]: ...
+    def predict(self, *args: Any, **kwargs: Any) -> list[float] | NDArray[np.float32]:
+        """Score a request or batches of files, as a session does, but for the scores of files.
+
+        They are float32[num_batches * max_batchsize, L] of any number L of scores.
+        """
+        is_of_files = _is_of_files(args, kwargs)
+        return self._predict_files(*args, **kwargs) if is_of_files else self._predict_request(args, kwargs)
+
+    @bind_arguments("InferenceModel.predict")
+    def _predict_files(
+        self,
+        num_batches: int,
+        source: str,
+        data_reader_type: DataReaderType_t,
+        check_type: Check_t,
+        slot_size_array: Sequence[int] = (),
+        data_source_params: DataSourceParams | None = None,
+        reading_file_sequentially: bool = True,
+    ) -> NDArray[np.float32]:
+        return self._scores(
+            num_batches, _files(source, data_reader_type, check_type, slot_size_array, data_source_params)
+        )
+
+    @bind_arguments("InferenceModel.predict")
+    def evaluate(
+        self,
+        num_batches: int,
+        source: str,
+        data_reader_type: DataReaderType_t,
+        check_type: Check_t,
+        slot_size_array: Sequence[int] = (),
+        data_source_params: DataSourceParams | None = None,
+        reading_file_sequentially: bool = True,
+    ) -> float:
+        """Return the AUC of batches of files; arguments and errors are those of `predict` for files."""
+        return self._auc(num_batches, _files(source, data_reader_type, check_type, slot_size_array, data_source_params))
+
+
+def _is_of_files(args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
+    # Requests and files share a name in HugeCTR; files begin with a number of batches, requests with a list.
+    return isinstance(args[0] if args else kwargs.get("num_batches"), Integral)
+
 
 def _files(
     source: str,
@@ -352,6 +402,7 @@ def _files(
     check_type: Check_t,
     slot_sizes: Sequence[int],
     file_system: DataSourceParams | None,
+    num_samples: int = 0,
 ) -> DataReaderParams:
     return DataReaderParams(
         data_reader_type=kind,
@@ -359,29 +410,7 @@ def _files(
         eval_source=source,
         check_type=check_type,
         slot_size_array=slot_sizes,
+        num_samples=num_samples,
+        eval_num_samples=num_samples,
         data_source_params=file_system or DataSourceParams(),
     )
-
-
-def _params_of(max_batchsize: int, name: str, files: Sequence[str], *, i64_input_key: bool) -> InferenceParams:
-    """Return the parameters of a model of release 3.0; its caches are made apart."""
-    return InferenceParams(
-        model_name=name,
-        max_batchsize=max_batchsize,
-        hit_rate_threshold=1.0,
-        dense_model_file="",
-        sparse_model_files=list(files),
-        device_id=0,
-        use_gpu_embedding_cache=False,
-        cache_size_percentage=0.0,
-        i64_input_key=i64_input_key,
-    )
-
-
-def _lookups(
-    server: Server, model: ServedModelSpec, device: torch.device, spec: CacheSpec | None
-) -> tuple[list[RowLookup], list[Cache]]:
-    if spec is None:
-        return [server.table(model.name, table.name).lookup for table in model.tables], []
-    caches = [server.cache(model.name, table.name, device=device, spec=spec) for table in model.tables]
-    return [cache.lookup for cache in caches], caches

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Objects that HugeCTR's calls create, with an attribute for every argument."""
 
 from __future__ import annotations
@@ -78,10 +79,13 @@ class Record(metaclass=_RecordType):
                 f"{type(self).__name__}.{name}",
                 "got another value, but the object is frozen; expected a new object",
             )
-        found = {one.name: one for one in forms()[self.CALL][0].parameters}
-        if name not in found:
-            raise AttributeError(f"{type(self).__name__} has no {name!r} to set; it has {', '.join(found)}")
-        self._values[name] = found[name].accept(type(self).__name__, value)
+        form = forms()[self.CALL][0]
+        parameters = {one.name: one for one in form.parameters}
+        if name not in parameters:
+            raise AttributeError(f"{type(self).__name__} has no {name!r} to set; it has {', '.join(parameters)}")
+        values = {**self._values, name: parameters[name].accept(type(self).__name__, value)}
+        form.check(values)
+        self._values.update({**values, **form.derive(values)})
 
     def with_values(self, **changes: object) -> Self:
         """Return a copy with other values.
@@ -91,9 +95,11 @@ class Record(metaclass=_RecordType):
         """
         owner = type(self).__name__
         known = {one.name: one for form in reversed(forms()[self.CALL]) for one in form.parameters}
-        found = {name: known[name].accept(owner, value) if name in known else value for name, value in changes.items()}
+        accepted = {
+            name: known[name].accept(owner, value) if name in known else value for name, value in changes.items()
+        }
         copy = object.__new__(type(self))
-        object.__setattr__(copy, "_values", {**self._values, **found})
+        object.__setattr__(copy, "_values", {**self._values, **accepted})
         return copy
 
     def values(self) -> Mapping[str, Any]:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The parts of schemas that are code, named by the TOML files: rules, older forms and derived values."""
 
 from __future__ import annotations
@@ -6,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from terarec.hugectr.enums import (
+    Database_t,
+    DatabaseType_t,
     DataReaderSparse_t,
     DataReaderType_t,
     Embedding_t,
@@ -14,7 +17,9 @@ from terarec.hugectr.enums import (
     TrainPSType_t,
     Update_t,
 )
+from terarec.hugectr.release import NEWEST, OLDEST, selected_release
 from terarec.hugectr.schema.types import CLASSES
+from terarec.parallel import available_threads
 from terarec.spec.registry import Registry
 
 ParameterValues = Mapping[str, Any]
@@ -75,6 +80,16 @@ def _starts_with_a_seed(args: Args, kwargs: ParameterValues) -> bool:
     return bool(args) and isinstance(args[0], int)
 
 
+@OLDER_FORMS.register()
+def _is_oldest_release(args: Args, kwargs: ParameterValues) -> bool:
+    return selected_release() == OLDEST
+
+
+@DERIVED.register()
+def _release_of_solver(values: ParameterValues) -> ParameterValues:
+    return {"compat_release": values["compat_release"] or selected_release() or NEWEST}
+
+
 @RULES.register()
 def _lazy_is_adams(values: ParameterValues) -> str | None:
     if values["update_type"] is Update_t.LazyGlobal and values["optimizer_type"] is not Optimizer_t.Adam:
@@ -89,15 +104,6 @@ def _has_no_ftrl(args: Args, kwargs: ParameterValues) -> bool:
 
 
 # Readers and inputs
-
-
-@RULES.register()
-def _samples_are_counted(values: ParameterValues) -> str | None:
-    kind = values["data_reader_type"]
-    for name in ("num_samples", "eval_num_samples"):
-        if kind in (DataReaderType_t.Raw, DataReaderType_t.RawAsync) and not values[name]:
-            return f"{name}: got 0, expected the number of samples, which a {kind.name} file does not hold"
-    return None
 
 
 @RULES.register()
@@ -356,6 +362,41 @@ def _optimizer_is_there(values: ParameterValues) -> str | None:
 
 
 # Inference
+
+
+@RULES.register()
+def _map_of_one_process(values: ParameterValues) -> str | None:
+    if values["type"] is DatabaseType_t.multi_process_hash_map:
+        expected = "parallel_hash_map in each process, or redis_cluster or rocks_db, which processes share"
+        return f"type: got multi_process_hash_map, whose memory processes do not share here, expected {expected}"
+    return None
+
+
+@DERIVED.register()
+def _batch_bound(values: ParameterValues) -> ParameterValues:
+    # Up to 4.3, reads and writes have bounds of their own; one bound, the larger, serves both here.
+    bounds = [values[name] for name in ("max_get_batch_size", "max_set_batch_size") if values[name] is not None]
+    return {"max_batch_size": max(bounds)} if bounds else {}
+
+
+@DERIVED.register()
+def _volatile_bounds(values: ParameterValues) -> ParameterValues:
+    # Processes that share a server need the same number: it decides which partition has a key.
+    return {"num_partitions": values["num_partitions"] or min(16, available_threads()), **_batch_bound(values)}
+
+
+@DERIVED.register()
+def _databases_of_3_2(values: ParameterValues) -> ParameterValues:
+    kind, path = values["db_type"], values["rocksdb_path"]
+    if kind is Database_t.Local:
+        return {}
+    volatile, persistent = CLASSES["VolatileDatabaseParams"], CLASSES["PersistentDatabaseParams"]
+    disk = persistent() if kind is Database_t.Redis else persistent(DatabaseType_t.rocks_db, path)
+    if kind is Database_t.RocksDB:
+        return {"volatile_db": volatile(DatabaseType_t.disabled), "persistent_db": disk}
+    share = values["cache_size_percentage_redis"] if kind is Database_t.Hierarchy else 1.0
+    redis = volatile(DatabaseType_t.redis_cluster, values["redis_ip"], initial_cache_rate=share)
+    return {"volatile_db": redis, "persistent_db": disk}
 
 
 @RULES.register()

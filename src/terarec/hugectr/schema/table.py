@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Schemas of HugeCTR's calls: loading them from the TOML files, and validating arguments by them.
 
 A TOML file has an array of tables for each call, one table for each form of it, the newest first. Keys of a form:
@@ -9,10 +10,11 @@ A TOML file has an array of tables for each call, one table for each form of it,
 * ``rules``, ``fits``, ``derive``: functions of `terarec.hugectr.schema.rules`; see `Form`.
 * ``keywords``: a call with one of them has this older form, whatever ``fits`` says.
 * ``values``, ``copies``: further values of an object, and those under another name.
+* ``positions = "release"``: by position, a call has the parameters of its release alone.
 
 Keys of a parameter: those of `Parameter`, with ``min`` and ``below`` for the numbers of its type, ``ignored`` or
-``rejected`` with the reason (or its name in the file's ``reasons``), ``keyword_only``, ``expected`` for errors, and
-``like``: a call whose parameter of that name has the missing keys.
+``rejected`` with the reason (or its name in the file's ``reasons``), ``keyword_only``, ``expected`` for errors,
+``earlier``: release -> the default up to it, and ``like``: a call whose parameter of that name has the missing keys.
 """
 
 from __future__ import annotations
@@ -29,11 +31,12 @@ from threading import RLock
 from typing import Any, ParamSpec, TypeVar, cast
 
 from terarec.hugectr.errors import WrongInputError
+from terarec.hugectr.release import NEWEST, OLDEST, release_number, release_of
 from terarec.hugectr.schema.rules import DERIVED, OLDER_FORMS, RULES
-from terarec.hugectr.schema.types import NEWEST, OLDEST, Type, parse_type
+from terarec.hugectr.schema.types import Type, parse_type
 from terarec.spec.checks import REQUIRED, nearest_or_all, quoted
 
-FILES = ("solver", "optimizer", "reader", "embedding", "layer", "training_cache", "model", "inference")
+FILES = ("solver", "optimizer", "reader", "embedding", "layer", "training_cache", "model", "inference", "server_file")
 """The TOML files with calls, in the order of the compatibility page."""
 
 _FORMS: dict[str, tuple[Form, ...]] = {}
@@ -68,6 +71,7 @@ class Parameter:
         until: Last release that has it.
         is_positional: Whether a call may pass it by position.
         aliases: Its names in some releases, or in their documentation.
+        earlier_defaults: Releases with the defaults that it had up to them, in their order.
     """
 
     name: str
@@ -80,6 +84,16 @@ class Parameter:
     until: str = NEWEST
     is_positional: bool = True
     aliases: tuple[str, ...] = ()
+    earlier_defaults: tuple[tuple[str, Any], ...] = ()
+
+    def default_in(self, release: tuple[int, int]) -> Any:
+        """Return the default in a release, given by its number."""
+        earlier = (value for until, value in self.earlier_defaults if release <= release_number(until))
+        return next(earlier, self.default)
+
+    def is_in(self, release: tuple[int, int]) -> bool:
+        """Return whether a release, given by its number, has the parameter."""
+        return release_number(self.since) <= release <= release_number(self.until)
 
     def accept(self, owner: str, value: object) -> Any:
         """Return `value` in the form that is stored.
@@ -88,13 +102,13 @@ class Parameter:
             WrongInputError: The value has another type, or is rejected.
         """
         try:
-            found = self.type.read(value)
+            read = self.type.read(value)
         # Types convert by `operator.index`, `float`, unpacking and iteration, which raise any of these.
         except (ValueError, TypeError, IndexError, OverflowError):
             raise _wrong(owner, self.name, value, self.type.expected) from None
-        if self.status is Status.REJECTED and found != self.default:
+        if self.status is Status.REJECTED and read != self.default:
             raise _wrong(owner, self.name, value, f"{self.default!r}: {self.why}")
-        return found
+        return read
 
 
 def _wrong(owner: str, field: str, value: object, expected: str) -> WrongInputError:
@@ -113,6 +127,9 @@ class Form:
         rules: Each gets the values of a call and returns what is wrong with them together, or None.
         fits: Whether a call's positional and keyword arguments have this older form.
         derive: Further values of an object of this form.
+        has_release_positions: Whether a call has, by position, the parameters of its release alone.
+        since: First release of the call.
+        until: Last release of the call.
     """
 
     name: str
@@ -121,6 +138,18 @@ class Form:
     rules: tuple[Callable[[Mapping[str, Any]], str | None], ...]
     fits: Callable[[Sequence[Any], Mapping[str, Any]], bool]
     derive: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+    has_release_positions: bool
+    since: str
+    until: str
+
+    def release(self) -> tuple[int, int]:
+        """Return the number of the release that a call follows, as `release_of` does."""
+        return release_of(self.since, self.until)
+
+    def positional(self, release: tuple[int, int]) -> list[Parameter]:
+        """Return the parameters that a call in a release, given by its number, may pass by position."""
+        takes_all = not self.has_release_positions
+        return [one for one in self.parameters if one.is_positional and (takes_all or one.is_in(release))]
 
     def read(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the value of every parameter in a call.
@@ -133,7 +162,19 @@ class Form:
         if missing:
             names = ", ".join(missing)
             raise WrongInputError(self.name, f"no value for {names}, which has no default", field=missing[0])
-        values = {one.name: one.accept(self.name, provided.get(one.name, one.default)) for one in self.parameters}
+        release = self.release()
+        values = {
+            one.name: one.accept(self.name, provided.get(one.name, one.default_in(release))) for one in self.parameters
+        }
+        self.check(values)
+        return values
+
+    def check(self, values: Mapping[str, Any]) -> None:
+        """Check the values of all parameters together.
+
+        Raises:
+            WrongInputError: They do not fit together.
+        """
         for rule in self.rules:
             problem = rule(values)
             if problem:
@@ -142,14 +183,13 @@ class Form:
                 if field in values:
                     raise WrongInputError(self.name, field, rest, field=field)
                 raise WrongInputError(self.name, problem)
-        return values
 
     def defaults(self) -> dict[str, Any]:
         """Return the defaults of the parameters that have one."""
         return {one.name: one.default for one in self.parameters if one.default is not REQUIRED}
 
     def _by_name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        positions = [one.name for one in self.parameters if one.is_positional]
+        positions = [one.name for one in self.positional(self.release())]
         if len(args) > len(positions):
             most = len(positions)
             raise WrongInputError(self.name, f"got {len(args)} positional values, expected at most {most}")
@@ -168,12 +208,15 @@ class Form:
 
     def signature(self) -> inspect.Signature:
         """Return the signature for `help`; parameters named like a keyword of Python are in ``**keywords``."""
-        shown = [one for one in self.parameters if not keyword.iskeyword(one.name)]
+        positional = self.positional(release_number(self.until))
+        rest = [one for one in self.parameters if one not in positional]
+        shown = [one for one in (*positional, *rest) if not keyword.iskeyword(one.name)]
         has_default = False
         parameters: list[inspect.Parameter] = []
         for one in shown:
             has_default = has_default or one.default is not REQUIRED
-            place = inspect.Parameter.POSITIONAL_OR_KEYWORD if one.is_positional else inspect.Parameter.KEYWORD_ONLY
+            is_positional = one in positional
+            place = inspect.Parameter.POSITIONAL_OR_KEYWORD if is_positional else inspect.Parameter.KEYWORD_ONLY
             # Python allows no required parameter behind an optional one: there, the default is the word "required".
             default = one.default if has_default else inspect.Parameter.empty
             parameters.append(inspect.Parameter(one.name, place, default=default))
@@ -249,14 +292,17 @@ def _load_forms() -> None:
             for version in versions:
                 # Raw tables are kept, since `like` takes keys of calls above, before they become parameters.
                 raw[call].append(_parameters(version, raw))
-                parameters = (_parameter(name, keys, reasons) for name, keys in raw[call][-1].items())
+                parameters = tuple(_parameter(name, keys, reasons) for name, keys in raw[call][-1].items())
                 form = Form(
                     name=call,
                     meaning=version["meaning"],
-                    parameters=tuple(parameters),
+                    parameters=parameters,
                     rules=tuple(RULES[rule] for rule in version.get("rules", ())),
                     fits=_fits(version),
                     derive=_derive(version),
+                    has_release_positions=version.get("positions") == "release",
+                    since=min((one.since for one in parameters), key=release_number, default=OLDEST),
+                    until=max((one.until for one in parameters), key=release_number, default=NEWEST),
                 )
                 _FORMS[call] = (*_FORMS.get(call, ()), form)
 
@@ -291,17 +337,19 @@ def _parameters(
 ) -> dict[str, dict[str, Any]]:
     """Return the keys of each parameter of a form by name, including inherited ones."""
     renames, common = version.get("renames", {}), version.get("common", {})
-    found: dict[str, dict[str, Any]] = {}
+    keys_by_name: dict[str, dict[str, Any]] = {}
     if "like" in version:
         without = set(version.get("without", ()))
-        found = {renames.get(name, name): keys for name, keys in raw[version["like"]][0].items() if name not in without}
+        keys_by_name = {
+            renames.get(name, name): keys for name, keys in raw[version["like"]][0].items() if name not in without
+        }
     for names_, keys in version.get("parameters", {}).items():
         for name in names_.split(", "):
             # The newest form that has the parameter: an older one may describe it for its releases alone.
             liked = next((form[name] for form in raw.get(keys.get("like", ""), ()) if name in form), {})
             own = {key: value for key, value in keys.items() if key != "like"}
-            found[name] = {**found.get(name, {}), **liked, **common, **own}
-    return found
+            keys_by_name[name] = {**keys_by_name.get(name, {}), **liked, **common, **own}
+    return keys_by_name
 
 
 def _parameter(name: str, keys: Mapping[str, Any], reasons: Mapping[str, str]) -> Parameter:
@@ -313,15 +361,22 @@ def _parameter(name: str, keys: Mapping[str, Any], reasons: Mapping[str, str]) -
     if "default" in rest:
         # TOML has neither None nor members nor objects: the type knows how its default is spelled.
         rest["default"] = type_.default_of(rest["default"])
-    aliases = tuple(rest.pop("aliases", ()))
-    return Parameter(name=name, type=type_, is_positional=is_positional, aliases=aliases, **rest)
+    earlier = sorted(rest.pop("earlier", {}).items(), key=lambda item: release_number(item[0]))
+    return Parameter(
+        name=name,
+        type=type_,
+        is_positional=is_positional,
+        aliases=tuple(rest.pop("aliases", ())),
+        earlier_defaults=tuple((until, type_.default_of(value)) for until, value in earlier),
+        **rest,
+    )
 
 
 def _status(keys: Mapping[str, Any], reasons: Mapping[str, str]) -> dict[str, Any]:
     """Return `keys` with ``status`` and ``why`` for ``ignored`` or ``rejected``."""
-    found = dict(keys)
+    rest = dict(keys)
     for status in (Status.IGNORED, Status.REJECTED):
-        why = found.pop(status.value, None)
+        why = rest.pop(status.value, None)
         if why is not None:
-            found |= {"status": status, "why": reasons.get(why, why)}
-    return found
+            rest |= {"status": status, "why": reasons.get(why, why)}
+    return rest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Types of parameters and of values in JSON files: how each reads a value, and how errors and stubs name it."""
 
 from __future__ import annotations
@@ -7,27 +8,15 @@ import math
 import numbers
 import operator
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, NoReturn, TypeVar
 
 from terarec.hugectr import enums
-from terarec.spec import EXECUTOR_MODES
+from terarec.hugectr.release import RELEASES
 from terarec.spec.registry import Registry
-
-RELEASES = (
-    "2.3", "3.0", "3.1", "3.2", "3.3", "3.4", "3.5", "3.6", "3.7", "3.8", "3.9", "4.0", "4.1", "4.2", "4.3",
-    "23.02", "23.04", "23.05", "23.06", "23.08", "23.09", "23.12", "24.04", "24.06", "25.03",
-)  # fmt: skip
-OLDEST, NEWEST = RELEASES[0], RELEASES[-1]
-
-
-def release_number(release: str) -> tuple[int, int]:
-    """Return a release such as "25.03" as a comparable pair of numbers."""
-    major, minor = map(int, release.split("."))
-    return major, minor
-
+from terarec.spec.serving import EXECUTOR_MODES
 
 CLASSES: Registry[type] = Registry("class")
 """Classes that schemas name, such as `Solver`; each is registered where it is defined."""
@@ -77,6 +66,29 @@ def _read_string(value: Any) -> str:
 BOOL = _type("True or False", _read_bool, "bool")
 STRING = _type("a string", _read_string, "str")
 PATH = _type("a path", lambda value: _read_string(os.fspath(value)), "str | os.PathLike[str]", "str")
+# None as a default, for which the call's form derives the selected release.
+RELEASE: Type[str | None] = Type(
+    f"one of {', '.join(RELEASES)}",
+    lambda value: value if value is None or value in RELEASES else _reject(value),
+    "str | None",
+    "str",
+    lambda _: None,
+)
+OBJECT = _type("an object", lambda value: value if isinstance(value, Mapping) else _reject(value), "Mapping[str, Any]")
+
+
+def _read_array(value: Any) -> Any:
+    is_array = hasattr(value, "__array__") or (isinstance(value, Sequence) and not isinstance(value, str | bytes))
+    return value if is_array else _reject(value)
+
+
+def _read_dlpack(value: Any) -> Any:
+    # A capsule has no type of its own in Python.
+    return value if hasattr(value, "__dlpack__") or type(value).__name__ == "PyCapsule" else _reject(value)
+
+
+ARRAY = _type("a list or an array", _read_array, "ArrayLike")
+DLPACK = _type("a DLPack capsule or an object with __dlpack__", _read_dlpack, "object")
 NONE: Type[None] = Type("None", lambda value: None if value is None else _reject(value), "None", "None", lambda _: None)
 
 
@@ -85,8 +97,8 @@ def integer(minimum: int | None = None) -> Type[int]:
 
     def read(value: Any) -> int:
         # `operator.index` takes NumPy's integers and no floats; True would be 1.
-        found = _reject(value) if isinstance(value, bool) else operator.index(value)
-        return found if minimum is None or found >= minimum else _reject(value)
+        index = _reject(value) if isinstance(value, bool) else operator.index(value)
+        return index if minimum is None or index >= minimum else _reject(value)
 
     return _type("an integer" + ("" if minimum is None else f" >= {minimum}"), read, "int")
 
@@ -115,7 +127,7 @@ def member(enum: type[Member]) -> Type[Member]:
 
 def member_name(enum: type[Member]) -> Type[Member]:
     """Return the type of names of members of `enum` in JSON files, "None" for Non, which are kept as the members."""
-    members = {("None" if name == "Non" else name): found for name, found in enum.__members__.items()}
+    members = {("None" if name == "Non" else name): one for name, one in enum.__members__.items()}
     expected = "one of " + ", ".join(map(repr, members))
     return _type(expected, lambda value: members.get(_read_string(value)) or _reject(value), "str", enum.__name__)
 
@@ -135,10 +147,10 @@ def instance(cls: type[Value]) -> Type[Value]:
     def read(value: Any) -> Value:
         return value if isinstance(value, cls) else _reject(value)
 
-    def made(arguments: Mapping[str, Any]) -> Value:
+    def default(arguments: Mapping[str, Any]) -> Value:
         return cls(**{name: cls.parameter(name).type.default_of(value) for name, value in arguments.items()})  # type: ignore[attr-defined]
 
-    return Type(f"a {cls.__name__}", read, cls.__name__, cls.__name__, made)
+    return Type(f"a {cls.__name__}", read, cls.__name__, cls.__name__, default)
 
 
 def either(first: Type[Value], second: Type[Other]) -> Type[Value | Other]:
@@ -188,13 +200,13 @@ def scalar_or_list(item: Type[Value]) -> Type[list[Value]]:
 def dict_of(key: Type[Key], value: Type[Value]) -> Type[dict[Key, Value]]:
     """Return the type of dictionaries from `key` to `value`."""
 
-    def read(found: Any) -> dict[Key, Value]:
-        if not isinstance(found, Mapping):
-            _reject(found)
-        return {key.read(name): value.read(item) for name, item in found.items()}
+    def read(mapping: Any) -> dict[Key, Value]:
+        if not isinstance(mapping, Mapping):
+            _reject(mapping)
+        return {key.read(name): value.read(item) for name, item in mapping.items()}
 
-    def default_of(found: Mapping[str, Any]) -> dict[Key, Value]:
-        return {key.default_of(name): value.read(item) for name, item in found.items()}
+    def default_of(mapping: Mapping[str, Any]) -> dict[Key, Value]:
+        return {key.default_of(name): value.read(item) for name, item in mapping.items()}
 
     expected = f"a dict from {key.expected} to {value.expected}"
     argument = f"Mapping[{key.argument}, {value.argument}]"
@@ -217,8 +229,8 @@ def parse_type(text: str, minimum: float | None = None, below: float | None = No
     """Return the type that a TOML file spells like a Python annotation, such as ``list[tuple[int, int]]``.
 
     Args:
-        text: The annotation, of bool, int, float, str, path, executor, release, None, Literal, list, dict, tuple,
-            ScalarOrList, enumerations, `CLASSES` and ``|``.
+        text: The annotation, of bool, int, float, str, path, object, array, dlpack, executor, release, None,
+            Literal, list, dict, tuple, ScalarOrList, enumerations, `CLASSES` and ``|``.
         minimum: Least value of its numbers.
         below: Bound of its floats.
     """
@@ -229,7 +241,10 @@ def parse_type(text: str, minimum: float | None = None, below: float | None = No
         "int": integer(None if minimum is None else int(minimum)),
         "float": number(minimum, below),
         "executor": _type(f"one of {', '.join(EXECUTOR_MODES)}", one_of(*EXECUTOR_MODES).read, "str"),
-        "release": _type(f"one of {', '.join(RELEASES)}", one_of(*RELEASES).read, "str"),
+        "release": RELEASE,
+        "object": OBJECT,
+        "array": ARRAY,
+        "dlpack": DLPACK,
     }
     generics: dict[str, Callable[..., Type[Any]]] = {
         "list": list_of,

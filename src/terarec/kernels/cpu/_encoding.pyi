@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 # Names of csrc/encoding; the wrappers in encoding.py are what the rest of terarec calls.
 from collections.abc import Sequence
 from typing import Any

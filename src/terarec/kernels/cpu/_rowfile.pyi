@@ -1,4 +1,6 @@
-# Names of csrc/rowfile; terarec.storage.row_file is what the rest of terarec calls.
+# SPDX-License-Identifier: Apache-2.0
+
+# Names of csrc/rowfile; terarec.memory.row_file is what the rest of terarec calls.
 import numpy as np
 from numpy.typing import NDArray
 

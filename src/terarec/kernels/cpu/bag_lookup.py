@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Launcher of the pooled lookup."""
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ def bag_lookup(
         ConfigError: Offsets that decrease or do not cover the keys.
     """
     # The core calls `empty_floats` with the shape, which it reads from the tensors faster than Python does.
-    found: Tensor | Report = _embedding.bag_lookup(
+    result: Tensor | Report = _embedding.bag_lookup(
         weights, keys, offsets, layout, is_pooled, key_weights, empty_floats, torch.get_num_threads()
     )
-    if isinstance(found, tuple):
-        raise error_of(found, (keys.shape[0],), (layout,))
-    return found
+    if isinstance(result, tuple):
+        raise error_of(result, (keys.shape[0],), (layout,))
+    return result
 
 
 def quantized_bag_lookup(

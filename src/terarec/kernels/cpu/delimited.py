@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The compiled parser of delimited text: single-threaded, without the GIL."""
 
 from __future__ import annotations
@@ -71,18 +72,22 @@ def parse_delimited(text: bytes, layout: DelimitedLayout) -> ParsedLines:
         kept=kept,
         # Kind 0 of the core means "no fault", hence from 1 on.
         fault_counts={kind: count for kind, count in zip(FAULT_KINDS, counts[1:], strict=True) if count},
-        faults=tuple(FieldFault(line, FAULT_KINDS[kind - 1], field, found) for line, kind, field, found in faults),
+        faults=tuple(
+            FieldFault(line, FAULT_KINDS[kind - 1], field, field_text) for line, kind, field, field_text in faults
+        ),
     )
 
 
 def _column(memory: pa.Buffer, parts: tuple[Any, ...], field_type: FieldType, rows: int) -> pa.Array:
     """Return a column whose buffers are slices of the `memory` of all rows where their parts are positions in it."""
     items, nulls, values, valid, text_offsets, list_offsets = parts
-    found = ARROW_TYPES[field_type]
+    arrow_type = ARROW_TYPES[field_type]
     # Parts are positions in the common memory; bytes of texts and items of lists are arrays of their own.
     if list_offsets is None and text_offsets is None and type(values) is int:  # most columns, in the shortest way
         bits = None if valid is None else memory.slice(valid, (items + 7) // 8)
-        return pa.Array.from_buffers(found, items, [bits, memory.slice(values, items * found.bit_width // 8)], nulls)
+        return pa.Array.from_buffers(
+            arrow_type, items, [bits, memory.slice(values, items * arrow_type.bit_width // 8)], nulls
+        )
 
     def buffer(part: int | NDArray[Any] | None, size: int) -> pa.Buffer | None:
         return memory.slice(part, size) if isinstance(part, int) else None if part is None else pa.py_buffer(part)
@@ -92,12 +97,12 @@ def _column(memory: pa.Buffer, parts: tuple[Any, ...], field_type: FieldType, ro
     if field_type == "text":
         buffers = [bits, buffer(text_offsets, 8 * (items + 1)), buffer(values, 0)]
     else:
-        buffers = [bits, buffer(values, items * found.bit_width // 8)]
-    array = pa.Array.from_buffers(found, items, buffers, nulls)
+        buffers = [bits, buffer(values, items * arrow_type.bit_width // 8)]
+    array = pa.Array.from_buffers(arrow_type, items, buffers, nulls)
     if list_offsets is None:
         return array
     return pa.Array.from_buffers(
-        pa.large_list(found), rows, [None, buffer(list_offsets, 8 * (rows + 1))], 0, children=[array]
+        pa.large_list(arrow_type), rows, [None, buffer(list_offsets, 8 * (rows + 1))], 0, children=[array]
     )
 
 

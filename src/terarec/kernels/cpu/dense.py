@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Launchers of the kernels of dense layers, other than products, in bfloat16 and float32."""
 
 from __future__ import annotations

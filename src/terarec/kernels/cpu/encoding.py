@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Columns of values: their hashes, how often each occurs, ids, numbers of lists, columns as rows, without the GIL.
 
 Hashes are XXH64 as signed integers, as Spark's ``xxhash64`` gives them:
@@ -88,13 +89,13 @@ class _IntegerCounts(_Counts, Generic[IntegerT]):
 
     def at_least(self, min_count: int) -> tuple[NDArray[IntegerT], NDArray[np.int64]]:
         """Return values that occurred `min_count` times and their counts, by decreasing count, then by value."""
-        found: tuple[NDArray[IntegerT], NDArray[np.int64]] = self._table.at_least(min_count)
-        return found
+        counts: tuple[NDArray[IntegerT], NDArray[np.int64]] = self._table.at_least(min_count)
+        return counts
 
     def drain(self) -> tuple[NDArray[IntegerT], NDArray[np.int64]]:
         """Return all values, increasing, and their counts; the table is empty afterwards."""
-        found: tuple[NDArray[IntegerT], NDArray[np.int64]] = self._table.drain()
-        return found
+        counts: tuple[NDArray[IntegerT], NDArray[np.int64]] = self._table.drain()
+        return counts
 
 
 class Hex32Counts(_IntegerCounts[np.uint32]):
@@ -138,13 +139,13 @@ class TextCounts(_Counts):
 
         They are sorted by decreasing count, ties by increasing bytes.
         """
-        found: tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]] = self._table.at_least(min_count)
-        return found
+        counts: tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]] = self._table.at_least(min_count)
+        return counts
 
     def drain(self) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
         """Return all texts by increasing bytes, as bytes and offsets, and their counts; then the table is empty."""
-        found: tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]] = self._table.drain()
-        return found
+        counts: tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]] = self._table.drain()
+        return counts
 
 
 _INT64 = np.dtype(np.int64)

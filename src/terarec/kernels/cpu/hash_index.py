@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Launcher of the hash index in host memory."""
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from terarec.errors import StorageError
+from terarec.errors import NoSpaceError, StorageError
 from terarec.kernels.cpu.host import _embedding, empty_integers
 from terarec.kernels.hash_index import (
     check_next_row,
@@ -127,7 +128,7 @@ class HashIndex:
         self.assign(torch.from_numpy(state["keys"]), torch.from_numpy(state["rows"]))
 
     def _out_of_memory(self, keys: int) -> StorageError:
-        return StorageError(
+        return NoSpaceError(
             f"hash index of {len(self):,} keys in {self.memory_bytes:,} bytes",
             f"no memory for up to {keys:,} keys more, the system has too little",
         )

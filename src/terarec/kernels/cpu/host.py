@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The compiled core, loaded after torch so that it finds its threads: instruction sets, faults, memory of results."""
 
 from __future__ import annotations
@@ -86,17 +87,17 @@ def empty_floats(rows: int, columns: int) -> Tensor:
     """Return float32[rows, columns], its content unspecified."""
     # Large results come from memory that the core keeps: new pages take longer than filling them (result_memory.cpp).
     if rows * columns >= _OWN_FLOATS:
-        held = _embedding.allocate_result(rows, columns)
-        if held is not None:
-            return torch.from_numpy(held)
+        memory = _embedding.allocate_result(rows, columns)
+        if memory is not None:
+            return torch.from_numpy(memory)
     return torch.empty(rows, columns)
 
 
 def empty_integers(count: int) -> Tensor:
     """Return int64[count], its content unspecified."""
     if count >= _OWN_INTEGERS:
-        held = _embedding.allocate_result(count, 2)
-        if held is not None:
+        memory = _embedding.allocate_result(count, 2)
+        if memory is not None:
             # Memory of floats, two to an integer.
-            return torch.from_numpy(held).view(torch.int64).flatten()
+            return torch.from_numpy(memory).view(torch.int64).flatten()
     return torch.empty(count, dtype=torch.int64)

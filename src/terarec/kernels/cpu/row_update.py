@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Launcher of the exact row update, and of the norm of the rows' gradients."""
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def row_update_(
         ConfigError: Offsets that decrease or do not cover the keys; nothing is changed.
         KernelError: Rows that are not contiguous, or 2^32 keys and more.
     """
-    if not all(held.is_contiguous() for held in (weights, *state)):
+    if not all(tensor.is_contiguous() for tensor in (weights, *state)):
         raise KernelError("row_update_", "got weights or state that are not contiguous, expected contiguous tensors")
     _check_count(gradients)
     states: tuple[Tensor | None, ...] = (*(state[:-1] if rule.catches_up else state), None, None)
@@ -97,8 +98,10 @@ def _check_count(gradients: Sequence[KernelGradient]) -> None:
         raise KernelError("row_update_", f"got more than {_MAX_KEYS} keys, expected fewer in one update")
 
 
-def _error_of(report: Report, held: Sequence[KernelGradient]) -> Exception:
-    return error_of(report, [gradient.keys.shape[0] for gradient in held], [gradient.layout for gradient in held])
+def _error_of(report: Report, gradients: Sequence[KernelGradient]) -> Exception:
+    return error_of(
+        report, [gradient.keys.shape[0] for gradient in gradients], [gradient.layout for gradient in gradients]
+    )
 
 
 # A schedule makes a new rule at each step: bounded, so that a long run does not keep all of them.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arenas on huge pages, the parallel first fill of rows, and the eviction scan."""
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import DTypeLike, NDArray
 
-from terarec.errors import StorageError
+from terarec.errors import NoSpaceError
 from terarec.kernels.cpu import _rowfile
 from terarec.kernels.cpu.host import _embedding
 from terarec.kernels.ref.rows import rows_at_most as rows_at_most  # torch's own passes over memory are the fastest
@@ -24,7 +25,7 @@ def allocate_rows(shape: tuple[int, ...]) -> NDArray[np.float32]:
     rows: NDArray[np.float32] | None = _embedding.allocate_rows(list(shape), torch.get_num_threads())
     if rows is None:
         num_bytes = 4 * math.prod(shape)
-        raise StorageError(
+        raise NoSpaceError(
             f"rows float32{list(shape)}", f"{num_bytes:,} bytes requested, the system has too little memory"
         )
     return rows
@@ -78,7 +79,7 @@ def reserve_rows(shape: tuple[int, ...], dtype: DTypeLike) -> ReservedRows:
     # No system reserves more, and sizes of 2^64 do not pass the binding.
     memory: NDArray[np.uint8] | None = _embedding.reserve(num_bytes) if num_bytes < 1 << 63 else None
     if memory is None:
-        raise StorageError(
+        raise NoSpaceError(
             f"rows {list(shape)}", f"{num_bytes:,} bytes of address space requested, the system has too little"
         )
     # By address: `ReservedRows` holds the array that owns the memory.

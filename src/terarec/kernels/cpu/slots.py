@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Launchers of the slot map and of copies of rows in host memory."""
 
 from __future__ import annotations
@@ -5,13 +6,13 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from terarec.errors import StorageError
+from terarec.errors import NoSpaceError
 from terarec.kernels.cpu.host import _embedding, empty_integers
 from terarec.kernels.hash_index import check_vector
+from terarec.kernels.pages import untouched_zeros
 from terarec.kernels.slots import Admitted, RowBatch, RowPart, Touched, TouchedMaps, row_bytes_of
 
 _CPU = torch.device("cpu")
@@ -31,19 +32,22 @@ class SlotMap:
     Args:
         capacity: As above.
         device: As above.
+        is_sparse: See `terarec.kernels.slots.new_slot_map`.
     """
 
-    def __init__(self, capacity: int, device: torch.device = _CPU) -> None:
+    def __init__(self, capacity: int, device: torch.device = _CPU, *, is_sparse: bool = False) -> None:
         self.capacity = capacity
         self.device = device
-        self.owners = RowBatch(
-            _zeros(capacity, torch.int64), _zeros(capacity, torch.int64), _zeros(capacity, torch.int32)
-        )
-        self.is_held = _zeros(capacity, torch.bool)
-        self.is_dirty = _zeros(capacity, torch.bool)
+
+        def zeros(dtype: torch.dtype) -> Tensor:
+            # A huge page for each of the arrays of each small table would add up.
+            return untouched_zeros(capacity, dtype, f"{capacity:,} slots", huge_pages=not is_sparse)
+
+        self.owners = RowBatch(zeros(torch.int64), zeros(torch.int64), zeros(torch.int32))
+        self.is_held, self.is_dirty = zeros(torch.bool), zeros(torch.bool)
         types = (torch.int32, torch.uint8, torch.int16, torch.int32)
-        self._numbers = [_zeros(capacity, dtype) for dtype in types]  # the core keeps their addresses
-        addresses = [held.data_ptr() for held in (*self.owners, self.is_held, self.is_dirty, *self._numbers)]
+        self._numbers = [zeros(dtype) for dtype in types]  # the core keeps their addresses
+        addresses = [tensor.data_ptr() for tensor in (*self.owners, self.is_held, self.is_dirty, *self._numbers)]
         # A random seed of the hash, so that rows cannot be chosen to collide.
         self.core = _embedding.SlotMap(capacity, addresses, secrets.randbits(64))
 
@@ -109,7 +113,7 @@ class SlotMap:
         Raises:
             StorageError: No memory for the index; nothing has changed then.
         """
-        rows, keys, tables = (check_vector("rows", held, self.device) for held in batch)
+        rows, keys, tables = (check_vector("rows", values, self.device) for values in batch)
         slots = torch.empty_like(rows)
         try:
             self.core.assign(
@@ -121,7 +125,7 @@ class SlotMap:
                 torch.get_num_threads(),
             )
         except MemoryError:
-            raise StorageError("slots", f"no memory to index {rows.numel():,} rows more") from None
+            raise NoSpaceError("slots", f"no memory to index {rows.numel():,} rows more") from None
         return slots
 
     def admit(self, rows: Tensor, at_once: int) -> Admitted:
@@ -135,7 +139,7 @@ class SlotMap:
         try:
             counted = self.core.admit(rows.data_ptr(), rows.numel(), at_once, slots.data_ptr(), torch.get_num_threads())
         except MemoryError:
-            raise StorageError("slots", f"no memory to index {rows.numel():,} rows more") from None
+            raise NoSpaceError("slots", f"no memory to index {rows.numel():,} rows more") from None
         return Admitted(slots, *counted)
 
     def release(self, slots: Tensor) -> None:
@@ -245,7 +249,7 @@ def admit_maps(
             torch.get_num_threads(),
         )
     except MemoryError:
-        raise StorageError("slots", f"no memory to index {rows.numel():,} rows more") from None
+        raise NoSpaceError("slots", f"no memory to index {rows.numel():,} rows more") from None
     return slots, counts
 
 
@@ -262,11 +266,16 @@ def gather_from(memories: Sequence[Tensor], slots: Tensor, ends: Sequence[int], 
     )
 
 
-def gather_rows(parts: Sequence[RowPart], slots: Tensor, out: Tensor) -> None:
+def gather_rows(parts: Sequence[RowPart], slots: Tensor, out: Tensor, threads: int | None) -> None:
     """Copy rows to bytes; see `terarec.kernels.slots.gather_rows`."""
     slots = slots.contiguous()
     _embedding.gather_rows(
-        _addresses(parts), slots.data_ptr(), slots.numel(), out.data_ptr(), out.stride(0), torch.get_num_threads()
+        _addresses(parts),
+        slots.data_ptr(),
+        slots.numel(),
+        out.data_ptr(),
+        out.stride(0),
+        threads or torch.get_num_threads(),
     )
 
 
@@ -295,8 +304,3 @@ def _span(slots: Tensor) -> tuple[int, int]:
     assert slots.dtype == torch.int64, "slots come from the map itself"
     assert slots.is_contiguous()
     return slots.data_ptr(), slots.numel()
-
-
-def _zeros(count: int, dtype: torch.dtype) -> Tensor:
-    """Return zeros that take memory where they are written; those of `torch.zeros` take all of it at once."""
-    return torch.from_numpy(np.zeros(count, dtype=str(dtype).removeprefix("torch.")))

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pooled lookup from rows of floats or 8-bit codes, and its gradient as one vector a key."""
 
 from __future__ import annotations
@@ -318,8 +319,8 @@ def lookup_fits(
         extents: Extents of the layout.
     """
     num_features, width, num_rows, is_pooled, takes_key_weights = extents
-    held = [tensor for tensor in (weights, keys, offsets, key_weights, grad) if tensor is not None]
-    if any(tensor.device.type != "cpu" for tensor in held):
+    tensors = [tensor for tensor in (weights, keys, offsets, key_weights, grad) if tensor is not None]
+    if any(tensor.device.type != "cpu" for tensor in tensors):
         return False
     if weights.dtype not in (torch.float32, torch.bfloat16, torch.float16) or weights.dim() != 2:
         return False

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The parser of delimited text in plain Python, which the compiled one equals value for value."""
 
 from __future__ import annotations
@@ -125,8 +126,8 @@ def _record_end(text: bytes, quoting: Quoting) -> tuple[int, tuple[int, bytes] |
             if closed is None:
                 return len(text), bad or (field, text[quote.end() - 1 :])
             at = closed.end()
-            found = end.match(text, at)
-            if found is None:
+            match = end.match(text, at)
+            if match is None:
                 behind = unquoted.match(text, at)
                 assert behind is not None
                 bad = bad or (field, text[quote.end() - 1 : behind.end(1)])
@@ -154,8 +155,8 @@ class _Parse:
             self.faults.append(FieldFault(line_number, kind, position, text[:FAULT_BYTES_KEPT]))
 
     def take(self, line_number: int, row: int, line: bytes) -> None:
-        found = _faults_and_values(line, self.layout)
-        faults, values = found
+        result = _faults_and_values(line, self.layout)
+        faults, values = result
         # The compiled parser drops the line at its first fault and does not see the others.
         if faults and self.layout.policy != "missing":
             faults = faults[:1]
@@ -207,8 +208,8 @@ def _next_field(rest: bytes, layout: DelimitedLayout) -> tuple[bytes, bytes | No
         return content.strip(_SPACE) if layout.trim_quoted else content, behind[
             len(layout.delimiter) :
         ] if behind else None
-    content, found, behind = rest.partition(layout.delimiter)
-    return content.strip(_SPACE) if layout.trim else content, behind if found else None
+    content, separator, behind = rest.partition(layout.delimiter)
+    return content.strip(_SPACE) if layout.trim else content, behind if separator else None
 
 
 def _past_space(text: bytes, layout: DelimitedLayout) -> bytes:
@@ -231,12 +232,12 @@ def _read_field(content: bytes, spec: DelimitedField, layout: DelimitedLayout) -
 
 def _read_value(content: bytes, value_type: str, shown: bytes) -> Any:
     if value_type == "integer":
-        found = _INTEGER.fullmatch(content)
-        if not found:
+        match = _INTEGER.fullmatch(content)
+        if not match:
             raise _FaultError("integer", shown)
-        if not -(2**63) <= int(found[1]) < 2**63:
+        if not -(2**63) <= int(match[1]) < 2**63:
             raise _FaultError("integer_range", shown)
-        return int(found[1])
+        return int(match[1])
     if value_type == "number":
         return _read_number(content, shown)
     if value_type == "hex32":
@@ -267,5 +268,5 @@ def _read_number(content: bytes, shown: bytes) -> float | None:
 def _column(spec: DelimitedField, rows: list[Any]) -> pa.Array | None:
     if spec.type == "skip":
         return None
-    found = ARROW_TYPES[spec.type]
-    return pa.array(rows, pa.large_list(found) if spec.separator else found)
+    arrow_type = ARROW_TYPES[spec.type]
+    return pa.array(rows, pa.large_list(arrow_type) if spec.separator else arrow_type)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kernels of dense layers, other than products, in plain PyTorch. T is bfloat16 or float32."""
 
 from __future__ import annotations

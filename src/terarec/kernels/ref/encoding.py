@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hashes, ids and counts of values, and columns of numbers, in plain Python, which the compiled kernels equal."""
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from terarec.kernels.encoding_types import HASH_SEED, InvalidValueError
 
@@ -266,6 +268,7 @@ class _IntegerIds(_Ids):
 class Hex32Ids(_IntegerIds):
     """Ids of 32-bit values; the hash is that of the value as int64."""
 
+    @override
     def _read(self, value: Any) -> Any:
         if value is None or (isinstance(value, str) and value == ""):
             return None
@@ -277,6 +280,7 @@ class Hex32Ids(_IntegerIds):
 class Int64Ids(_IntegerIds):
     """Ids of 64-bit integers."""
 
+    @override
     def _read(self, value: Any) -> Any:
         if value is None:
             return None
@@ -303,6 +307,7 @@ class TextIds(_Ids):
         """Return ids of n texts, missing where empty or not `valid`: int64[n], or into ``out`` if given."""
         return self._masked([value or None for value in split_texts(text, offsets)], valid, out)
 
+    @override
     def _read(self, value: Any) -> Any:
         if value is None or (isinstance(value, str) and value == ""):
             return None

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The hash index as a Python dict: the oracle."""
 
 from __future__ import annotations
@@ -123,8 +124,8 @@ class HashIndex:
         """
         check_span(start, most)
         stop = len(self._rows) if most is None else min(start + most, len(self._rows))
-        found = list(islice(self._rows.items(), start, max(stop, start)))
-        keys, rows = [key for key, _ in found], [row for _, row in found]
+        entries = list(islice(self._rows.items(), start, max(stop, start)))
+        keys, rows = [key for key, _ in entries], [row for _, row in entries]
         return self._tensor(keys), self._tensor(rows), stop if stop < len(self._rows) else -1
 
     def _tensor(self, values: list[int]) -> Tensor:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The exact row update: duplicates are summed first, then each touched row is updated once.
 
 Rows of bfloat16 and float16 are rounded stochastically, with bits that depend on counters alone: `mix` being
@@ -152,20 +153,20 @@ def row_update_(
     rows, places, factors, grad = touched
     # Copies: indexing gathers, and only the finished rows are written back.
     moved = weights[places].to(grad.dtype)
-    held = [tensor[places] for tensor in state]
+    state_of_rows = [tensor[places] for tensor in state]
     lr = rule.rate * factors[:, None]
     grad = transform(grad, moved, rule)
     # The steps that a row missed come before this one, so its gradient has no part in them.
     if rule.catches_up:
-        last = held[-1].to(moved.dtype)[:, None]
-        rule.catch_up_(moved, held, lr, last, step - 1 - last)
+        last = state_of_rows[-1].to(moved.dtype)[:, None]
+        rule.catch_up_(moved, state_of_rows, lr, last, step - 1 - last)
         # Written below with the other states, to the rows of this step alone.
-        held[-1].fill_(step)
-    rule.update_(moved, held, grad, lr, step)
+        state_of_rows[-1].fill_(step)
+    rule.update_(moved, state_of_rows, grad, lr, step)
     is_narrow = weights.dtype in (torch.bfloat16, torch.float16)
     # Rounded by arena row, not by position, so that a row in a slot of a fast tier gets the same bits.
     weights[places] = round_rows(moved, weights.dtype, rows, seed=rounding_seed, step=step) if is_narrow else moved
-    for tensor, values in zip(state, held, strict=True):
+    for tensor, values in zip(state, state_of_rows, strict=True):
         tensor[places] = values
 
 

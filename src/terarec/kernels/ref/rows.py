@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Initial values of rows from a counter-based generator: a row's values depend on (seed, row) alone.
 
 SplitMix64's finalizer `mix` makes ``stream = mix(mix(seed) + (row + 1) * STEP)`` for a row; pair j of the row comes
@@ -14,11 +15,11 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
-from terarec.errors import StorageError
+from terarec.errors import NoSpaceError
+from terarec.kernels.pages import reserve
 from terarec.kernels.rows import ReservedRows
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)
-_NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # MAP_NORESERVE, which `mmap` names from Python 3.13 on alone
 
 
 def allocate_rows(shape: tuple[int, ...]) -> NDArray[np.float32]:
@@ -30,7 +31,7 @@ def allocate_rows(shape: tuple[int, ...]) -> NDArray[np.float32]:
     try:
         return np.zeros(shape, dtype=np.float32)
     except MemoryError:
-        raise StorageError(
+        raise NoSpaceError(
             f"rows float32{list(shape)}", f"{4 * math.prod(shape):,} bytes requested, the system has too little memory"
         ) from None
 
@@ -41,22 +42,16 @@ def reserve_rows(shape: tuple[int, ...], dtype: DTypeLike) -> ReservedRows:
     Raises:
         StorageError: The system has too little address space.
     """
-    num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
-    try:
-        memory = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
-    except (OSError, OverflowError):
-        raise StorageError(
-            f"rows {list(shape)}", f"{num_bytes:,} bytes of address space requested, the system has too little"
-        ) from None
+    pages = reserve(math.prod(shape) * np.dtype(dtype).itemsize, f"rows {list(shape)}")
 
     def discard(begin: int, end: int) -> None:
         # Whole pages alone, rounded inwards: the others hold rows that stay.
         first, last = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
         if sys.platform == "linux" and first < last:
-            memory.madvise(mmap.MADV_DONTNEED, first, last - first)
+            pages.madvise(mmap.MADV_DONTNEED, first, last - first)
 
     # A private anonymous map is zeroed and takes memory at the first write, so there is nothing to commit.
-    return ReservedRows(np.frombuffer(memory, np.uint8), shape, dtype, commit=lambda begin, end: True, discard=discard)
+    return ReservedRows(np.frombuffer(pages, np.uint8), shape, dtype, commit=lambda begin, end: True, discard=discard)
 
 
 def fill_rows(rows: NDArray[np.float32], kind: str, seed: int, scale: float, first_row: int = 0) -> None:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Slots of rows and copies of rows, in plain PyTorch: the oracle, and the implementation on GPUs."""
 
 from __future__ import annotations
@@ -41,9 +42,10 @@ class SlotMap:
     Args:
         capacity: As above.
         device: As above.
+        is_sparse: Not used: all slots take memory.
     """
 
-    def __init__(self, capacity: int, device: torch.device) -> None:
+    def __init__(self, capacity: int, device: torch.device, *, is_sparse: bool = False) -> None:
         self.capacity = capacity
         self.device = device
         self._index = new_hash_index(device)
@@ -90,11 +92,11 @@ class SlotMap:
             pins: Whether each slot is pinned once.
         """
         slots = self.find(rows)
-        found = slots[slots >= 0]
-        places = torch.arange(found.numel(), dtype=torch.int32, device=self.device)
+        present = slots[slots >= 0]
+        places = torch.arange(present.numel(), dtype=torch.int32, device=self.device)
         # Repeated slots without a sort: of all that write to a slot one wins, and only that one reads its place back.
-        self._scratch[found] = places
-        used = found[self._scratch[found] == places]
+        self._scratch[present] = places
+        used = present[self._scratch[present] == places]
         self._counts[used] += self._counts[used] < MOST_USES
         if pins:
             self.pin(used)
@@ -136,8 +138,8 @@ class SlotMap:
         slots, _ = self._index.insert(batch.rows, free[self._num_free :], self._next)
         self._free = [free[: self._num_free]]
         self._next += batch.rows.numel() - reused
-        for held, values in zip(self.owners, batch, strict=True):
-            held[slots] = values.to(held.dtype)
+        for owners, values in zip(self.owners, batch, strict=True):
+            owners[slots] = values.to(owners.dtype)
         self.is_held[slots] = True
         self.is_dirty[slots] = False
         self._needed_until[slots] = 0
@@ -161,9 +163,9 @@ class SlotMap:
             self.release(victims)
             released = victims.numel()
         absent = absent[: self.room]
-        given = self.assign(RowBatch(rows[absent], rows[absent], torch.zeros_like(absent)))
-        slots[absent] = given
-        self.unpin(given)
+        new_slots = self.assign(RowBatch(rows[absent], rows[absent], torch.zeros_like(absent)))
+        slots[absent] = new_slots
+        self.unpin(new_slots)
         self.unpin(used)
         return Admitted(slots, absent.numel(), released)
 
@@ -198,9 +200,9 @@ class SlotMap:
         if keeps_dirty:
             may_release &= ~self.is_dirty[used]
         is_needed = self._needed_until[used] > batch
-        found = self._least_used(count, may_release & ~is_needed)
-        missing = count - found.numel()
-        return torch.cat([found, self._least_used(missing, may_release & is_needed)]) if missing > 0 else found
+        slots = self._least_used(count, may_release & ~is_needed)
+        missing = count - slots.numel()
+        return torch.cat([slots, self._least_used(missing, may_release & is_needed)]) if missing > 0 else slots
 
     def mark_changed(self, slots: Tensor) -> None:
         """Note that the rows of ``slots int64[n]``, which may repeat, changed."""
@@ -286,7 +288,7 @@ def touch_maps(maps: Sequence[SlotMap], rows: Tensor, ends: Sequence[int], pins:
         missing.append(without[distinct.firsts])
         places.append(distinct.places + num_missing)
         num_missing += distinct.firsts.numel()
-    num_used, num_absent, num_distinct = ([part.numel() for part in held] for held in (used, absent, missing))
+    num_used, num_absent, num_distinct = ([part.numel() for part in parts] for parts in (used, absent, missing))
     return TouchedMaps(
         torch.cat(slots),
         torch.cat(used),
@@ -313,10 +315,10 @@ def admit_maps(
 def gather_from(memories: Sequence[Tensor], slots: Tensor, ends: Sequence[int], out: Tensor) -> None:
     """Copy rows of several memories; see `terarec.kernels.slots.gather_from`."""
     for values, begin, end in zip(memories, (0, *ends), ends, strict=False):
-        gather_rows([RowPart(values, 0)], slots[begin:end], out[begin:end])
+        gather_rows([RowPart(values, 0)], slots[begin:end], out[begin:end], None)
 
 
-def gather_rows(parts: Sequence[RowPart], slots: Tensor, out: Tensor) -> None:
+def gather_rows(parts: Sequence[RowPart], slots: Tensor, out: Tensor, threads: int | None) -> None:
     """Copy rows to bytes; see `terarec.kernels.slots.gather_rows`."""
     here = (slots >= 0).nonzero()[:, 0]
     for values, offset in parts:
@@ -332,6 +334,6 @@ def scatter_rows(
     if places is not None:
         slots, places = slots[places >= 0], places[places >= 0]
         values = values[places.to(values.device)]
-    for held, offset in parts:
-        rows = values[:, offset : offset + row_bytes_of(held)].contiguous().view(held.dtype)
-        held.index_copy_(0, slots, rows.view(slots.numel(), *held.shape[1:]).to(held.device))
+    for part, offset in parts:
+        rows = values[:, offset : offset + row_bytes_of(part)].contiguous().view(part.dtype)
+        part.index_copy_(0, slots, rows.view(slots.numel(), *part.shape[1:]).to(part.device))

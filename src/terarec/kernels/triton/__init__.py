@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Launchers of the Triton kernels, for NVIDIA and AMD; the kernels themselves are in `device`.
 
 Everything stays on the device but one readback a call: a status of two words, which reports a key outside its table

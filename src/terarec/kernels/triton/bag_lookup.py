@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Launchers of the pooled lookup, from rows of floats or of codes, and of the gradient of key weights."""
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def row_dots(weights: Tensor, keys: Tensor, offsets: Tensor, grad: Tensor, layou
     if batch_size == 0:
         check_no_bags(keys, offsets)
         return dots
-    found = new_status(keys.device)
+    status = new_status(keys.device)
     bags, block = whole_rows(weights.shape[1])
     dots_kernel[(triton.cdiv(batch_size, bags), layout.shape[0])](
         weights.contiguous(),
@@ -93,7 +94,7 @@ def row_dots(weights: Tensor, keys: Tensor, offsets: Tensor, grad: Tensor, layou
         layout_on_device(layout, keys.device).array,
         grad.contiguous(),
         dots,
-        found,
+        status,
         keys.shape[0],
         batch_size,
         WIDTH=weights.shape[1],
@@ -101,7 +102,7 @@ def row_dots(weights: Tensor, keys: Tensor, offsets: Tensor, grad: Tensor, layou
         BAGS=bags,
         COLUMNS=layout.shape[1],
     )
-    raise_if_bad(found, keys, offsets, layout)
+    raise_if_bad(status, keys, offsets, layout)
     return dots
 
 
@@ -125,8 +126,8 @@ def _look_up(
     if batch_size == 0:
         check_no_bags(keys, offsets)
         return out
-    held = layout_on_device(layout, rows.device)
-    found = new_status(rows.device)
+    tensors = layout_on_device(layout, rows.device)
+    status = new_status(rows.device)
     bags, block = parts_of_rows(width)
     # One program for (tile of samples, feature, part of the columns): no two write to the same output.
     lookup_kernel[(triton.cdiv(batch_size, bags), num_features, triton.cdiv(width, block))](
@@ -135,9 +136,9 @@ def _look_up(
         # A pointer has to be passed, but the kernel does not read it.
         keys if key_weights is None else key_weights.contiguous(),
         offsets,
-        held.array,
+        tensors.array,
         out,
-        found,
+        status,
         num_keys,
         batch_size,
         WIDTH=width,
@@ -146,9 +147,9 @@ def _look_up(
         COLUMNS=layout.shape[1],
         IS_POOLED=is_pooled,
         IS_WEIGHTED=key_weights is not None,
-        HAS_MAX=held.has_max,
+        HAS_MAX=tensors.has_max,
         IS_QUANTIZED=rows.dtype == torch.uint8,
     )
     if is_checked:
-        raise_if_bad(found, keys, offsets, layout)
+        raise_if_bad(status, keys, offsets, layout)
     return out

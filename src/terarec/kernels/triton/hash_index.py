@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The hash index in the memory of the device."""
 
 from __future__ import annotations
@@ -86,8 +87,8 @@ class HashIndex:
             # Gives the claimed slots up again; the keys in them stay, as those of erased ones do.
             self._slot_rows[slots] = -1
             raise index_full_error(next_row, fresh)
-        given = torch.arange(next_row, next_row + fresh, device=self.device)
-        self._slot_rows[slots[first]] = torch.cat([free_rows[: first.shape[0]], given])
+        new_rows = torch.arange(next_row, next_row + fresh, device=self.device)
+        self._slot_rows[slots[first]] = torch.cat([free_rows[: first.shape[0]], new_rows])
         self._length += first.shape[0]
         # Read back by slot, so that repeated keys get the row that their first occurrence received.
         rows[absent] = self._slot_rows[slots]
@@ -131,9 +132,9 @@ class HashIndex:
         number, _ = _occurrences(slots)
         # A key that is erased twice in one call has its row at the first occurrence only.
         rows = torch.where((slots >= 0) & (number == 1), self._slot_rows[slots.clamp(min=0)], -1)
-        held = slots[rows >= 0]
-        self._slot_rows[held] = -1
-        self._length -= held.shape[0]
+        occupied = slots[rows >= 0]
+        self._slot_rows[occupied] = -1
+        self._length -= occupied.shape[0]
         if self._slots > max(_FEWEST_SLOTS, _MOST_SLOTS_A_KEY * self._length):
             self._rebuild(self._length)
         return rows
@@ -199,19 +200,21 @@ class HashIndex:
 
 @on_its_device
 def _find(keys: Tensor, slot_keys: Tensor, slot_rows: Tensor, slots: int, gives_rows: bool) -> Tensor:
-    found = torch.empty_like(keys)
+    slots_of_keys = torch.empty_like(keys)
     grid = (triton.cdiv(keys.shape[0], _BLOCK),)
-    find_kernel[grid](keys, slot_keys, slot_rows, found, keys.shape[0], slots, BLOCK=_BLOCK, GIVES_ROWS=gives_rows)
-    return found
+    find_kernel[grid](
+        keys, slot_keys, slot_rows, slots_of_keys, keys.shape[0], slots, BLOCK=_BLOCK, GIVES_ROWS=gives_rows
+    )
+    return slots_of_keys
 
 
 @on_its_device
 def _claim(keys: Tensor, slot_keys: Tensor, slot_rows: Tensor, slots: int) -> Tensor:
-    found = torch.empty_like(keys)
+    slots_of_keys = torch.empty_like(keys)
     claim_kernel[(triton.cdiv(keys.shape[0], _BLOCK),)](
-        keys, slot_keys, slot_rows, found, keys.shape[0], slots, BLOCK=_BLOCK
+        keys, slot_keys, slot_rows, slots_of_keys, keys.shape[0], slots, BLOCK=_BLOCK
     )
-    return found
+    return slots_of_keys
 
 
 def _occurrences(groups: Tensor) -> tuple[Tensor, Tensor]:

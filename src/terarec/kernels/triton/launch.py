@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shared parts of the launchers: device, status of a call, sizes of tiles, layouts on the device, random streams."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Launcher of the exact row update, and of the norm of the rows' gradients."""
 
 from __future__ import annotations
@@ -47,14 +48,14 @@ def row_update_(
         ConfigError: Offsets that decrease or do not cover the keys; nothing is changed.
         KernelError: Rows that are not contiguous.
     """
-    if not all(held.is_contiguous() for held in (weights, *state)):
+    if not all(tensor.is_contiguous() for tensor in (weights, *state)):
         raise KernelError("row_update_", "got weights or state that are not contiguous, expected contiguous tensors")
-    held = segments_of(gradients, weights, table_lr, is_checked)
+    segments = segments_of(gradients, weights, table_lr, is_checked)
     # A byte a row of the arena, so only for rules that need to know the other rows.
     touched = torch.zeros(weights.shape[0] if rule.updates_all_rows else 0, dtype=torch.uint8, device=weights.device)
-    update = _Update(weights, tuple(state), touched, held, rule, step, step_stream(rounding_seed, step))
-    if held.num_keys:
-        update.launch(held.num_keys, rule.rate, 0, is_rest=False)
+    update = _Update(weights, tuple(state), touched, segments, rule, step, step_stream(rounding_seed, step))
+    if segments.num_keys:
+        update.launch(segments.num_keys, rule.rate, 0, is_rest=False)
     if rule.updates_all_rows:
         # A second launch, as programs of the first are sorted by key and do not see rows without one.
         for base, rows, factor in full_update_ranges(gradients, table_lr):
@@ -84,7 +85,7 @@ class _Update(NamedTuple):
 
     def launch(self, rows: int, lr: float, first_row: int, *, is_rest: bool) -> None:
         """Update the rows of `rows` sorted keys, or those of the `rows` from `first_row` on that no key touched."""
-        weights, held, rule = self.weights, self.held, self.rule
+        weights, segments, rule = self.weights, self.held, self.rule
         wide_state = self.state[:-1] if rule.catches_up else self.state
         tile_rows, block = whole_rows(weights.shape[1])
         # As many segments as keys, the most there can be: reading their number back would wait for the device.
@@ -94,12 +95,12 @@ class _Update(NamedTuple):
             *(*wide_state, weights, weights)[:2],
             self.state[-1] if rule.catches_up else weights,
             self.touched,
-            *held.of_keys(),
-            held.factors,
-            held.located.targets,
-            *held.of_rows(),
-            held.num_keys,
-            held.located.no_row,
+            *segments.of_keys(),
+            segments.factors,
+            segments.located.targets,
+            *segments.of_rows(),
+            segments.num_keys,
+            segments.located.no_row,
             first_row,
             rows,
             self.step,
@@ -111,10 +112,10 @@ class _Update(NamedTuple):
             WIDTH=weights.shape[1],
             BLOCK=block,
             SEGMENTS=tile_rows,
-            IS_PLAIN=held.is_plain,
-            HAS_MAX=held.has_max,
-            HAS_FACTORS=held.has_factors,
-            HAS_TARGETS=held.has_targets,
+            IS_PLAIN=segments.is_plain,
+            HAS_MAX=segments.has_max,
+            HAS_FACTORS=segments.has_factors,
+            HAS_TARGETS=segments.has_targets,
             IS_TRANSFORMED=rule.is_transformed,
             CATCHES_UP=rule.catches_up,
             UPDATES_ALL=rule.updates_all_rows,
@@ -143,24 +144,24 @@ def row_gradient_norm(
         BadKeyError: A key outside its table.
         ConfigError: Offsets that decrease or do not cover the keys.
     """
-    held = segments_of(gradients, weights, table_lr, is_checked=True)
-    if held.num_keys == 0:
+    segments = segments_of(gradients, weights, table_lr, is_checked=True)
+    if segments.num_keys == 0:
         return 0.0
     tile_rows, block = whole_rows(weights.shape[1])
     # Zeros: there are as many numbers as keys, and only segments write theirs.
-    squares = torch.zeros(held.num_keys, dtype=torch.float64, device=weights.device)
-    squares_kernel[(triton.cdiv(held.num_keys, tile_rows),)](
-        *held.of_keys(),
-        *held.of_rows(),
+    squares = torch.zeros(segments.num_keys, dtype=torch.float64, device=weights.device)
+    squares_kernel[(triton.cdiv(segments.num_keys, tile_rows),)](
+        *segments.of_keys(),
+        *segments.of_rows(),
         squares,
-        held.num_keys,
-        held.located.no_row,
+        segments.num_keys,
+        segments.located.no_row,
         first_row,
         WIDTH=weights.shape[1],
         BLOCK=block,
         SEGMENTS=tile_rows,
-        IS_PLAIN=held.is_plain,
-        HAS_MAX=held.has_max,
+        IS_PLAIN=segments.is_plain,
+        HAS_MAX=segments.has_max,
     )
     return abs(rule.grad_scale) * math.sqrt(float(squares.sum()))
 

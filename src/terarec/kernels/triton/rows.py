@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Initial values of rows, and the eviction scan, on the device."""
 
 from __future__ import annotations

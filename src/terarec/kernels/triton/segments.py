@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The keys of one or more gradients, located and sorted by the arena row that they touch."""
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _INT32_ROWS = 2**31 - 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Located:
+class LocatedKeys:
     """N keys, those of one gradient after those of another.
 
     Attributes:
@@ -56,7 +57,7 @@ class Located:
     factors: Tensor
     no_row: int
 
-    def by_row(self) -> Located:
+    def by_row(self) -> LocatedKeys:
         """Return the keys sorted by row, equal ones in the order they have."""
         # Stable, so that gradients of a row are added in the order of the keys, and the bits repeat.
         rows, order = torch.sort(self.rows, stable=True)
@@ -64,7 +65,7 @@ class Located:
         def moved(values: Tensor) -> Tensor:
             return values[order] if values.shape[0] else values
 
-        return Located(
+        return LocatedKeys(
             rows=rows,
             targets=moved(self.targets),
             sources=moved(self.sources),
@@ -76,7 +77,9 @@ class Located:
         )
 
 
-def locate(gradients: Sequence[KernelGradient], weights: Tensor, table_lr: Tensor | None, is_checked: bool) -> Located:
+def locate(
+    gradients: Sequence[KernelGradient], weights: Tensor, table_lr: Tensor | None, is_checked: bool
+) -> LocatedKeys:
     """Locate the keys of `gradients`, which are of lookups in `weights`.
 
     Raises:
@@ -88,14 +91,14 @@ def locate(gradients: Sequence[KernelGradient], weights: Tensor, table_lr: Tenso
     # Arena rows may then lie behind those of the weights, which are the slots of a tier: `no_row` comes after them.
     if has_targets:
         num_rows = max(int(gradient.layout[:, :2].sum(dim=1).max()) for gradient in gradients)
-    held = [layout_on_device(gradient.layout, device) for gradient in gradients]
+    layouts = [layout_on_device(gradient.layout, device) for gradient in gradients]
     num_keys = sum(gradient.keys.shape[0] for gradient in gradients)
-    is_scaled = any(gradient.key_weights is not None for gradient in gradients) or any(on.is_scaled for on in held)
-    has_max = any(on.has_max for on in held)
+    is_scaled = any(gradient.key_weights is not None for gradient in gradients) or any(on.is_scaled for on in layouts)
+    has_max = any(on.has_max for on in layouts)
     # Radix sorts take half the passes over 32 bits.
     row_type = torch.int32 if num_rows < _INT32_ROWS else torch.int64
     # Keys of bags with bad offsets are not written: they keep `no_row`, which sorts behind all rows.
-    found = Located(
+    located = LocatedKeys(
         rows=torch.full((num_keys,), num_rows, dtype=row_type, device=device),
         targets=torch.zeros(num_keys if has_targets else 0, dtype=torch.int64, device=device),
         sources=torch.zeros(num_keys, dtype=torch.int64, device=device),
@@ -108,11 +111,11 @@ def locate(gradients: Sequence[KernelGradient], weights: Tensor, table_lr: Tenso
     table_lr = None if table_lr is None else table_lr.to(device)
     # Keys and sources of all gradients are numbered through, as if they came from one lookup.
     first_key = first_source = 0
-    for number, (gradient, on) in enumerate(zip(gradients, held, strict=True)):
-        _locate_one(gradient, on, found, weights, table_lr, (first_key, first_source, number), is_checked)
+    for number, (gradient, on) in enumerate(zip(gradients, layouts, strict=True)):
+        _locate_one(gradient, on, located, weights, table_lr, (first_key, first_source, number), is_checked)
         first_key += gradient.keys.shape[0]
         first_source += _sources([gradient], width)
-    return found
+    return located
 
 
 def _sources(gradients: Sequence[KernelGradient], width: int) -> int:
@@ -122,7 +125,7 @@ def _sources(gradients: Sequence[KernelGradient], width: int) -> int:
 def _locate_one(
     gradient: KernelGradient,
     on: DeviceLayout,
-    found: Located,
+    located: LocatedKeys,
     weights: Tensor,
     table_lr: Tensor | None,
     place: tuple[int, int, int],
@@ -139,30 +142,30 @@ def _locate_one(
     bad = new_status(keys.device)
     mine = slice(first_key, first_key + num_keys)
     if gradient.places is not None:
-        found.targets[mine] = gradient.places
+        located.targets[mine] = gradient.places
     bags, _ = whole_rows(1)
     locate_kernel[(triton.cdiv(batch_size, bags), num_features)](
         keys,
-        found.scales if key_weights is None else key_weights.contiguous(),
+        located.scales if key_weights is None else key_weights.contiguous(),
         offsets,
         on.array,
-        found.factors if table_lr is None else table_lr,
-        found.rows[mine],
-        found.sources[mine],
-        found.scales[mine],
-        found.places[mine],
-        found.factors[mine],
+        located.factors if table_lr is None else table_lr,
+        located.rows[mine],
+        located.sources[mine],
+        located.scales[mine],
+        located.places[mine],
+        located.factors[mine],
         bad,
         num_keys,
         batch_size,
         first_source,
-        found.no_row,
+        located.no_row,
         BAGS=bags,
         COLUMNS=on.array.shape[1],
         IS_POOLED=on.is_pooled,
         IS_WEIGHTED=key_weights is not None,
-        IS_PLAIN=found.scales.shape[0] == 0,
-        HAS_MAX=found.places.shape[0] > 0,
+        IS_PLAIN=located.scales.shape[0] == 0,
+        HAS_MAX=located.places.shape[0] > 0,
         HAS_FACTORS=table_lr is not None,
     )
     if is_checked:
@@ -172,7 +175,7 @@ def _locate_one(
         if gradient.places is not None:
             # The winners are searched in the weights, whose rows the places name; arena rows may lie behind them.
             keys, array = gradient.places.contiguous(), _of_places(array, weights.shape[0])
-        _find_winners(weights, (keys, offsets), array, found.winners, bad, first_source)
+        _find_winners(weights, (keys, offsets), array, located.winners, bad, first_source)
 
 
 def _of_places(layout: Tensor, num_rows: int) -> Tensor:
@@ -230,7 +233,7 @@ class Segments:
     """
 
     grads: Tensor
-    located: Located
+    located: LocatedKeys
     segments: Tensor
     starts: Tensor
     key_parts: Tensor
@@ -295,7 +298,7 @@ def segments_of(
     located = locate(gradients, weights, table_lr, is_checked).by_row()
     segments, starts = _cut(located.rows)
     grads = [gradient.grad.reshape(-1, width) for gradient in gradients]
-    held = Segments(
+    of_rows = Segments(
         # Most steps have one lookup, whose gradient is not copied.
         grads=torch.cat(grads) if len(grads) > 1 else grads[0].contiguous(),
         located=located,
@@ -304,8 +307,8 @@ def segments_of(
         key_parts=_parts(located.rows.shape[0], CHUNK.value, width, device),
         part_parts=_parts(located.rows.shape[0], CHUNK.value**2, width, device),
     )
-    _sum_parts(held)
-    return held
+    _sum_parts(of_rows)
+    return of_rows
 
 
 def _cut(sorted_rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -329,30 +332,30 @@ def _parts(num_keys: int, unit: int, width: int, device: torch.device) -> Tensor
     return torch.empty(slots, width, device=device)
 
 
-def _sum_parts(held: Segments) -> None:
-    width = held.grads.shape[1]
+def _sum_parts(segments: Segments) -> None:
+    width = segments.grads.shape[1]
     tile_rows, block = whole_rows(width)
     tile_rows = min(tile_rows, CHUNK.value)
-    if held.num_keys > CHUNK.value:
-        key_parts_kernel[(triton.cdiv(held.num_keys, CHUNK.value),)](
-            *held.of_keys(),
-            held.segments,
-            held.starts,
-            held.key_parts,
-            held.num_keys,
+    if segments.num_keys > CHUNK.value:
+        key_parts_kernel[(triton.cdiv(segments.num_keys, CHUNK.value),)](
+            *segments.of_keys(),
+            segments.segments,
+            segments.starts,
+            segments.key_parts,
+            segments.num_keys,
             WIDTH=width,
             BLOCK=block,
             ROWS=tile_rows,
-            IS_PLAIN=held.is_plain,
-            HAS_MAX=held.has_max,
+            IS_PLAIN=segments.is_plain,
+            HAS_MAX=segments.has_max,
         )
-    if held.num_keys > CHUNK.value**2:
-        part_parts_kernel[(triton.cdiv(held.num_keys, CHUNK.value**2),)](
-            held.key_parts,
-            held.segments,
-            held.starts,
-            held.part_parts,
-            held.num_keys,
+    if segments.num_keys > CHUNK.value**2:
+        part_parts_kernel[(triton.cdiv(segments.num_keys, CHUNK.value**2),)](
+            segments.key_parts,
+            segments.segments,
+            segments.starts,
+            segments.part_parts,
+            segments.num_keys,
             WIDTH=width,
             BLOCK=block,
             ROWS=tile_rows,

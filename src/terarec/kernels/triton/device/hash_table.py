@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Open addressing with linear probing: slot p holds ``slot_keys[p]`` and ``slot_rows[p]``.
 
 A slot is free while its key is EMPTY; claiming it is one compare-and-swap, after which its key never changes until the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pooled lookup from rows of any type, and its copy without pooling, in tiles of bags of one feature."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SplitMix64 bits, bit for bit those of `terarec.kernels.ref.rows`; initial values of rows; the eviction scan."""
 
 from __future__ import annotations

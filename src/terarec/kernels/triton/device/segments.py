@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sorted rows -> segments, one for each distinct row; and partial sums of the long ones.
 
 Positions in sorted order are cut into blocks of CHUNK. A segment of at most CHUNK keys is summed by the program that

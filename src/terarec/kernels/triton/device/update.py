@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The fused update: the sum of a row's gradients, then the row's step, without the sums passing through memory."""
 
 from __future__ import annotations

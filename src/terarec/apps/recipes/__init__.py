@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recipes for published results: the settings of each run, and the preparation of its data.
+
+``<data>/data.json`` holds a `RecipeDataSpec`, ``<data>/<model>.json`` a `RecipeSpec`. The data themselves are the
+user's: their licences do not let a package hold them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import TypeVar
+
+from terarec.errors import DataNotFoundError
+from terarec.spec import from_data
+from terarec.spec.codec import parse_json
+from terarec.spec.registry import unknown_name
+from terarec.spec.run import RECIPE_SPLITS, RecipeDataSpec, RecipeSpec
+
+_DATA = "data.json"
+_COMPRESSED = (".gz", ".bz2", ".zst", ".lz4")
+"""Compressions that the source of the preparation reads."""
+
+_Spec = TypeVar("_Spec")
+
+
+def recipe_names() -> Mapping[str, tuple[str, ...]]:
+    """Name of the data -> names of the models, in alphabetical order."""
+    # By `importlib.resources`: the package may be installed in an archive.
+    folders = sorted((folder for folder in files(__package__).iterdir() if folder.is_dir()), key=_name)
+    names: dict[str, tuple[str, ...]] = {}
+    for folder in folders:
+        file_names = sorted(map(_name, folder.iterdir()))
+        # Python leaves other folders here, such as __pycache__.
+        if _DATA in file_names:
+            names[folder.name] = tuple(name.removesuffix(".json") for name in file_names if name != _DATA)
+    return names
+
+
+def load_recipe(data: str, model: str) -> RecipeSpec:
+    """Read a recipe of the package.
+
+    Args:
+        data: Name of the data, such as "frappe_x1".
+        model: Name of the model, such as "deepfm".
+
+    Raises:
+        ConfigError: There is no such recipe.
+    """
+    models = _models_of(data)
+    if model not in models:
+        raise unknown_name(f"recipe for {data}", model, models)
+    return _read(RecipeSpec, files(__package__) / data / f"{model}.json")
+
+
+def load_recipe_data(data: str) -> RecipeDataSpec:
+    """Read the description of the files of the recipes for `data`, and of their preparation.
+
+    Raises:
+        ConfigError: There are no such recipes.
+    """
+    import terarec.etl.ops  # noqa: F401  the operators of a recipe's workflow register themselves
+
+    _models_of(data)
+    return _read(RecipeDataSpec, files(__package__) / data / _DATA)
+
+
+def find_recipe_files(spec: RecipeDataSpec, directory: Path) -> tuple[Path, ...]:
+    """Find the files of a recipe's data in a directory, in the order train, valid, test.
+
+    Each may be compressed. Of several names that a file may have, the first one that is there counts.
+
+    Raises:
+        DataNotFoundError: There is no such directory, or a file is missing.
+    """
+    if not directory.is_dir():
+        raise DataNotFoundError(directory, f"no such directory, expected the files of {spec.source}")
+    return tuple(_find(spec, split, directory) for split in RECIPE_SPLITS)
+
+
+def _find(spec: RecipeDataSpec, split: str, directory: Path) -> Path:
+    names = spec.files[split]
+    for name in names:
+        for suffix in ("", *_COMPRESSED):
+            path = directory / f"{name}{suffix}"
+            if path.is_file():
+                return path
+    raise DataNotFoundError(
+        directory,
+        f"no file for {split!r}, expected {' or '.join(names)}, plain or compressed "
+        f"({', '.join(_COMPRESSED)}), of {spec.source}",
+    )
+
+
+def _models_of(data: str) -> tuple[str, ...]:
+    names = recipe_names()
+    if data not in names:
+        raise unknown_name("recipes", data, names)
+    return names[data]
+
+
+def _read(spec_type: type[_Spec], file: Traversable) -> _Spec:
+    return from_data(spec_type, parse_json(file.read_text(encoding="utf-8")), where=f"{file.name}: $")
+
+
+def _name(entry: Traversable) -> str:
+    return entry.name

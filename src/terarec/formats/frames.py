@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables in memory, of pandas, Polars, PyArrow and others, through Arrow's C interface."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any, Protocol, TypeAlias, TypeGuard, runtime_checkable
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from terarec.errors import ConfigError
+from terarec.ragged import offsets_of
+
+
+@runtime_checkable
+class ArrowStream(Protocol):
+    """Data in pieces, such as a DataFrame of pandas or Polars, or a table or reader of PyArrow."""
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """Return a capsule with a stream of arrays."""
+        ...
+
+
+@runtime_checkable
+class ArrowArray(Protocol):
+    """Data in one piece, such as a record batch of PyArrow."""
+
+    def __arrow_c_array__(self, requested_schema: object = None) -> tuple[object, object]:
+        """Return capsules with a schema and an array."""
+        ...
+
+
+Frame: TypeAlias = ArrowStream | ArrowArray
+"""Rows with named columns. A reader of batches is read once, into memory."""
+
+
+def is_frame(data: object) -> TypeGuard[Frame]:
+    """Return whether `data` is a table in memory."""
+    return isinstance(data, ArrowStream | ArrowArray)
+
+
+def as_table(data: Frame, where: str) -> pa.Table:
+    """Return the rows of a table in memory as an Arrow table, which shares its memory where it can.
+
+    The index of a DataFrame of pandas is left out. Names of columns that are no texts become texts.
+
+    Args:
+        data: The table.
+        where: Place for errors, such as the name of the argument.
+
+    Raises:
+        ConfigError: Data without columns, a column of values of several types, or two columns of one name.
+    """
+    got = f"{type(data).__module__.partition('.')[0]}.{type(data).__qualname__}"
+    try:
+        # A record batch has both methods, a reader of other libraries the stream alone.
+        if isinstance(data, ArrowStream):
+            table = pa.RecordBatchReader.from_stream(data).read_all()
+        else:
+            table = pa.Table.from_batches([pa.record_batch(data)])
+    # Whatever a library raises for a column that Arrow cannot hold.
+    except (pa.ArrowException, ValueError, TypeError, NotImplementedError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(
+            where, f"got a {got} that is no table of Arrow ({reason}), expected columns of one type each"
+        ) from None
+    index = _pandas_index(table.schema)
+    table = table.select([place for place, name in enumerate(table.column_names) if name not in index])
+    repeated = [name for name, count in Counter(table.column_names).items() if count > 1]
+    if repeated:
+        raise ConfigError(
+            where, f"got a {got} with {repeated[0]!r} as the name of several columns, expected one of each"
+        )
+    return _without_views(table)
+
+
+def _pandas_index(schema: pa.Schema) -> frozenset[str]:
+    """Return the columns that hold the index of a DataFrame of pandas."""
+    try:
+        described: Any = json.loads((schema.metadata or {})[b"pandas"])["index_columns"]
+    except (KeyError, ValueError, TypeError):
+        return frozenset()
+    # An index of consecutive numbers is described by a dict, and is no column.
+    return frozenset(name for name in described if isinstance(name, str))
+
+
+def _without_views(table: pa.Table) -> pa.Table:
+    """Return the table with lists in the place of views of lists, which functions of Arrow do not take."""
+    for place, field in enumerate(table.schema):
+        if pa.types.is_list_view(field.type) or pa.types.is_large_list_view(field.type):
+            listed = pa.chunked_array(
+                list(map(_lists, table.column(place).chunks)), pa.large_list(field.type.value_type)
+            )
+            table = table.set_column(place, field.name, listed)
+    return table
+
+
+def _lists(views: pa.Array) -> pa.Array:
+    """Return views of lists as lists, a missing one as an empty one."""
+    # By hand: the cast of PyArrow 26 gives offsets that do not rise where a list is null.
+    lengths = pc.fill_null(pc.list_value_length(views), 0).to_numpy(zero_copy_only=False)
+    return pa.LargeListArray.from_arrays(pa.array(offsets_of(lengths)), views.flatten())

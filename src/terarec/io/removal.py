@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Removal of directories, of those alone that terarec has made: `remove_tree` is the only place that removes one."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+from terarec.errors import ConfigError
+
+MARKER = ".terarec"
+"""File by which a directory, with all below it, is temporary work of terarec that the next call may remove."""
+
+_made: set[Path] = set()  # temporary directories that this process has made
+
+
+def new_directory(place: Path) -> Path:
+    """Make a directory at `place`, or at `place` with a number where something is there, and return its path.
+
+    It carries no marker, so that its content is what is written to it: this process alone may remove it.
+    """
+    for number in count():
+        path = place if number == 0 else place.with_name(f"{place.name}-{number}")
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        _made.add(_absolute(path))
+        return path
+    raise AssertionError
+
+
+def is_temporary(path: Path) -> bool:
+    """Return whether something is in a directory that is temporary work of terarec, where no file is a user's."""
+    return _is_marked(path) or any(place in _made for place in _around(_absolute(path)))
+
+
+def work_directory(path: Path) -> Path:
+    """Make an empty directory with a marker at `path`, in place of one with a marker, and return `path`.
+
+    Raises:
+        ConfigError: Something is there that terarec has not made.
+    """
+    remove_tree(path)
+    path.mkdir(parents=True)
+    mark(path)
+    return path
+
+
+def mark(directory: Path) -> None:
+    """Write the marker into a directory, unless one above it has it.
+
+    Raises:
+        ConfigError: The directory has content and no marker.
+    """
+    if not _is_marked(directory):
+        _check(directory, None)
+        (directory / MARKER).touch()
+
+
+def published(partial: Path, out: Path) -> None:
+    """Take back what allows the removal of a directory, once it has been renamed from `partial` to `out`."""
+    _made.discard(_absolute(partial))
+    # After the rename: a process that is killed before it leaves a directory that the next call may remove.
+    (out / MARKER).unlink(missing_ok=True)
+
+
+def remove_tree(
+    directory: Path, *, names: str | None = None, first: str | None = None, ignore_errors: bool = False
+) -> None:
+    """Remove a directory, if there is one, with all below it.
+
+    It must be empty, or one of ours: made by `new_directory` in this process, with a marker in it or in a directory
+    above it, or one that holds nothing but `names`.
+
+    Args:
+        directory: Directory; a link to one is none of ours.
+        names: Pattern of the names of its entries by which a complete directory of a format is recognized.
+        first: File to remove before the others, without which the directory does not count as complete.
+        ignore_errors: Whether what cannot be removed, or is not ours, stays without an error.
+
+    Raises:
+        ConfigError: Something is there that terarec has not made.
+        OSError: The disk.
+    """
+    if not os.path.lexists(directory):
+        return
+    try:
+        _check(directory, names)
+    except ConfigError:
+        if ignore_errors:
+            return
+        raise
+    if names is not None:
+        # A removal that is cut short leaves what the names no longer identify; the next one goes by the marker.
+        (directory / MARKER).touch()
+    if first is not None:
+        (directory / first).unlink()
+    shutil.rmtree(directory, ignore_errors=ignore_errors)
+    _made.discard(_absolute(directory))
+
+
+def _check(directory: Path, names: str | None) -> None:
+    """Raise unless `remove_tree` may remove a directory."""
+    if not directory.is_dir() or directory.is_symlink():
+        raise ConfigError(directory, "not a directory that terarec has made, expected nothing there; it stays")
+    if _absolute(directory) in _made or _is_marked(directory):
+        return
+    others = (entry.name for entry in directory.iterdir() if names is None or not re.fullmatch(names, entry.name))
+    other = min(others, default=None)
+    if other is not None:
+        raise ConfigError(
+            directory, f"holds {other!r}, which terarec has not put there, expected nothing of others; it stays"
+        )
+
+
+def _is_marked(directory: Path) -> bool:
+    return any((place / MARKER).is_file() for place in _around(_absolute(directory)))
+
+
+def _around(directory: Path) -> Iterator[Path]:
+    yield directory
+    yield from directory.parents
+
+
+def _absolute(path: Path) -> Path:
+    return Path(os.path.abspath(path))

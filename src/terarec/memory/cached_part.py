@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`CachedPart`: the rows of one slot map in host memory, bounded by slots, by a number of rows, or by memory alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from terarec.errors import StorageError
+from terarec.kernels import memory
+from terarec.kernels.pages import untouched_zeros
+from terarec.kernels.slots import (
+    RowBatch,
+    RowPart,
+    SlotLimit,
+    gather_rows,
+    new_slot_map,
+    row_set,
+    scatter_rows,
+)
+from terarec.memory.growing_tensor import GrowingTensor
+from terarec.spec import OverflowSpec
+
+_CPU = torch.device("cpu")
+_FEWEST_BYTES = 1 << 20  # at a time, so that a small table does not grow with every piece
+_GROWTH = 8  # an eighth more at a time: only address space until rows are written
+_PARALLEL_BYTES = 1 << 20  # rows that are copied by more than one thread
+_VICTIMS_SHARE = 64  # of the slots, at least: choosing victims looks at every slot
+
+
+class BudgetError(StorageError):
+    """A tier is too small for the rows that one batch needs at once.
+
+    Attributes:
+        needed: Rows that the batch needs and that pending gradients hold.
+        held: Rows that the tier has room for.
+        needed_bytes: Sufficient budget.
+    """
+
+    def __init__(self, *parts: object, needed: int, held: int, needed_bytes: int) -> None:
+        super().__init__(*parts)
+        self.needed = needed
+        self.held = held
+        self.needed_bytes = needed_bytes
+
+    def during(self, what: str) -> BudgetError:
+        """Return this error with the operation that needed the rows, such as "step 7", in front."""
+        return BudgetError(
+            what, self.where, self.problem, needed=self.needed, held=self.held, needed_bytes=self.needed_bytes
+        )
+
+
+class CachedPart:
+    """Rows of one slot map. The caller holds a lock.
+
+    Attributes:
+        slots: Map of the rows that are here.
+        evicted: Rows that gave their slots to others for good.
+
+    Args:
+        name: Name of the memory, for errors.
+        row_bytes: Bytes of a row.
+        capacity: Number of slots; None for as many as memory has.
+        slot_bytes: Bytes that a slot takes besides its row.
+        overflow: Bound of the rows, beyond which some are evicted; None for none.
+        at_once: Maximum number of rows of a write.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        row_bytes: int,
+        capacity: int | None,
+        *,
+        slot_bytes: int,
+        overflow: OverflowSpec | None,
+        at_once: int,
+    ) -> None:
+        self._name, self._row_bytes, self._slot_bytes = name, row_bytes, slot_bytes
+        self._overflow = None if overflow is None or overflow.max_rows is None else overflow
+        if self._overflow is not None and self._overflow.max_rows is not None:
+            # The rows of a write come in before others are evicted.
+            capacity = self._overflow.max_rows + at_once
+        self._grows = capacity is None
+        if capacity is None:
+            capacity = max(1, memory.total_bytes() // (row_bytes + slot_bytes))
+        self.slots = new_slot_map(max(1, capacity), _CPU, is_sparse=self._grows)
+        self._limit = SlotLimit(self.slots)
+        self._rows = GrowingTensor((row_bytes,), torch.uint8, _CPU)
+        if not self._grows:
+            # Reserved rather than allocated: a slot takes memory when it is first written, and `lower` can give memory
+            # back.
+            self._rows.grow(self.slots.capacity)
+        self._last_uses: Tensor | None = None
+        if self._overflow is not None and self._overflow.evict == "lru":
+            self._last_uses = untouched_zeros(self.slots.capacity, torch.int64, f"times of use in {name}")
+        self._clock = 0
+        self.evicted = 0
+
+    @property
+    def values(self) -> Tensor:
+        """Rows uint8[C, row_bytes] of the slots."""
+        return self._rows.tensor
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of slots that were used."""
+        return self.slots.used_slots * (self._row_bytes + self._slot_bytes)
+
+    @property
+    def capacity(self) -> int:
+        """Number of slots that may be used."""
+        return self._limit.limit
+
+    def note_use(self, slots: Tensor) -> None:
+        """Note a use of ``slots int64[n]``, -1 for none, where rows are evicted by their last one."""
+        if self._last_uses is not None:
+            self._clock += 1
+            self._last_uses[slots[slots >= 0]] = self._clock
+
+    def owners(self, slots: Tensor) -> RowBatch:
+        """Return the rows of ``slots int64[n]``."""
+        owners = self.slots.owners
+        return RowBatch(owners.rows[slots], owners.keys[slots], owners.tables[slots].long())
+
+    def of_table(self, table: int) -> Tensor:
+        """Return the slots int64[n] of a table's rows."""
+        used = self.slots.used_slots
+        return (self.slots.is_held[:used] & (self.slots.owners.tables[:used] == table)).nonzero()[:, 0]
+
+    def lower(self, capacity: int, write_back: Callable[[Tensor], None]) -> None:
+        """Give up slots until `capacity` are left, and their memory; `write_back` takes slots of changed rows."""
+        if capacity < self._limit.limit:
+            first = self._limit.lower(capacity, write_back)
+            self._rows.discard(first, self.slots.capacity)
+
+    def write(self, batch: RowBatch, values: Tensor, write_back: Callable[[Tensor], None] | None) -> None:
+        """Set distinct rows to ``values uint8[n, row_bytes]``.
+
+        Args:
+            batch: The rows.
+            values: As above.
+            write_back: Takes the slots of changed rows that lose them; None if nothing takes them.
+
+        Raises:
+            BudgetError: Nothing takes them, and there is no room.
+            StorageError: Not enough memory.
+        """
+        # Pinned, since making room for the absent rows of the batch must not evict those that are here. Where nothing
+        # takes rows that lose their slots, none does here.
+        is_pinned = write_back is not None
+        if is_pinned or self._overflow is not None:
+            slots, used, absent = self.slots.touch(batch.rows, pins=is_pinned)
+        else:
+            slots = used = self.slots.find(batch.rows)
+            absent = (slots < 0).nonzero()[:, 0]
+        try:
+            if absent.numel() > self._limit.room:
+                self._make_room(absent.numel(), write_back)
+            if absent.numel():
+                new = self._assign(batch.part(absent))
+                self.slots.unpin(new)
+                slots[absent] = new
+        finally:
+            if is_pinned:
+                self.slots.unpin(used)
+        # On one thread where others look rows up: a team of threads would wait for its slowest where cores are busy.
+        # 1 M rows then took 24 s, and 3 to 7 s on one thread (14 runnable threads, two Zen 4 cores).
+        scatter_rows([RowPart(self.values, 0)], slots, values, threads=None if write_back is not None else 1)
+        if write_back is not None:
+            self.slots.mark_changed(slots)
+        self.note_use(slots)
+        if self._overflow is not None:
+            self._evict_overflow(self._overflow, slots)
+
+    def keep(self, batch: RowBatch, values: Tensor, write_back: Callable[[Tensor], None] | None) -> None:
+        """Hold rows of the level below, which may repeat, as far as there is room for them."""
+        # At most half of the slots, so that one large read leaves a part of what was here.
+        firsts = row_set(batch.rows).firsts[: self._limit.limit // 2]
+        firsts = firsts[self.slots.find(batch.rows[firsts]) < 0]  # another thread may have read the others
+        if firsts.numel() > self._limit.room:
+            self._make_room(firsts.numel(), write_back)
+        firsts = firsts[: self._limit.room]
+        slots = self._assign(batch.part(firsts))
+        # `assign` pins what it places, for rows that gradients wait for; here nothing waits.
+        self.slots.unpin(slots)
+        scatter_rows([RowPart(self.values, 0)], slots, values, firsts)
+
+    def read(self, slots: Tensor, out: Tensor) -> None:
+        """Copy the rows of ``slots int64[n]`` to ``out uint8[n, row_bytes]``; none for -1."""
+        # Copying less takes some 0.1 ms, and on busy cores a team of threads waits for its slowest for milliseconds.
+        threads = 1 if slots.numel() * self._row_bytes < _PARALLEL_BYTES else None
+        gather_rows([RowPart(self.values, 0)], slots, out, threads=threads)
+
+    def erase(self, rows: Tensor) -> None:
+        """Remove distinct ``rows int64[n]``; absent ones are ignored."""
+        slots = self.slots.find(rows)
+        self.slots.release(slots[slots >= 0])
+
+    def clear(self) -> None:
+        """Remove all rows and give their memory back."""
+        used = self.slots.used_slots
+        self.slots.release(self.slots.is_held[:used].nonzero()[:, 0])
+        self._rows.discard(0, used)
+
+    def _assign(self, batch: RowBatch) -> Tensor:
+        if self._grows:
+            slots, new = self.slots, batch.rows.numel()
+            num_free = slots.room - (slots.capacity - slots.used_slots)
+            self._grow(slots.used_slots + max(0, new - num_free))
+        return self.slots.assign(batch)
+
+    def _grow(self, rows: int) -> None:
+        """Have memory for at least `rows` rows."""
+        held = self.values.shape[0]
+        if rows <= held:
+            return
+        target = max(rows, held + max(held // _GROWTH, _FEWEST_BYTES // self._row_bytes))
+        target = min(self.slots.capacity, target)
+        memory.require((target - held) * (self._row_bytes + self._slot_bytes), self._name)
+        self._rows.grow(target)
+
+    def _make_room(self, wanted: int, write_back: Callable[[Tensor], None] | None) -> None:
+        missing = wanted - self._limit.room
+        if write_back is None:
+            held = len(self.slots)
+            needed = (held + wanted) * (self._row_bytes + self._slot_bytes)
+            raise BudgetError(
+                self._name,
+                f"{held:,} rows fill it and {wanted:,} more come, expected a budget of {needed:,} bytes or a file",
+                needed=held + wanted,
+                held=held,
+                needed_bytes=needed,
+            )
+        victims = self.slots.victims(max(missing, self._limit.limit // _VICTIMS_SHARE), 0)
+        # Written before they are released: if the level below fails, the rows are still here.
+        write_back(victims[self.slots.is_dirty[victims]])
+        self.slots.release(victims)
+
+    def _evict_overflow(self, overflow: OverflowSpec, new: Tensor) -> None:
+        """Evict rows while there are more than the bound; those of the slots `new`, just written, go last."""
+        held, bound = len(self.slots), overflow.max_rows
+        if bound is None or held <= bound:
+            return
+        most = held - int(bound * overflow.keep)
+        gone = self._victims(overflow, new, most)
+        if gone.numel() < held - bound:  # the batch itself is larger than the bound
+            gone = torch.cat([gone, new[: held - bound - gone.numel()]])
+        self.slots.release(gone)
+        self.evicted += gone.numel()
+
+    def _victims(self, overflow: OverflowSpec, spared: Tensor, most: int) -> Tensor:
+        if overflow.evict == "lfu":
+            self.slots.pin(spared)
+            victims = self.slots.victims(most, 0)
+            self.slots.unpin(spared)
+            return victims
+        may_go = self.slots.is_held[: self.slots.used_slots].clone()
+        # Rows that were just written have the fewest uses, and would be the first to go.
+        may_go[spared] = False
+        loose = may_go.nonzero()[:, 0]
+        most = min(most, loose.numel())
+        if self._last_uses is None:
+            return loose[torch.randperm(loose.numel())[:most]]
+        return loose[self._last_uses[loose].topk(most, largest=False).indices]

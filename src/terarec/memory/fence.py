@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fence protocol: which state the rows of a table in one memory are of."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Fence(Protocol):
+    """Says which state the rows of a table in one memory are of, and notices rows of another one.
+
+    A change of rows is between `begin` or `reset`, and `end`; one change comes after the other. States have names, such
+    as that of a checkpoint.
+
+    Attributes:
+        takes_later: Whether lookups take rows that another process changed to another state.
+        is_shared: Whether several processes may change the rows.
+    """
+
+    takes_later: bool
+    is_shared: bool
+
+    @property
+    def state(self) -> str:
+        """Name of the state that the rows are of; "" during a change, for none, and for one without a name."""
+
+    def begin(self, state: str | None) -> None:
+        """Note that rows are about to change, before the first of them does.
+
+        Args:
+            state: Name of the state that the change leads to; None where it keeps its name.
+
+        Raises:
+            StaleRowsError: The rows are of another state than this process left them in.
+            StorageError: The memory cannot be reached.
+        """
+
+    def reset(self, state: str | None) -> None:
+        """Begin a change after which no row of before is left, so that these may be of any state.
+
+        Raises:
+            StorageError: The memory cannot be reached.
+        """
+
+    def end(self) -> None:
+        """Note that the change is complete; errors are those of `begin`."""
+
+    def compare(self) -> None:
+        """Raise unless the rows are of the state that this process left them in; errors are those of `begin`."""
+
+    def adopt(self, state: str | None) -> bool:
+        """Take over the rows if another process completed their change to a state; return whether it did.
+
+        Raises:
+            StorageError: The memory cannot be reached.
+        """
+
+
+class OwnFence:
+    """The state of rows that no other process changes. Implements `Fence`.
+
+    Args:
+        state: Name of their state.
+    """
+
+    def __init__(self, state: str = "") -> None:
+        self.takes_later = self.is_shared = False
+        self.state = state
+        self._next = state
+
+    def begin(self, state: str | None) -> None:
+        """Note a change; see `Fence.begin`."""
+        self._next = self.state if state is None else state
+
+    def reset(self, state: str | None) -> None:
+        """Note a change; see `Fence.reset`."""
+        self.begin(state)
+
+    def end(self) -> None:
+        """Note the end of a change; see `Fence.end`."""
+        self.state = self._next
+
+    def compare(self) -> None:
+        """Do nothing: the rows are as this process left them."""
+
+    def adopt(self, state: str | None) -> bool:
+        """Return False: no other process changes rows."""
+        del state
+        return False

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`GrowingRows`: weights and optimizer state of an arena that grows, in one memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from terarec.errors import ConfigError, StorageError
+from terarec.kernels import memory
+from terarec.kernels.rows import initialise_keys
+from terarec.memory.growing_tensor import GrowingTensor
+from terarec.memory.initial_values import write_columns
+from terarec.ops.row_update import state_dtype
+from terarec.spec import DynamicTableSpec
+
+
+class GrowingRows:
+    """Weights and optimizer state of all rows of an arena of dynamic tables, in the order of the rows.
+
+    Attributes:
+        num_rows: Rows V that have memory.
+
+    Args:
+        specs: The tables, all of one width and element type.
+        seed: Seed of the initial weights.
+    """
+
+    def __init__(self, specs: Sequence[DynamicTableSpec], *, seed: int) -> None:
+        self.num_rows = 0
+        self._columns: dict[int, tuple[int, int]] = {}
+        self._specs = tuple(specs)
+        self._seed = seed
+        self._weights = GrowingTensor((specs[0].width,), getattr(torch, specs[0].dtype), torch.device("cpu"))
+        self._state: dict[str, GrowingTensor] = {}
+        self._fills: dict[str, float] = {}
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the rows."""
+        return self._weights.tensor.device
+
+    @property
+    def weights(self) -> Tensor:
+        """Weights [V, D]; in host memory always at one address."""
+        return self._weights.tensor
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """Name -> optimizer state [V, D] or [V]; empty until `attach_state`."""
+        return {name: held.tensor for name, held in self._state.items()}
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """Names of the optimizer states."""
+        return tuple(self._state)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row's weights and state."""
+        return sum(held.row_bytes for held in self._blocks())
+
+    @property
+    def bytes_per_row(self) -> int:
+        """Bytes of memory that a further row takes."""
+        return self.row_bytes
+
+    def draw_columns(self, table: int, width: int, first: int) -> None:
+        """Let initial weights of a table be some columns of those of a table of `width` columns, from `first` on."""
+        self._columns[table] = (width, first)
+
+    def attach_state(
+        self, shapes: Sequence[tuple[str, tuple[int, ...]]], *, fills: Mapping[str, float] | None = None
+    ) -> None:
+        """Allocate an optimizer's state, in place of any former optimizer's.
+
+        Args:
+            shapes: Name and shape [V, ...] of each state tensor, as ``ops.row_update.state_shapes`` gives them.
+            fills: State -> its first value, of later rows too; 0 for those that are not named.
+
+        Raises:
+            StorageError: Not enough memory.
+        """
+        self._state = {}
+        for name, shape in shapes:
+            held = GrowingTensor(tuple(shape[1:]), state_dtype(name), self.device)
+            if self.device.type == "cpu":
+                tables = ", ".join(repr(spec.name) for spec in self._specs[:3])
+                memory.require(self.num_rows * held.row_bytes, f"optimizer state {name!r} of dynamic tables {tables}")
+            held.grow(self.num_rows)
+            self._state[name] = held
+            self._fills[name] = (fills or {}).get(name, 0.0)
+            if self._fills[name]:  # else the rows are zero, and spare ones take no memory yet
+                held.tensor[:] = self._fills[name]
+
+    def grow(self, rows: int) -> None:
+        """Have memory for `rows` rows.
+
+        Raises:
+            StorageError: No memory for them; nothing has changed then.
+        """
+        try:
+            for held in self._blocks():
+                held.grow(rows)
+        except StorageError:
+            for held in self._blocks():
+                # Those that grew keep their memory for the next attempt, but all have one length.
+                held.tensor = held.tensor[: self.num_rows]
+            raise
+        self.num_rows = rows
+
+    def begin(self, table: int, rows: Tensor, keys: Tensor) -> None:
+        """Give ``rows int64[n]`` the initial weights of the keys int64[n] of a table, and fresh state."""
+        for name, held in self._state.items():
+            held.tensor[rows] = self._fills[name]
+        spec = self._specs[table]
+        if table in self._columns:
+            write_columns(self.weights, rows, keys, self._columns[table], spec=spec, seed=self._seed)
+            return
+        initialise_keys(
+            self.weights,
+            rows,
+            keys,
+            table=spec.name,
+            seed=self._seed,
+            initializer=spec.initializer,
+            scale=spec.init_scale,
+        )
+
+    def read(self, table: int, rows: Tensor, keys: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return copies of the weights and states of ``rows int64[n]``."""
+        return self.weights[rows], {name: tensor[rows] for name, tensor in self.state.items()}
+
+    def write(self, table: int, rows: Tensor, keys: Tensor, weights: Tensor, state: Mapping[str, Tensor]) -> None:
+        """Set the weights and those states of ``rows int64[n]`` that are given."""
+        self.weights.index_copy_(0, rows, weights.to(self.device))
+        for name, values in state.items():
+            self._state[name].tensor.index_copy_(0, rows, values.to(self.device))
+
+    def forget(self, table: int, rows: Tensor, keys: Tensor) -> None:
+        """Do nothing: rows without a key are not changed."""
+
+    def reset_defaults(self, weights: Tensor) -> None:
+        """Set the first rows to ``weights [T, D]`` and their state to its initial values."""
+        self.weights[: weights.shape[0]] = weights
+        for name, held in self._state.items():
+            held.tensor[: weights.shape[0]] = self._fills[name]
+
+    def move(self, device: torch.device) -> None:
+        """Take everything to `device`.
+
+        Raises:
+            ConfigError: A device without memory.
+            StorageError: Not enough memory there.
+        """
+        if device == self.device:
+            return
+        check_has_memory(device)
+        # All are copied before any is replaced: if the device has too little memory, everything stays where it is.
+        weights = self._weights.to(device)
+        self._state = {name: held.to(device) for name, held in self._state.items()}
+        self._weights = weights
+
+    def _blocks(self) -> list[GrowingTensor]:
+        return [self._weights, *self._state.values()]
+
+
+def check_has_memory(device: torch.device) -> None:
+    """Raise `ConfigError` for a device on which tensors have no elements."""
+    if device.type == "meta":
+        raise ConfigError("arena", "got device 'meta', expected one with memory such as 'cpu' or 'cuda'")

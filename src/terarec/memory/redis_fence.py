@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`RedisFence`: which state the rows of a table on a server are of, written beside them and read with them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from terarec.errors import StaleRowsError
+from terarec.memory.redis_server import RedisServer, Request, request, request_on
+
+
+class _Mark(NamedTuple):
+    """What stands beside the rows.
+
+    Attributes:
+        number: Number of the change: later changes of a table on a server have higher ones. 0 where nothing stands.
+        state: Name of the state that the change leads to.
+        is_whole: Whether all of its rows are there.
+    """
+
+    number: int = 0
+    state: str = ""
+    is_whole: bool = True
+
+    @classmethod
+    def read(cls, value: bytes | None) -> _Mark:
+        number, _, state = (value or b"").decode(errors="replace").partition(" ")
+        if not number.isdigit():
+            return cls()  # nothing, or what another program wrote: no state of ours
+        return cls(int(number), state.removeprefix(">"), not state.startswith(">"))
+
+    def written(self) -> bytes:
+        return f"{self.number} {'' if self.is_whole else '>'}{self.state}".encode()
+
+
+class RedisFence:
+    """Notices that rows on a server are not of the state that this process left them in. Implements `Fence`.
+
+    A server may come back with rows of an earlier time: restarted from a snapshot, or replaced by a replica that lags.
+    It then has the mark of that time, too, since all that a node holds is of one time. Another process may also have
+    changed the rows. Until `begin` is called for the first time, any rows are as good, and nothing is read or compared.
+
+    The mark of a partition is the string ``hps_et{TAG/pP}s``, on the node of its rows. A single server needs only that
+    of partition 0.
+
+    Attributes:
+        takes_later: Whether lookups take rows that another process changed to another state, as nothing else has any.
+        is_shared: Whether several processes may change the rows.
+
+    Args:
+        server: The connections.
+        names: Name of the mark of each partition.
+    """
+
+    def __init__(self, server: RedisServer, names: Sequence[str]) -> None:
+        self._server = server
+        self._names = tuple(names)
+        self.takes_later, self.is_shared = False, True
+        # Guards the two below in changes, which are replaced as a whole, so that lookups read them without it.
+        self._lock = threading.Lock()
+        self._mark: _Mark | None = None
+        # Ids of the servers' processes during a change: one that restarts may keep the mark and lose later rows.
+        self._runs: list[str] = []
+        # What lookups may find: more than one value while a change is under way.
+        self._accepted: frozenset[bytes] | None = None
+
+    @property
+    def state(self) -> str:
+        """Name of the state that the rows are of; "" for none, or one without a name."""
+        mark = self._mark
+        return mark.state if mark is not None and mark.is_whole else ""
+
+    @property
+    def accepted(self) -> frozenset[bytes] | None:
+        """The marks that a lookup which begins now may find; None for any. See `check`."""
+        return self._accepted
+
+    def requests(self, partitions: Sequence[int]) -> list[Request]:
+        """Return the commands that read the marks of partitions, to be sent after those that read their rows.
+
+        So rows that changed before they were read have a mark that is compared after the change.
+        """
+        if self._accepted is None:
+            return []
+        wanted = sorted(set(partitions)) if self._server.is_cluster else [0]
+        return [request(self._names[number], b"GET") for number in wanted]
+
+    def check(self, accepted: frozenset[bytes] | None, replies: Sequence[Any]) -> None:
+        """Compare replies to `requests`.
+
+        Args:
+            accepted: `accepted` when the lookup began.
+            replies: The marks.
+
+        Raises:
+            StaleRowsError: The rows are of another state.
+        """
+        if accepted is None:
+            return
+        for value in replies:
+            if value not in accepted and value not in (self._accepted or ()):
+                found = _Mark.read(value)
+                if not (self._is_alike(found) or (self.takes_later and self._is_later(found))):
+                    raise self._error(found)
+
+    def compare(self) -> None:
+        """Read the marks now; see `Fence.compare`."""
+        mark = self._mark
+        if mark is not None:
+            self._compared(mark)
+
+    def begin(self, state: str | None) -> None:
+        """Mark the rows as changing; see `Fence.begin`."""
+        with self._lock:
+            held = self._mark
+            found = self._read() if held is None else self._compared(held)
+            begun = _Mark(found.number + 1, found.state if state is None else state, is_whole=False)
+            self._accepted = frozenset((found.written(), begun.written()))
+            self._mark, self._runs = begun, self._read_runs()
+            self._write(begun)
+
+    def reset(self, state: str | None) -> None:
+        """Mark the rows as changing, whatever they are; see `Fence.reset`."""
+        with self._lock:
+            found = self._read()
+            known = self._mark or found
+            # Above both, so that other processes see a later change.
+            number = max(found.number, known.number) + 1
+            begun = _Mark(number, known.state if state is None else state, is_whole=False)
+            self._accepted = frozenset((begun.written(),))
+            self._mark, self._runs = begun, self._read_runs()
+            self._write(begun)
+
+    def end(self) -> None:
+        """Mark the rows as whole; see `Fence.end`."""
+        with self._lock:
+            begun = self._mark
+            assert begun is not None, "begin comes before"
+            found = self._read()
+            whole = begun._replace(is_whole=True)
+            # Another process may have made the same change, and have completed it.
+            if found not in (begun, whole) or self._read_runs() != self._runs:
+                raise self._error(found)
+            self._accepted = frozenset((begun.written(), whole.written()))
+            self._write(whole)
+            self._mark = whole
+            # Lookups that are under way compare with what was accepted when they began.
+            self._accepted = frozenset((whole.written(),))
+
+    def adopt(self, state: str | None) -> bool:
+        """Take over rows that another process changed; see `Fence.adopt`."""
+        with self._lock:
+            found, known = self._read(), self._mark or _Mark()
+            wanted = known.state if state is None else state
+            # An earlier mark of the same name may be of rows before later changes without a name.
+            if not found.is_whole or found.state != wanted or found.number < known.number:
+                return False
+            self._mark, self._accepted = found, frozenset((found.written(),))
+            return True
+
+    def _asked(self) -> tuple[str, ...]:
+        return self._names if self._server.is_cluster else self._names[:1]
+
+    def _read(self) -> _Mark:
+        """Return the earliest of all marks."""
+        replies = self._server.run([request(name, b"GET") for name in self._asked()])
+        return min((_Mark.read(value) for value in replies), key=lambda mark: (mark.number, mark.is_whole))
+
+    def _read_runs(self) -> list[str]:
+        replies = self._server.run([request_on(name, b"INFO", b"server") for name in self._asked()])
+        lines = [str(reply, errors="replace").splitlines() for reply in replies]
+        return [next((line for line in some if line.startswith("run_id:")), "") for some in lines]
+
+    def _compared(self, mark: _Mark) -> _Mark:
+        """Return the mark that stands there, `mark` or a later one of the same state."""
+        found = self._read()
+        if found != mark and not (self._is_alike(found) and found.is_whole):
+            raise self._error(found)
+        return found
+
+    def _is_later(self, found: _Mark) -> bool:
+        return found.number > (self._mark or _Mark()).number
+
+    def _is_alike(self, found: _Mark) -> bool:
+        """Return whether another process changed rows without another state, as updates without a name do."""
+        return self._is_later(found) and found.state == (self._mark or _Mark()).state
+
+    def _write(self, mark: _Mark) -> None:
+        self._server.run([request(name, b"SET", mark.written()) for name in self._asked()])
+
+    def _error(self, found: _Mark) -> StaleRowsError:
+        mark = self._mark or _Mark()
+        is_later = self._is_later(found)
+        got = f"{'later' if is_later else 'earlier'} rows ({found.written().decode()})" if found.number else "no mark"
+        problem = f"got {got}, expected those of {mark.written().decode()}"
+        return StaleRowsError(f"redis {self._server.spec.address}", self._names[0], problem, is_later=is_later)

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Renewal of stale levels: what they missed, or all rows, from another level or a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from terarec.errors import StaleRowsError
+from terarec.memory.guarded import Guarded
+from terarec.memory.level import batch_of
+from terarec.memory.row_store import SCAN_ROWS
+
+_PART_KEYS = 65_536
+
+
+class RowChunk(NamedTuple):
+    """Some rows of a table: keys int64[n], distinct, and rows float32[n, D]."""
+
+    keys: Tensor
+    rows: Tensor
+
+
+class RowSource(Protocol):
+    """All rows of a table."""
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows."""
+
+    @property
+    def read(self) -> Callable[[], Iterator[RowChunk]]:
+        """Yields them."""
+
+
+class StaleTable(NamedTuple):
+    """A table of a level that misses changes, or has rows of another time.
+
+    Attributes:
+        level: The level.
+        table: Number of the table.
+        row_bytes: Bytes of a row.
+    """
+
+    level: Guarded
+    table: int
+    row_bytes: int
+
+
+def renew(stale: StaleTable, state: str | None, donor: Guarded | None, source: RowSource | None) -> bool:
+    """Bring a stale table of a level up to date; return whether it is.
+
+    Args:
+        stale: The table.
+        state: Name of the state that the rows are to be of; None for the one of before.
+        donor: A level with all rows; None for none.
+        source: All rows of `state`, for where the donor does not have that.
+
+    Raises:
+        StorageError: The level or the donor cannot be reached, or another process is changing the rows.
+    """
+    level, table, _ = stale
+    fence, missed = level.fences[table], level.missed(table)
+    if donor is not None and source is not None and donor.fences[table].state != state:
+        donor = None
+    try:
+        fence.compare()
+    except StaleRowsError as error:
+        if fence.adopt(state):
+            missed = missed if missed is not None else torch.zeros(0, dtype=torch.int64)
+        elif error.is_later:
+            raise
+        else:
+            missed = None
+    if donor is None and source is None and level.is_complete:
+        return False
+    if missed is None:
+        fence.reset(state)
+        level.level.clear(table)
+        _fill(stale, donor, source)
+    else:
+        fence.begin(state)
+        _catch_up(stale, missed, donor, source)
+    fence.end()
+    return True
+
+
+def _fill(stale: StaleTable, donor: Guarded | None, source: RowSource | None) -> None:
+    """Insert the rows that loading would."""
+    level, table, _ = stale
+    if donor is not None:
+        chunks, num_rows = donor.level.items(table, SCAN_ROWS), donor.level.count(table)
+    elif source is not None:
+        chunks, num_rows = map(_as_bytes, source.read()), source.num_rows
+    else:
+        return  # lookups find the rows in slower levels
+    # A complete level with a share of 0 has rows that others wrote there, and now has to get them from here.
+    room = num_rows if level.is_complete else round(level.share * num_rows)
+    for keys, values in chunks:
+        if room <= 0:
+            break
+        level.write(batch_of(keys[:room], table), values[:room])
+        room -= keys.numel()
+
+
+def _catch_up(stale: StaleTable, missed: Tensor, donor: Guarded | None, source: RowSource | None) -> None:
+    """Change the rows of ``missed int64[n]``, distinct."""
+    level, table, row_bytes = stale
+    if not level.is_complete or donor is None:
+        level.erase(batch_of(missed, table))  # where a level has not all rows, lookups find these in slower ones
+    if not level.is_complete:
+        return
+    if donor is not None:
+        for keys in torch.split(missed, _PART_KEYS):
+            batch = batch_of(keys, table)
+            values = torch.empty(keys.numel(), row_bytes, dtype=torch.uint8)
+            there = donor.level.read(batch, values)
+            level.erase(batch.part((~there).nonzero()[:, 0]))
+            level.write(batch.part(there.nonzero()[:, 0]), values[there])
+    elif source is not None:
+        for keys, values in map(_as_bytes, source.read()):
+            is_missed = torch.isin(keys, missed)
+            level.write(batch_of(keys[is_missed], table), values[is_missed])
+
+
+def _as_bytes(chunk: RowChunk) -> tuple[Tensor, Tensor]:
+    return chunk.keys, chunk.rows.contiguous().view(torch.uint8)

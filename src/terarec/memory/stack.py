@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Stack`: levels of the same tables, one behind the other, the fastest first."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from terarec.errors import StaleRowsError, StorageError
+from terarec.kernels.slots import RowBatch, row_set
+from terarec.memory.changes import Changes
+from terarec.memory.guarded import Guarded
+from terarec.memory.level import table_spans
+from terarec.memory.renewal import RowSource, StaleTable, renew
+
+
+class Stack:
+    """Levels in which a row is looked for, one after the other, until one has it.
+
+    Attributes:
+        levels: The levels, the fastest first.
+        num_tables: Number of tables.
+
+    Args:
+        levels: At least one.
+        num_tables: As above.
+        row_bytes: Bytes of a row.
+    """
+
+    def __init__(self, levels: Sequence[Guarded], num_tables: int, row_bytes: int) -> None:
+        self.levels = tuple(levels)
+        self.num_tables = num_tables
+        self._row_bytes = row_bytes
+        # Held while a level keeps what a slower one had, and where an update begins or ends.
+        self._keeping = threading.Lock()
+        self._changes = Changes(num_tables)
+        # Held by the one thread that changes rows of a table; the keys of its change so far, None between changes.
+        self._changing = [threading.RLock() for _ in range(num_tables)]
+        self._changed: list[list[Tensor] | None] = [None] * num_tables
+        complete = [level for level in self.levels if level.is_complete]
+        for level in self.levels:
+            for fence in level.fences:
+                fence.takes_later = all(other is level for other in complete)
+
+    def read(self, batch: RowBatch, out: Tensor) -> Tensor:
+        """Copy rows; see `Level.read`. Levels that fail are passed over."""
+        # Without the lock, which is held while a server takes rows.
+        seen = self._changes.seen()
+        found = self.levels[0].read(batch, out)
+        for number in range(1, len(self.levels)):
+            missing = (~found).nonzero()[:, 0]
+            if not missing.numel():
+                break
+            # In slow levels a row is looked up once.
+            wanted, places = _distinct(batch.part(missing), self.num_tables)
+            values = torch.empty(wanted.rows.numel(), out.shape[1], dtype=torch.uint8)
+            there = self.levels[number].read(wanted, values)
+            has_row = there[places]
+            got = missing[has_row]
+            out[got] = values[places[has_row]]
+            found[got] = True
+            # Levels that keep what they lacked find it themselves the next time.
+            self._keep(number, wanted.part(there.nonzero()[:, 0]), values[there], seen)
+        return found
+
+    def _keep(self, number: int, batch: RowBatch, values: Tensor, seen: Sequence[int]) -> None:
+        """Write rows of the level `number` to those before it that keep them, unless they may be old."""
+        keeping = [level for level in self.levels[:number] if level.keeps_found]
+        if not keeping or not batch.rows.numel():
+            return
+        with self._keeping:
+            for span in table_spans(batch, self.num_tables):
+                if self._changes.may_keep(span.table, seen):
+                    for level in keeping:
+                        level.keep(batch.part(span.places), values[span.places])
+
+    @contextmanager
+    def changing(self, table: int, state: str | None = None) -> Iterator[None]:
+        """Change rows of a table by `write` and `erase` in one go; other threads that change its rows wait.
+
+        Args:
+            table: Number of the table.
+            state: Name of the state that the change leads to, which levels note beside the rows; None to keep the name.
+
+        Raises:
+            StorageError: No level with all rows can be changed.
+        """
+        with self._changing[table]:
+            if self._changed[table] is not None:  # part of a change
+                yield
+                return
+            self._changed[table] = []
+            try:
+                with self._updating_tables([table]):
+                    self._change(table, lambda level: level.fences[table].begin(state))
+                    yield
+                    # What a level that fails now has stored of this change is not known.
+                    self._change(table, lambda level: level.fences[table].end())
+            finally:
+                self._changed[table] = None
+
+    def write(self, batch: RowBatch, values: Tensor) -> None:
+        """Set distinct rows in all levels that can be written, the slowest first; see `Level.write`.
+
+        A level that fails is stale from then on, and the others take the rows.
+
+        Raises:
+            StorageError: No level with all rows can be written; others may have the rows by then.
+        """
+        # If one fails, the faster ones, which lookups read first, still have the former rows.
+        for span in table_spans(batch, self.num_tables):
+            part, rows = batch.part(span.places), values[span.places]
+            with self._noting(span.table, part.keys):
+                self._change(span.table, partial(Guarded.write, batch=part, values=rows))
+
+    def erase(self, batch: RowBatch) -> None:
+        """Remove distinct rows from all levels that can be written; errors are those of `write`."""
+        for span in table_spans(batch, self.num_tables):
+            part = batch.part(span.places)
+            with self._noting(span.table, part.keys):
+                self._change(span.table, partial(Guarded.erase, batch=part), is_fastest_first=True)
+
+    @contextmanager
+    def _noting(self, table: int, keys: Tensor) -> Iterator[None]:
+        """Change some keys, which stale levels miss."""
+        with self.changing(table):
+            changed = self._changed[table]
+            assert changed is not None
+            changed.append(keys)
+            for level in self.levels:
+                if level.is_stale(table) and level.is_writable[table]:
+                    level.miss(table, keys)
+            yield
+
+    def _change(self, table: int, change: Callable[[Guarded], None], *, is_fastest_first: bool = False) -> None:
+        """Do something with each level that can be written and is not stale."""
+        writable = [level for level in self.levels if level.is_writable[table]]
+        complete = [level for level in writable if level.is_complete] or writable
+        failed: list[tuple[Guarded, StorageError]] = []
+        taken: list[Guarded] = []
+        for level in writable if is_fastest_first else reversed(writable):
+            if level.is_stale(table):
+                continue
+            try:
+                change(level)
+                taken.append(level)
+            except StorageError as error:
+                failed.append((level, error))
+        if writable and not any(level in taken for level in complete):
+            for level, problem in failed:
+                if isinstance(problem, StaleRowsError):  # others may still be read, as those of a full disk
+                    level.note_error(table, problem)
+            if not failed:
+                raise StorageError("tiers", "all are stale, expected one that holds the rows")
+            raise failed[0][1]
+        for level, problem in failed:
+            # All keys of the change: a server that comes back may have lost what it had stored of it.
+            level.fail(table, problem, torch.cat([torch.zeros(0, dtype=torch.int64), *(self._changed[table] or ())]))
+
+    def renew(self, table: int, state: str | None = None, source: RowSource | None = None) -> int:
+        """Bring stale levels of a table up to date that can be written again; return how many are.
+
+        A level gets the keys that it missed. One that came back with rows of another time is filled anew.
+
+        Args:
+            table: Number of the table.
+            state: Name of the state that the rows are of; None for the one of before.
+            source: All rows of that state; None to take them from a level that has them.
+        """
+        if not any(level.is_stale(table) for level in self.levels):
+            return 0
+        with self._changing[table], self._updating_tables([table]):
+            stale = [level for level in self.levels if level.is_stale(table) and level.is_writable[table]]
+            return sum(level.is_rested(table) and self._renew(level, table, state, source) for level in stale)
+
+    def _renew(self, level: Guarded, table: int, state: str | None, source: RowSource | None) -> bool:
+        others = [other for other in self.levels if other is not level and other.is_complete]
+        donor = next((other for other in others if other.is_available(table)), None)
+        try:
+            is_renewed = renew(StaleTable(level, table, self._row_bytes), state, donor, source)
+        except StorageError as error:
+            level.note_error(table, error)
+            return False
+        if is_renewed:
+            level.note_renewed(table)
+        return is_renewed
+
+    def clear(self, table: int) -> None:
+        """Remove all rows of a table from all levels that can be written; see `Level.clear`."""
+        with self._updating_tables([table]):
+            for level in self.levels:
+                if level.is_writable[table]:
+                    level.level.clear(table)
+
+    @contextmanager
+    def _updating_tables(self, tables: Sequence[int]) -> Iterator[None]:
+        with self._keeping:
+            for table in tables:
+                self._changes.begin(table)
+        try:
+            yield
+        finally:
+            with self._keeping:
+                for table in tables:
+                    self._changes.end(table)
+
+    def commit(self, table: int) -> None:
+        """Make written rows of a table durable; see `Level.commit`."""
+        for level in self.levels:
+            if level.is_writable[table] and not level.is_stale(table):
+                level.commit(table)
+
+    def refresh(self) -> bool:
+        """Read the last commits of other processes, and renew stale levels from others; see `Level.refresh`."""
+        tables, has_moved = range(self.num_tables), False
+        for place, level in enumerate(self.levels):
+            with self._updating_tables(tables):  # what was read before is not kept
+                if level.refresh():
+                    has_moved = True
+                    self._forget_kept(place, tables)  # which rows the other process changed is not known
+        for table in tables:
+            self.renew(table)
+        return has_moved
+
+    def follow(self, state: str) -> bool:
+        """Read the last commits of other processes where rows are not of a state; return whether all are now.
+
+        Faster levels forget what they kept, unless the rows are of `state` now: the caller then knows what has changed.
+
+        Raises:
+            StorageError: A level is damaged.
+        """
+        for place, level in enumerate(self.levels):
+            behind = self._behind(level, state)
+            with self._updating_tables(behind):
+                if behind and level.refresh():
+                    self._forget_kept(place, self._behind(level, state))
+        # Rows without a name are as good as any.
+        return not any(level.fences[table].state for level in self.levels for table in self._behind(level, state))
+
+    def _behind(self, level: Guarded, state: str) -> list[int]:
+        """Return the tables whose rows another process writes, and which are not of a state."""
+        return [
+            table
+            for table in range(self.num_tables)
+            if not level.is_writable[table] and level.fences[table].state != state
+        ]
+
+    def _forget_kept(self, place: int, tables: Iterable[int]) -> None:
+        for faster in self.levels[:place]:
+            for table in tables:
+                if faster.keeps_found and faster.is_writable[table]:
+                    faster.level.clear(table)
+
+    def close(self) -> None:
+        """Close all levels."""
+        for level in self.levels:
+            level.level.close()
+
+
+def _distinct(batch: RowBatch, num_tables: int) -> tuple[RowBatch, Tensor]:
+    """Return each row once, in the order in which they first occur, and the place of each row among them."""
+    names = row_set(batch.keys)
+    if num_tables > 1:
+        names = row_set(names.places * num_tables + batch.tables)
+    return batch.part(names.firsts), names.places

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`WrittenBehind`: a level whose rows are written by a thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from torch import Tensor
+
+from terarec.errors import StorageError
+from terarec.kernels.slots import RowBatch
+from terarec.memory.level import FileLevel
+from terarec.memory.row_store import RowStore
+
+
+class WrittenBehind:
+    """A level whose rows are written by a thread, one batch at a time.
+
+    Written rows are visible to all calls except `read_others`. After an error of the thread, the next call writes the
+    rows of that batch again, since a full disk may have room by then; it raises if that fails, too.
+
+    Attributes:
+        level: The level.
+
+    Args:
+        level: As above.
+    """
+
+    def __init__(self, level: FileLevel) -> None:
+        self.level = level
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="terarec-rows")
+        self._writing: Future[None] | None = None
+        # The batch that the thread could not write, whose rows are nowhere else.
+        self._failed: tuple[RowBatch, Tensor] | None = None
+        # Guards both, but for the thread, which sets the batch before its call ends.
+        self._lock = threading.Lock()
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of host memory taken."""
+        return self.level.memory_bytes
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes of the index of the level."""
+        return self.level.index_bytes
+
+    def wait(self) -> None:
+        """Wait for the thread."""
+        with self._lock:
+            writing = self._writing
+        if writing is None:
+            return
+        try:
+            writing.result()
+        except StorageError:
+            with self._lock:
+                if self._failed is not None:
+                    self.level.write(*self._failed)
+                self._writing = self._failed = None
+
+    def read(self, batch: RowBatch, out: Tensor) -> Tensor:
+        """Copy rows; see `Level.read`."""
+        # The rows may be the ones that are being written.
+        self.wait()
+        return self.level.read(batch, out)
+
+    def read_others(self, batch: RowBatch, out: Tensor) -> Tensor:
+        """Read rows none of which is in the last batch that was written; see `Level.read`."""
+        return self.level.read(batch, out)
+
+    def write(self, batch: RowBatch, values: Tensor) -> None:
+        """Begin to write rows, which the caller must not change; see `Level.write`."""
+        # One batch at a time bounds the memory of rows on their way, and is where an error of the last write is raised.
+        self.wait()
+        with self._lock:
+            self._writing = self._thread.submit(self._write, batch, values)
+
+    def _write(self, batch: RowBatch, values: Tensor) -> None:
+        try:
+            self.level.write(batch, values)
+        except StorageError:
+            self._failed = batch, values
+            raise
+
+    def erase(self, batch: RowBatch) -> None:
+        """Remove rows; see `Level.erase`."""
+        self.wait()
+        self.level.erase(batch)
+
+    def items(self, table: int, chunk_rows: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield all rows of a table; see `Level.items`."""
+        self.wait()
+        return self.level.items(table, chunk_rows)
+
+    def count(self, table: int) -> int:
+        """Return the number of rows of a table; see `Level.count`."""
+        self.wait()
+        return self.level.count(table)
+
+    def clear(self, table: int) -> None:
+        """Remove all rows of a table; see `Level.clear`."""
+        self.wait()
+        self.level.clear(table)
+
+    def metadata(self, table: int) -> Mapping[str, str]:
+        """Return what the last commit noted; see `Level.metadata`."""
+        return self.level.metadata(table)
+
+    def commit(self, metadata: Mapping[str, str] | None = None, table: int | None = None) -> None:
+        """Make written rows durable; see `Level.commit`."""
+        self.wait()
+        self.level.commit(metadata, table)
+
+    def refresh(self) -> bool:
+        """Read the last commit of another process; see `Level.refresh`."""
+        self.wait()
+        return self.level.refresh()
+
+    def snapshot(self, table: int, directory: Path) -> bool:
+        """Write the rows of a table as a row file; see `FileLevel.snapshot`."""
+        self.wait()
+        return self.level.snapshot(table, directory)
+
+    def take_over(self, table: int, store: RowStore) -> None:
+        """Hold the rows of a store; see `FileLevel.take_over`."""
+        self.wait()
+        self.level.take_over(table, store)
+
+    def stop(self) -> None:
+        """Wait for the thread, ignoring its errors, and end it."""
+        self._thread.shutdown()
+
+    def close(self) -> None:
+        """Release files and memory; see `Level.close`."""
+        # Not `wait`, which would raise the error of a write that failed before and leave files open.
+        self.stop()
+        self.level.close()

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Batcher`: joins requests that arrive one by one into batches, which a thread scores."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from terarec.serve.columns import RecordColumns
+from terarec.serve.pacing import Pacing
+from terarec.serve.protocol import DeadlineError, ServerBusyError
+from terarec.serve.request_queue import RequestQueue, Waiting
+from terarec.serve.session import Scored
+from terarec.serve.statistics import StageTimes, StatisticsCounter
+from terarec.spec import BatchingSpec
+
+Answer = TypeVar("Answer")
+
+_PURGE_NS = 10_000_000
+"""Time between two searches of a full queue for requests that have ended: a search takes as long as the queue is."""
+
+
+class ScoredBatch(NamedTuple):
+    """Scores of the requests of a batch.
+
+    Attributes:
+        outcomes: For each request its scores, or its error.
+        times: Durations of the stages, of which `queue` and `compute_output` are 0.
+    """
+
+    outcomes: Sequence[Scored | Exception]
+    times: StageTimes
+
+
+class ScoredPart(NamedTuple):
+    """Scores of one request.
+
+    Attributes:
+        scores: float32[B, C].
+        step: Training steps of the weights that scored it.
+        times: Durations of its stages; those of computing are of its batch, and `compute_output` is 0.
+    """
+
+    scores: NDArray[np.float32]
+    step: int
+    times: StageTimes
+
+
+class Batcher:
+    """Joins requests into batches. Thread-safe.
+
+    While a batch is scored, requests gather for the next one. `_lock` guards the queue and `_is_closed`; futures are
+    resolved without it, since their callbacks may call this batcher.
+
+    Args:
+        score: Function that scores the requests of a batch; called in the thread of the batcher alone.
+        spec: Batches and limits.
+        name: Name of the model, for errors and the thread.
+        statistics: Counter of the requests; None for one of its own.
+    """
+
+    def __init__(
+        self,
+        score: Callable[[Sequence[RecordColumns]], ScoredBatch],
+        spec: BatchingSpec,
+        *,
+        name: str,
+        statistics: StatisticsCounter | None = None,
+    ) -> None:
+        self._score = score
+        self._spec = spec
+        self._name = name
+        self._statistics = StatisticsCounter() if statistics is None else statistics
+        self._queue = RequestQueue(max(spec.priority_levels, 1))
+        self._pacing = Pacing(spec, time.monotonic_ns())
+        self._preferred = frozenset(spec.preferred_batch_sizes)
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        # Number of waiting records at which `submit` wakes the thread; None while it does not sleep.
+        self._wakes_at: int | None = None
+        self._wakes_ns: int | None = None  # time at which it wakes by itself
+        self._next_purge_ns = 0
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name=f"terarec-batcher-{name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of requests that wait."""
+        return self._queue.num_requests
+
+    @property
+    def delay_seconds(self) -> float:
+        """Time that a request waits for others at present."""
+        return self._pacing.delay_ns / 1e9
+
+    def submit(
+        self,
+        records: RecordColumns,
+        answer: Callable[[ScoredPart], Answer],
+        *,
+        priority: int = 0,
+        timeout_seconds: float | None = None,
+    ) -> Future[Answer]:
+        """Let a request wait for its batch.
+
+        Args:
+            records: Its raw columns.
+            answer: Makes the result of the future, in the thread of the batcher.
+            priority: 1 for the first level; 0, or a level that there is not, for `BatchingSpec.default_priority_level`.
+            timeout_seconds: Time after which the request is dropped unless it is being scored; None for that of the
+                spec, which holds in any case.
+
+        Returns:
+            Its answer. It fails with `DeadlineError` for a request that was dropped, and with the error of the workflow
+            or the model; `cancel` drops the request from the queue.
+
+        Raises:
+            ServerBusyError: The queue is full, or the batcher is closed.
+        """
+        now = time.monotonic_ns()
+        future: Future[Answer] = Future()
+        timeouts = [given for given in (timeout_seconds, self._spec.default_timeout_seconds) if given]
+        deadline = now + int(min(timeouts) * 1e9) if timeouts else None
+        # A request with a short timeout must not expire by waiting for others.
+        due, hurried = now + self._pacing.delay_ns, now if deadline is None else (now + deadline) // 2
+        is_hurried = now < hurried < due
+        waiting = Waiting(
+            records, future, answer, self._level(priority), now, hurried if is_hurried else due, deadline, is_hurried
+        )
+        ended: list[Waiting] = []
+        with self._lock:
+            if self._queue.num_requests >= self._spec.max_queue_size and now >= self._next_purge_ns:
+                self._next_purge_ns = now + _PURGE_NS
+                ended = self._queue.remove_ended(now)
+            problem = self._refusal()
+            if problem is None:
+                self._queue.add(waiting)
+                is_early = self._wakes_ns is not None and waiting.due_ns < self._wakes_ns
+                if self._wakes_at is not None and (is_early or self._queue.num_records >= self._wakes_at):
+                    self._wakes_at = None  # woken once is enough
+                    self._changed.notify()
+        self._end(ended)
+        if problem is not None:
+            self._statistics.add_failure("rejected")
+            raise ServerBusyError(f"model {self._name!r}", problem)
+        return future
+
+    def _level(self, priority: int) -> int:
+        if not 1 <= priority <= self._spec.priority_levels:
+            priority = self._spec.default_priority_level
+        return max(priority - 1, 0)
+
+    def _refusal(self) -> str | None:
+        if self._is_closed:
+            return "is being unloaded; try again"
+        if self._queue.num_requests >= self._spec.max_queue_size:
+            return f"{self._spec.max_queue_size} requests wait, which is the limit; try again"
+        return None
+
+    def close(self) -> None:
+        """Refuse further requests, score those that wait, and end the thread."""
+        with self._lock:
+            self._is_closed = True
+            self._changed.notify()
+        # A callback of a future may close the batcher in its own thread, which then ends by itself.
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while (batch := self._next_batch()) is not None:
+            if batch:
+                self._score_batch(batch)
+            del batch  # whose columns would be kept until the next one comes
+
+    def _next_batch(self) -> list[Waiting] | None:
+        """Wait for the next batch; None once the batcher is closed and the queue empty."""
+        with self._lock:
+            while True:
+                now = time.monotonic_ns()
+                batch, ended = self._queue.take(
+                    self._pacing.max_records, self._preferred, now, is_closed=self._is_closed
+                )
+                if batch or ended:
+                    break
+                if not self._queue.num_requests and self._is_closed:
+                    return None
+                self._sleep(now)
+        self._end(ended)
+        return batch
+
+    def _sleep(self, now_ns: int) -> None:
+        due = self._queue.due_ns
+        waiting = self._queue.num_records
+        # Only an arrival that completes a batch wakes the thread before the waiting ones are due.
+        sizes = (*self._preferred, self._pacing.max_records)
+        self._wakes_at = 0 if due is None else min((size for size in sizes if size > waiting), default=0)
+        self._wakes_ns = due
+        self._changed.wait(None if due is None else max(due - now_ns, 0) / 1e9)
+        self._wakes_at = self._wakes_ns = None
+
+    def _end(self, ended: Sequence[Waiting]) -> None:
+        """Answer requests that were dropped."""
+        for waiting in ended:
+            spent = time.monotonic_ns() - waiting.arrived_ns
+            # False for one that was cancelled; its client expects no answer.
+            if waiting.future.set_running_or_notify_cancel():
+                self._statistics.add_failure("expired", spent)
+                problem = f"the request waited for {spent / 1e6:.1f} ms, which is beyond its timeout"
+                waiting.future.set_exception(DeadlineError(f"model {self._name!r}", problem))
+            else:
+                self._statistics.add_failure("cancelled", spent)
+
+    def _score_batch(self, batch: Sequence[Waiting]) -> None:
+        running = [waiting for waiting in batch if waiting.future.set_running_or_notify_cancel()]
+        for _ in range(len(batch) - len(running)):
+            self._statistics.add_failure("cancelled")
+        if not running:
+            return
+        begun = time.monotonic_ns()
+        try:
+            scored = self._score([waiting.records for waiting in running])
+        # Whatever a model raises belongs to those who asked; the thread goes on with the next batch.
+        except Exception as error:
+            scored = ScoredBatch([error] * len(running), StageTimes())
+        ended = time.monotonic_ns()
+        queues: list[int] = []
+        num_records = 0
+        for waiting, outcome in zip(running, scored.outcomes, strict=True):
+            queued = begun - waiting.arrived_ns
+            if isinstance(outcome, Exception):
+                self._statistics.add_failure("error", time.monotonic_ns() - waiting.arrived_ns)
+                waiting.future.set_exception(outcome)
+                continue
+            queues.append(queued)
+            num_records += waiting.records.num_records
+            part = ScoredPart(outcome.scores, outcome.step, scored.times._replace(queue=queued))
+            try:
+                answered = waiting.answer(part)
+            except Exception as error:
+                waiting.future.set_exception(error)
+            else:
+                waiting.future.set_result(answered)
+        now = time.monotonic_ns()
+        if queues:
+            self._statistics.add_batch(num_records, scored.times._replace(compute_output=now - ended), queues)
+            self._pacing.observe([queued + now - begun for queued in queues], num_records, ended - begun, now)

@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Elements of tensors as bytes: Triton's binary extension over HTTP, raw contents over gRPC, shared memory.
+
+Numbers are little-endian, in row-major order. Of texts each has its length, 4 bytes, and then its UTF-8.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from terarec.errors import ConfigError
+from terarec.serve.json_codec import ReadElements, decode_infer_request, encode, json_elements
+from terarec.serve.protocol import (
+    Elements,
+    InferRequest,
+    InferResponse,
+    UnsupportedError,
+)
+from terarec.serve.shared_memory import SharedMemory
+from terarec.spec.checks import quoted
+
+DTYPES: Mapping[str, np.dtype[Any]] = {
+    "BOOL": np.dtype(np.bool_),
+    **{f"INT{bits}": np.dtype(f"<i{bits // 8}") for bits in (8, 16, 32, 64)},
+    **{f"UINT{bits}": np.dtype(f"<u{bits // 8}") for bits in (8, 16, 32, 64)},
+    **{f"FP{bits}": np.dtype(f"<f{bits // 8}") for bits in (16, 32, 64)},
+}
+"""Datatype -> NumPy's, of all but texts."""
+
+_LENGTH = struct.Struct("<I")
+_CODES = {"BOOL": "?", "FP16": "e", "FP32": "f", "FP64": "d"} | {
+    f"{sign}INT{8 * 2**power}": code
+    for sign, codes in (("", "bhiq"), ("U", "BHIQ"))
+    for power, code in enumerate(codes)
+}
+"""Datatype -> its letter in `struct`."""
+_FEW = 64  # elements up to which struct is faster than NumPy
+
+
+def decode_elements(raw: bytes | bytearray | memoryview, datatype: str, count: int, where: str) -> list[Any]:
+    """Return the elements of a tensor.
+
+    Args:
+        raw: Their bytes.
+        datatype: Datatype of the tensor.
+        count: Number of elements.
+        where: Place of the tensor, for errors.
+
+    Returns:
+        A list. NaN is a missing number.
+
+    Raises:
+        ConfigError: Other bytes than those of so many elements.
+    """
+    if datatype == "BYTES":
+        return _texts(raw, count, where)
+    dtype = DTYPES[datatype]
+    if len(raw) != count * dtype.itemsize:
+        raise ConfigError(
+            where, f"got {len(raw)} bytes, expected {count * dtype.itemsize} for {count} elements of {datatype}"
+        )
+    if datatype == "BOOL":
+        flags = np.frombuffer(raw, dtype=np.uint8)
+        if flags.size and flags.max() > 1:
+            raise ConfigError(f"{where}[{int(np.argmax(flags > 1))}]", f"got {flags.max()}, expected 0 or 1 for BOOL")
+    # Lists, of which the workflow encodes 1,024 records in 0.6 ms; of arrays it takes 12 ms.
+    if count <= _FEW:
+        return list(struct.unpack(f"<{count}{_CODES[datatype]}", raw))
+    values: list[Any] = np.frombuffer(raw, dtype=dtype).tolist()
+    return values
+
+
+def _texts(raw: bytes | bytearray | memoryview, count: int, where: str) -> list[str]:
+    content, at, end = bytes(raw), 0, len(raw)
+    # Of ASCII, positions of bytes are those of characters: it is decoded once, and cut.
+    whole = content.decode("ascii") if content.isascii() else None
+    each = end // count if count else 0
+    if whole is not None and each >= 4 and each * count == end:
+        length = content[:4]
+        # Most texts have one length, such as hashes.
+        if length == _LENGTH.pack(each - 4) and _have_length(content, each, length):
+            return [whole[at + 4 : at + each] for at in range(0, end, each)]
+    texts: list[str] = []
+    unpack = _LENGTH.unpack_from
+    for index in range(count):
+        begin = at + 4
+        if begin > end:
+            raise _cut_short(index, where)
+        at = begin + unpack(content, at)[0]
+        if at > end:
+            raise _cut_short(index, where)
+        if whole is not None:
+            texts.append(whole[begin:at])
+            continue
+        try:
+            texts.append(content[begin:at].decode())
+        except UnicodeDecodeError:
+            raise _not_unicode(content[begin:at], index, where) from None
+    if at != end:
+        raise _left_over(end - at, count, where)
+    return texts
+
+
+def _have_length(content: bytes, each: int, length: bytes) -> bool:
+    """Return whether each of the texts, of `each` bytes with its length, has the length of the first."""
+    if len(content) <= _FEW * each:
+        return all(content[at : at + 4] == length for at in range(each, len(content), each))
+    lengths = np.frombuffer(content, dtype=np.uint8).reshape(-1, each)[:, :4]
+    return bool((lengths == np.frombuffer(length, dtype=np.uint8)).all())
+
+
+def _cut_short(index: int, where: str) -> ConfigError:
+    return ConfigError(f"{where}[{index}]", "got fewer bytes than its length says, expected 4 bytes of it and UTF-8")
+
+
+def _left_over(rest: int, count: int, where: str) -> ConfigError:
+    return ConfigError(where, f"got {rest} bytes behind the last of {count} elements, expected none")
+
+
+def _not_unicode(text: bytes, index: int, where: str) -> ConfigError:
+    return ConfigError(f"{where}[{index}]", f"got {quoted(text)}, expected a string of valid Unicode for BYTES")
+
+
+def encode_elements(elements: Elements, datatype: str) -> bytes:
+    """Return the bytes of elements, none of which is missing.
+
+    Raises:
+        ConfigError: A missing element, which bytes have none for.
+    """
+    if datatype == "BYTES":
+        texts = elements.to_pylist() if isinstance(elements, pa.Array) else list(elements)
+        encoded = [_as_bytes(text) for text in texts]
+        return b"".join(piece for text in encoded for piece in (_LENGTH.pack(len(text)), text))
+    if not isinstance(elements, np.ndarray) and None in elements:
+        raise ConfigError("data", f"got a missing element, which {datatype} has no bytes for, expected JSON")
+    return np.ascontiguousarray(elements, dtype=DTYPES[datatype]).tobytes()
+
+
+def _as_bytes(text: Any) -> bytes:
+    if text is None:  # an empty string is a missing one
+        return b""
+    return text if isinstance(text, bytes) else str(text).encode()
+
+
+class TensorBytes:
+    """Reads the elements of a request's tensors from what follows its JSON, and from shared memory.
+
+    Args:
+        raw: Bytes behind the JSON, one tensor's after the other's.
+        memory: Registered regions; None where shared memory is not allowed.
+    """
+
+    def __init__(self, raw: memoryview, memory: SharedMemory | None = None) -> None:
+        self._raw = raw
+        self._memory = memory
+        self._at = 0
+
+    def read(self, tensor: Mapping[str, Any], datatype: str, count: int, where: str) -> Elements | None:
+        """Read the elements of a tensor, as `terarec.serve.json_codec.ReadElements`.
+
+        Raises:
+            ConfigError: Fewer bytes than the tensor says, or a size that is no integer.
+        """
+        parameters = tensor.get("parameters")
+        if not parameters:
+            return None
+        region = parameters.get("shared_memory_region")
+        if region is not None:
+            _no_data(tensor, where)
+            return decode_elements(region_bytes(self._memory, parameters, where), datatype, count, f"{where}.data")
+        if "binary_data_size" not in parameters:
+            return None
+        _no_data(tensor, where)
+        size = size_parameter(parameters, "binary_data_size", where)
+        if size > len(self._raw) - self._at:
+            place = f"{where}.parameters.binary_data_size"
+            raise ConfigError(place, f"got {size}, expected at most the {len(self._raw) - self._at} bytes that follow")
+        raw = self._raw[self._at : self._at + size]
+        self._at += size
+        return decode_elements(raw, datatype, count, f"{where}.data")
+
+    def check_end(self) -> None:
+        """Check that all bytes belong to a tensor.
+
+        Raises:
+            ConfigError: Some do not.
+        """
+        rest = len(self._raw) - self._at
+        if rest:
+            raise ConfigError("the body", f"got {rest} bytes behind the last tensor, expected none")
+
+
+def _no_data(tensor: Mapping[str, Any], where: str) -> None:
+    if "data" in tensor:
+        raise ConfigError(f"{where}.data", "got elements in JSON and elsewhere, expected one of them")
+
+
+def size_parameter(parameters: Mapping[str, Any], name: str, where: str, default: int | None = None) -> int:
+    """Return a parameter that is a number of bytes.
+
+    Raises:
+        ConfigError: It is missing without a `default`, or no such number.
+    """
+    value = parameters.get(name, default)
+    # `type`, because True is an integer.
+    if type(value) is not int or not 0 <= value < 2**63:
+        got = quoted(value, is_json=True)
+        raise ConfigError(f"{where}.parameters.{name}", f"got {got}, expected an integer from 0 to 2^63 - 1")
+    return value
+
+
+def region_bytes(memory: SharedMemory | None, parameters: Mapping[str, Any], where: str) -> bytes:
+    """Return the bytes of a tensor in shared memory.
+
+    Raises:
+        UnsupportedError: Shared memory is not allowed.
+        ConfigError: No such region, or fewer bytes.
+    """
+    name, offset, size = _place(parameters, where)
+    return _allowed(memory, where).read(name, offset, size, where)
+
+
+def write_region(memory: SharedMemory | None, parameters: Mapping[str, Any], content: bytes, where: str) -> None:
+    """Write the bytes of a tensor into shared memory; errors as in `region_bytes`."""
+    name, offset, size = _place(parameters, where)
+    _allowed(memory, where).write(name, offset, content, size, where)
+
+
+def _place(parameters: Mapping[str, Any], where: str) -> tuple[str, int, int]:
+    name = parameters["shared_memory_region"]
+    if not isinstance(name, str):
+        got = quoted(name, is_json=True)
+        raise ConfigError(f"{where}.parameters.shared_memory_region", f"got {got}, expected a string")
+    size = size_parameter(parameters, "shared_memory_byte_size", where)
+    return name, size_parameter(parameters, "shared_memory_offset", where, 0), size
+
+
+def _allowed(memory: SharedMemory | None, where: str) -> SharedMemory:
+    if memory is None:
+        raise UnsupportedError(where, "shared memory is not allowed here, expected the tensor in the request")
+    return memory
+
+
+def decode_binary_request(
+    body: bytes | bytearray, header_bytes: int | None, memory: SharedMemory | None = None
+) -> InferRequest:
+    """Read an inference request whose tensors may be bytes.
+
+    Args:
+        body: JSON, and then the bytes of tensors.
+        header_bytes: Bytes of the JSON; None if there is nothing else.
+        memory: As in `TensorBytes`.
+
+    Raises:
+        ConfigError: As `decode_infer_request` does; or fewer or more bytes than those of the tensors.
+    """
+    if header_bytes is None:
+        header_bytes = len(body)
+    elif not 0 < header_bytes <= len(body):
+        raise ConfigError(
+            "Inference-Header-Content-Length", f"got {header_bytes}, expected 1 to the {len(body)} bytes of the body"
+        )
+    content, last = memoryview(body)[header_bytes:], TensorBytes(memoryview(b""))
+
+    def begin() -> ReadElements:
+        nonlocal last
+        last = TensorBytes(content, memory)
+        return last.read
+
+    request = decode_infer_request(body if header_bytes == len(body) else body[:header_bytes], begin)
+    last.check_end()
+    return request
+
+
+def encode_binary_response(
+    response: InferResponse, request: InferRequest, memory: SharedMemory | None = None
+) -> tuple[bytes, int | None]:
+    """Write an inference response, in the form in which the request wants each output.
+
+    Returns:
+        The body, and the bytes of its JSON; None if there is nothing else.
+
+    Raises:
+        UnsupportedError: An output in a form that this server does not have.
+        ConfigError: Shared memory that is not there, or too small.
+    """
+    wanted = {output.name: output for output in request.outputs}
+    are_binary = request.parameters.get("binary_data_output") is True
+    outputs: list[Mapping[str, Any]] = []
+    raw: list[bytes] = []
+    for tensor in response.outputs:
+        output = wanted.get(tensor.name)
+        head = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
+        parameters = {} if output is None else output.parameters
+        if "classification" in parameters:
+            raise UnsupportedError(f"outputs {tensor.name!r}", "classification is not supported, expected scores")
+        if "shared_memory_region" in parameters:
+            content = encode_elements(tensor.data, tensor.datatype)
+            write_region(memory, parameters, content, f"outputs {tensor.name!r}")
+            placed = {name: value for name, value in parameters.items() if name.startswith("shared_memory_")}
+            outputs.append({**head, "parameters": {**placed, "shared_memory_byte_size": len(content)}})
+        elif parameters.get("binary_data", are_binary) is True:
+            content = encode_elements(tensor.data, tensor.datatype)
+            raw.append(content)
+            outputs.append({**head, "parameters": {"binary_data_size": len(content)}})
+        else:
+            outputs.append({**head, "data": json_elements(tensor.data)})
+    message: dict[str, Any] = {"model_name": response.model_name, "model_version": response.model_version}
+    if response.id:
+        message["id"] = response.id
+    if response.parameters:
+        message["parameters"] = response.parameters
+    header = encode({**message, "outputs": outputs})
+    return (b"".join((header, *raw)), len(header)) if raw else (header, None)

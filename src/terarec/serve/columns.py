@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors of a request -> the raw columns of a session."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from terarec.errors import ConfigError
+from terarec.etl.workflow.raw_values import RawValues
+from terarec.serve.padding import LENGTHS, MISSING, unpad, with_missing
+from terarec.serve.protocol import (
+    INTEGER_BITS,
+    Elements,
+    InferRequest,
+    RequestTooLargeError,
+    Tensor,
+    TensorMetadata,
+)
+from terarec.serve.session import ColumnKind, InputColumn
+from terarec.spec.checks import quoted
+from terarec.spec.registry import unknown_name
+
+_DATATYPES: Mapping[ColumnKind, tuple[str, ...]] = {
+    "string": ("BYTES",),
+    "integer": tuple(INTEGER_BITS),
+    "number": ("FP32", "FP64", "FP16", *INTEGER_BITS),
+}
+"""Kind of a raw column -> the datatypes that it accepts; the first is the one that the metadata names."""
+
+
+class RecordColumns(NamedTuple):
+    """Raw columns of the records of one request.
+
+    Attributes:
+        columns: Name -> B raw values.
+        num_records: Number of records B.
+    """
+
+    columns: Mapping[str, RawValues]
+    num_records: int
+
+
+MOST_REPEATED = 2**24
+"""Largest number of characters, or of items of lists, that a column takes after its one value was repeated.
+
+A request states a long value once, and each of its records costs the workflow as much as if it were sent with it.
+"""
+
+
+class ColumnReader:
+    """Reads the raw columns of requests. Thread-safe.
+
+    A column with one value counts for all records of its request: those of a user next to those of many items.
+
+    Args:
+        inputs: The raw columns that a record has.
+        max_batch: Maximum number of records accepted in one request.
+        absent_is_missing: Whether a column that a request does not have is taken as missing values.
+    """
+
+    def __init__(self, inputs: Sequence[InputColumn], *, max_batch: int, absent_is_missing: bool = False) -> None:
+        self._max_batch = max_batch
+        self._absent_is_missing = absent_is_missing
+        self._inputs = {column.name: column for column in inputs}
+        self._lists = frozenset(column.name for column in inputs if column.hotness != 1)
+        self._plain = {column.name: frozenset(_DATATYPES[column.kind]) for column in inputs if column.hotness == 1}
+
+    def metadata(self) -> tuple[TensorMetadata, ...]:
+        """Return the tensors of a request, one per column."""
+        return tuple(
+            TensorMetadata(
+                name=column.name,
+                datatype=_DATATYPES[column.kind][0],
+                shape=(-1,) if column.hotness == 1 else (-1, column.hotness or -1),
+            )
+            for column in self._inputs.values()
+        )
+
+    def __call__(self, request: InferRequest) -> RecordColumns:
+        """Return the columns of a request.
+
+        Raises:
+            RequestTooLargeError: More records than `max_batch`.
+            ConfigError: An input that is unknown, missing, repeated or of the wrong type or shape.
+        """
+        plain = self._plain_columns(request.inputs)
+        if plain is not None:
+            return plain
+        columns: dict[str, tuple[Tensor, int]] = {}
+        lengths: dict[str, tuple[Tensor, int]] = {}
+        missing: dict[str, tuple[Tensor, int]] = {}
+        for index, tensor in enumerate(request.inputs):
+            name, found = tensor.name, columns
+            if name in self._inputs:
+                self._check_column(tensor, index)
+            elif name.removesuffix(MISSING) in self._inputs:
+                name, found = name.removesuffix(MISSING), missing
+            else:
+                name, found = name.removesuffix(LENGTHS), lengths
+                if name not in self._lists or name == tensor.name:
+                    raise unknown_name(f"inputs[{index}].name", tensor.name, self._inputs)
+                _check_lengths(tensor, index)
+            if name in found:
+                problem = f"the input {quoted(tensor.name)} occurs twice, expected it once"
+                raise ConfigError(f"inputs[{index}].name", problem)
+            found[name] = tensor, index
+        for name in lengths:
+            if name not in columns:
+                raise ConfigError("inputs", f"got the lengths of {name!r} without {name!r} itself, expected both")
+        for name, (tensor, index) in missing.items():
+            if name not in columns:
+                problem = f"got the missing values of {name!r} without {name!r} itself, expected both"
+                raise ConfigError("inputs", problem)
+            columns[name] = _masked(columns[name][0], tensor, index), columns[name][1]
+        num_records = self._num_records({name: tensor for name, (tensor, _) in columns.items()})
+        # In the order of the inputs, so that the columns of requests can be joined one by one.
+        read: dict[str, RawValues] = {}
+        for name in self._inputs:
+            if name not in columns:
+                read[name] = [None] * num_records
+                continue
+            tensor, index = columns[name]
+            values = _lists(tensor, index, lengths.get(name)) if name in self._lists else tensor.data
+            read[name] = values if len(values) == num_records else _repeated(name, values, num_records)
+        return RecordColumns(read, num_records)
+
+    def _plain_columns(self, tensors: Sequence[Tensor]) -> RecordColumns | None:
+        """Return the columns of tensors that are all as they are in most requests; None for any other ones."""
+        if not tensors or len(tensors) != len(self._inputs):
+            return None
+        shape = tensors[0].shape
+        if not (len(shape) == 1 or (len(shape) == 2 and shape[1] == 1)) or shape[0] > self._max_batch:
+            return None
+        found: dict[str, RawValues] = {}
+        for tensor in tensors:
+            accepted = self._plain.get(tensor.name)
+            if accepted is None or tensor.shape != shape or tensor.datatype not in accepted:
+                return None
+            found[tensor.name] = tensor.data
+        # Fewer if one occurs twice. In the order of the inputs, so that requests can be joined column by column.
+        return (
+            RecordColumns({name: found[name] for name in self._inputs}, shape[0])
+            if len(found) == len(tensors)
+            else None
+        )
+
+    def _num_records(self, tensors: Mapping[str, Tensor]) -> int:
+        """Return the number of records; raise unless every column is there and has that many, or one for all."""
+        first, num_records = "", 1
+        for name in self._inputs:
+            if name not in tensors:
+                if self._absent_is_missing and tensors:
+                    continue
+                raise ConfigError(f"column {name!r}", f"missing, expected {', '.join(self._inputs)}")
+            size = tensors[name].shape[0]
+            if size == num_records or size == 1:
+                continue
+            if first:
+                problem = f"holds {size} values, expected {num_records} as in column {first!r}, or one for all records"
+                raise ConfigError(f"column {name!r}", problem)
+            first, num_records = name, size
+        return num_records
+
+    def _check_column(self, tensor: Tensor, index: int) -> None:
+        """Check that datatype and shape of `tensor` are those of a raw column."""
+        column = self._inputs[tensor.name]
+        accepted = _DATATYPES[column.kind]
+        if tensor.datatype not in accepted:
+            raise ConfigError(
+                f"inputs[{index}].datatype",
+                f"got {tensor.datatype} for {tensor.name!r}, expected {' or '.join(accepted)}",
+            )
+        if not _fits(tensor.shape, column.hotness):
+            bound = "" if column.hotness is None else f" with n <= {column.hotness}"
+            expected = "[B] or [B, 1]" if column.hotness == 1 else f"[B, n]{bound}"
+            raise ConfigError(
+                f"inputs[{index}].shape",
+                f"got {quoted(list(tensor.shape))} for {tensor.name!r}, expected {expected} for B records",
+            )
+        # The size of a body bounds records only roughly; what a batch takes in the model follows from their number.
+        if tensor.shape[0] > self._max_batch:
+            raise RequestTooLargeError(
+                f"inputs[{index}].shape",
+                f"got {tensor.shape[0]} records, expected at most {self._max_batch} in one request",
+            )
+
+
+def _fits(shape: tuple[int, ...], hotness: int | None) -> bool:
+    if len(shape) == 1 or hotness is None:
+        # A flat tensor has one value a record; lists of any length need their second dimension.
+        return len(shape) == (1 if hotness == 1 else 2)
+    return len(shape) == 2 and shape[1] <= hotness and (hotness > 1 or shape[1] == 1)
+
+
+def _check_lengths(tensor: Tensor, index: int) -> None:
+    if tensor.datatype not in INTEGER_BITS:
+        problem = f"got {tensor.datatype} for {quoted(tensor.name)}, expected INT64"
+        raise ConfigError(f"inputs[{index}].datatype", problem)
+    if not _fits(tensor.shape, 1):
+        got = quoted(list(tensor.shape))
+        raise ConfigError(f"inputs[{index}].shape", f"got {got} for {quoted(tensor.name)}, expected [B] for B records")
+
+
+def _masked(tensor: Tensor, mask: Tensor, index: int) -> Tensor:
+    """Return a tensor without the elements that another one states to be missing."""
+    if mask.datatype != "BOOL":
+        problem = f"got {mask.datatype} for {quoted(mask.name)}, expected BOOL"
+        raise ConfigError(f"inputs[{index}].datatype", problem)
+    if mask.shape != tensor.shape:
+        got, expected = quoted(list(mask.shape)), quoted(list(tensor.shape))
+        raise ConfigError(f"inputs[{index}].shape", f"got {got}, expected {expected} as {quoted(tensor.name)}")
+    return dataclasses.replace(tensor, data=with_missing(tensor.data, mask.data))
+
+
+def _lists(tensor: Tensor, index: int, lengths: tuple[Tensor, int] | None) -> list[list[Any]]:
+    """Return the items of each record of a tensor [B, n]."""
+    num_records, width = tensor.shape
+    values, place = (None, "") if lengths is None else (lengths[0].data, f"inputs[{lengths[1]}].data")
+    return unpad(tensor.data, (num_records, width), values, where=f"inputs[{index}].data", lengths_where=place)
+
+
+def _repeated(name: str, values: Elements, num_records: int) -> RawValues:
+    """Return the one value of a column for each record."""
+    size = _size(values[0])
+    if size * num_records > MOST_REPEATED:
+        raise RequestTooLargeError(
+            f"column {name!r}",
+            f"got a value of {size} characters or items for {num_records} records, expected at most {MOST_REPEATED} "
+            "in all; send fewer records at a time",
+        )
+    if isinstance(values, np.ndarray):
+        return np.repeat(values, num_records)
+    # Not `take`, which would copy the text for each record.
+    return values.to_pylist() * num_records if isinstance(values, pa.Array) else [*values] * num_records
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, pa.Scalar):
+        value = value.as_py()
+    if isinstance(value, list):
+        return sum(map(_size, value), start=1)
+    return len(value) if isinstance(value, str | bytes) else 1

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages of gRPC <-> messages of `terarec.serve.protocol`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from terarec.errors import ConfigError
+from terarec.serve.binary_codec import decode_elements, encode_elements, region_bytes, write_region
+from terarec.serve.grpc.messages import message_class
+from terarec.serve.json_codec import MAX_DIMENSIONS, check_elements
+from terarec.serve.protocol import (
+    DATATYPES,
+    Elements,
+    InferRequest,
+    InferResponse,
+    RequestedOutput,
+    Tensor,
+    UnsupportedError,
+)
+from terarec.serve.shared_memory import SharedMemory
+from terarec.spec.checks import quoted
+
+_REGION = "shared_memory_region"
+"""Parameter of a tensor whose elements are in shared memory and not in the message."""
+
+_CONTENTS = {
+    "BOOL": "bool_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+"""Datatype -> the field of a tensor's contents that holds its elements. FP16 has none: it is sent as raw bytes."""
+
+_ModelInferRequest = message_class("ModelInferRequest")
+_ModelInferResponse = message_class("ModelInferResponse")
+
+
+def infer_request(message: Any, memory: SharedMemory | None = None) -> InferRequest:
+    """Return the request of a ModelInferRequest.
+
+    Args:
+        message: The message.
+        memory: Registered regions; None where shared memory is not allowed.
+
+    Raises:
+        UnsupportedError: Shared memory that is not allowed.
+        ConfigError: Elements that are missing, given twice, or do not fit datatype and shape.
+    """
+    contents = _Contents(message.raw_input_contents, memory)
+    inputs = tuple(_tensor(item, contents, f"inputs[{index}]") for index, item in enumerate(message.inputs))
+    contents.check_end()
+    return InferRequest(
+        inputs=inputs,
+        outputs=tuple(
+            RequestedOutput(name=item.name, parameters=parameters(item.parameters)) for item in message.outputs
+        ),
+        id=message.id or None,
+        parameters=parameters(message.parameters),
+    )
+
+
+def parameters(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the values of a map of InferParameter or ModelRepositoryParameter; one without a value is left out."""
+    # Most requests have none, and an empty map is cheap to tell.
+    if not fields:
+        return {}
+    chosen = {name: (value, value.WhichOneof("parameter_choice")) for name, value in fields.items()}
+    return {name: getattr(value, kind) for name, (value, kind) in chosen.items() if kind is not None}
+
+
+def set_parameters(fields: Any, values: Mapping[str, Any]) -> None:
+    """Fill a map of InferParameter."""
+    for name, value in values.items():
+        if isinstance(value, bool):
+            fields[name].bool_param = value
+        elif isinstance(value, int):
+            fields[name].int64_param = value
+        elif isinstance(value, float):
+            fields[name].double_param = value
+        else:
+            fields[name].string_param = str(value)
+
+
+class _Contents:
+    """Reads the elements of a request's inputs, one after the other."""
+
+    def __init__(self, raw: Sequence[bytes], memory: SharedMemory | None) -> None:
+        self._raw = raw
+        self._is_raw = len(raw) > 0
+        self._num_read = 0
+        self._memory = memory
+
+    def read(self, item: Any, given: Mapping[str, Any], count: int, where: str) -> Elements:
+        datatype = item.datatype
+        if _REGION in given:
+            return decode_elements(region_bytes(self._memory, given, where), datatype, count, where)
+        if not self._is_raw:
+            return _typed_elements(item, count, f"{where}.contents")
+        if item.HasField("contents"):
+            raise ConfigError(f"{where}.contents", "got them beside raw_input_contents, expected one of both")
+        place = self._num_read
+        if place == len(self._raw):
+            raise ConfigError("raw_input_contents", f"got {place}, expected one for each input of the request")
+        self._num_read += 1
+        return decode_elements(self._raw[place], datatype, count, f"raw_input_contents[{place}]")
+
+    def check_end(self) -> None:
+        """Check that all contents belong to an input."""
+        got, expected = len(self._raw), self._num_read
+        if got > expected:
+            raise ConfigError("raw_input_contents", f"got {got}, expected {expected} for the inputs of the request")
+
+
+def _tensor(item: Any, contents: _Contents, where: str) -> Tensor:
+    datatype, shape = item.datatype, tuple(item.shape)
+    if datatype not in DATATYPES:
+        raise ConfigError(f"{where}.datatype", f"got {quoted(datatype)}, expected one of {', '.join(DATATYPES)}")
+    if len(shape) > MAX_DIMENSIONS:
+        raise ConfigError(f"{where}.shape", f"got {len(shape)} dimensions, expected at most {MAX_DIMENSIONS}")
+    if shape and min(shape) < 0:
+        raise ConfigError(f"{where}.shape", f"got {quoted(list(shape))}, expected no negative size")
+    given = parameters(item.parameters)
+    data = contents.read(item, given, math.prod(shape), where)
+    return Tensor(name=item.name, datatype=datatype, shape=shape, data=data, parameters=given)
+
+
+def _typed_elements(item: Any, count: int, where: str) -> Elements:
+    field = _CONTENTS.get(item.datatype)
+    if field is None:
+        raise ConfigError(where, f"got {item.datatype}, expected it in raw_input_contents")
+    values = list(getattr(item.contents, field))
+    if len(values) != count:
+        got, shape = len(values), quoted(list(item.shape))
+        raise ConfigError(f"{where}.{field}", f"got {got} elements, expected {count} for shape {shape}")
+    if item.datatype == "BYTES":
+        values = [_text(value, f"{where}.{field}[{index}]") for index, value in enumerate(values)]
+    elif item.datatype.startswith("FP"):
+        # NaN is a missing number, as in raw contents; JSON, whose check follows, has no such number.
+        values = [None if value != value else value for value in values]
+    return check_elements(values, item.datatype, f"{where}.{field}")
+
+
+def _text(value: bytes, where: str) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise ConfigError(where, f"got {quoted(value)}, expected UTF-8") from None
+
+
+def infer_response(response: InferResponse, request: InferRequest, memory: SharedMemory | None = None) -> Any:
+    """Return the ModelInferResponse of a response: elements as raw bytes, as Triton answers.
+
+    Args:
+        response: The response.
+        request: Its request, which may want outputs in shared memory.
+        memory: As for `infer_request`.
+
+    Raises:
+        UnsupportedError: An output in a form that this server does not have.
+        ConfigError: Shared memory that is not there, or too small.
+    """
+    message = _ModelInferResponse(
+        model_name=response.model_name, model_version=response.model_version, id=response.id or ""
+    )
+    set_parameters(message.parameters, response.parameters)
+    wanted = {output.name: output.parameters for output in request.outputs}
+    for output in response.outputs:
+        item = message.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
+        content = encode_elements(output.data, output.datatype)
+        form = wanted.get(output.name, {})
+        if form.get("classification"):
+            raise UnsupportedError(f"outputs {output.name!r}", "classification is not supported, expected scores")
+        if _REGION in form:
+            write_region(memory, form, content, f"outputs {output.name!r}")
+            placed = {name: value for name, value in form.items() if name.startswith("shared_memory_")}
+            set_parameters(item.parameters, {**placed, "shared_memory_byte_size": len(content)})
+            content = b""  # its place is kept: clients find contents by the number of the output
+        message.raw_output_contents.append(content)
+    return message
+
+
+def infer_message(request: InferRequest, model: str, version: str = "") -> Any:
+    """Return the ModelInferRequest of a request: elements as raw bytes.
+
+    Raises:
+        ConfigError: A missing element, which bytes have none for.
+    """
+    message = _ModelInferRequest(model_name=model, model_version=version, id=request.id or "")
+    set_parameters(message.parameters, request.parameters)
+    for tensor in request.inputs:
+        item = message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        set_parameters(item.parameters, tensor.parameters)
+        message.raw_input_contents.append(encode_elements(tensor.data, tensor.datatype))
+    for output in request.outputs:
+        set_parameters(message.outputs.add(name=output.name).parameters, output.parameters)
+    return message

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`GrpcService` by grpcio: all methods, encryption, and limits before a message is in memory.
+
+Each call in flight holds a thread, a stream two.
+
+Needs the extra ``serve``: grpcio.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import NoReturn, TypeAlias
+
+from terarec.errors import MissingDependencyError
+from terarec.serve.grpc.messages import METHODS, SERVICE
+from terarec.serve.grpc.service import Failure, GrpcService, failure_of
+from terarec.serve.grpc.streams import RequestStream
+from terarec.serve.protocol import ServerBusyError
+
+try:
+    import grpc
+except ModuleNotFoundError as error:
+    raise MissingDependencyError(error.name, "not installed, expected pip install 'terarec[serve]'") from error
+
+Metadata: TypeAlias = Iterable[tuple[str, str | bytes]]
+"""Headers of a call; names are in lower case."""
+
+CheckCall: TypeAlias = Callable[[str, Metadata, bytes], None]
+"""Takes the method of a call, its metadata and its message, and raises `TerarecError` if the call is not allowed."""
+
+OTHER_CALLS = 16
+"""Calls other than inference that are answered at once: a model that is loaded must not keep probes waiting."""
+
+_ENDS_STREAM = "triton_grpc_error"
+"""Header with which a client wants a stream to end with the status of the first error, as in Triton."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GrpcLimits:
+    """Limits of a server.
+
+    Attributes:
+        max_message_bytes: Length of a message, as received and after it is decompressed.
+        max_in_flight: Requests that wait or are scored.
+        max_streams: Streams that are open.
+    """
+
+    max_message_bytes: int
+    max_in_flight: int
+    max_streams: int
+
+
+class GrpcioServer:
+    """A server of grpcio.
+
+    Args:
+        limits: Limits.
+        check: Callback for each call; for a stream once, without a message.
+        methods: Names of the methods; the others are unknown.
+        shares_port: Whether other processes listen on the same port.
+    """
+
+    def __init__(
+        self,
+        limits: GrpcLimits,
+        check: CheckCall,
+        *,
+        methods: Collection[str] = tuple(METHODS),
+        shares_port: bool = False,
+    ) -> None:
+        self._limits = limits
+        self._methods = methods
+        self._check = check
+        self._num_streams = 0
+        self._lock = threading.Lock()  # of the number of streams
+        calls = limits.max_in_flight + OTHER_CALLS
+        self._threads = ThreadPoolExecutor(calls + 2 * limits.max_streams, thread_name_prefix="terarec-grpc")
+        self._server = grpc.server(
+            self._threads,
+            # Beyond these a call would wait for a thread, unanswered.
+            maximum_concurrent_rpcs=calls + limits.max_streams,
+            options=[
+                ("grpc.max_receive_message_length", limits.max_message_bytes),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.max_concurrent_streams", calls + limits.max_streams),
+                ("grpc.so_reuseport", int(shares_port)),
+                # Clients that keep idle connections alive, as Triton's can, are not taken for attackers.
+                ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+                ("grpc.keepalive_permit_without_calls", 1),
+            ],
+        )
+
+    def bind(self, address: str, credentials: grpc.ServerCredentials | None = None) -> int:
+        """Listen on an address, encrypted with `credentials`; return the port.
+
+        Raises:
+            RuntimeError: The address cannot be bound.
+        """
+        port: int
+        if credentials is None:
+            port = self._server.add_insecure_port(address)
+        else:
+            port = self._server.add_secure_port(address, credentials)
+        return port
+
+    def start(self, service: GrpcService) -> None:
+        """Answer calls by `service`."""
+        handlers = {name: self._handler(service, name) for name in self._methods}
+        self._server.add_registered_method_handlers(SERVICE, handlers)
+        self._server.start()
+
+    def stop(self, grace_seconds: float) -> None:
+        """Accept no further call, and end those in flight that take longer than this."""
+        self._server.stop(grace_seconds).wait()
+        self._threads.shutdown(wait=False)
+
+    def _handler(self, service: GrpcService, name: str) -> grpc.RpcMethodHandler:
+        # Without (de)serializers: what is no message is answered in words, and is no error of this server.
+        if METHODS[name].is_stream:
+            return grpc.stream_stream_rpc_method_handler(partial(self._stream, service))
+
+        def answer(body: bytes, context: grpc.ServicerContext) -> bytes:
+            try:
+                self._check(name, context.invocation_metadata(), body)
+                return _infer(service, body, context) if name == "ModelInfer" else service.call(name, body)
+            except Exception as error:
+                failure = failure_of(error)
+            _abort(context, failure)
+
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+    def _stream(self, service: GrpcService, bodies: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        try:
+            metadata = context.invocation_metadata()
+            self._check("ModelStreamInfer", metadata, b"")
+            ends_by_error = any(name == _ENDS_STREAM and value == "true" for name, value in metadata)
+            stream = self._open_stream(service, context)
+            self._threads.submit(stream.read, bodies)
+            for pending in stream:
+                try:
+                    answer = pending.stream_response()
+                except Exception as error:
+                    if ends_by_error:
+                        raise
+                    answer = pending.stream_failure(failure_of(error))
+                yield answer
+            return
+        except Exception as error:
+            failure = failure_of(error)
+        _abort(context, failure)
+
+    def _open_stream(self, service: GrpcService, context: grpc.ServicerContext) -> RequestStream:
+        with self._lock:
+            if self._num_streams >= self._limits.max_streams:
+                limit = self._limits.max_streams
+                raise ServerBusyError("server", f"{limit} streams are open, which is the limit; try again")
+            self._num_streams += 1
+        stream = RequestStream(service)
+
+        def leave() -> None:
+            stream.end()
+            with self._lock:
+                self._num_streams -= 1
+
+        # By the library, when the call has ended in whatever way: the end of a generator must not wait for a lock.
+        if not context.add_callback(leave):
+            leave()
+        return stream
+
+
+def _infer(service: GrpcService, body: bytes, context: grpc.ServicerContext) -> bytes:
+    pending = service.infer(body)
+    # A client that leaves, or whose deadline passes, is dropped from the queue.
+    if not context.add_callback(pending.scored.cancel):
+        pending.scored.cancel()
+    return pending.response()
+
+
+def _abort(context: grpc.ServicerContext, failure: Failure) -> NoReturn:
+    context.abort(grpc.StatusCode[failure.code], failure.message)
+    raise AssertionError("unreachable: abort raises")

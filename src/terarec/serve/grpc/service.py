@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The remote procedures of the Open Inference Protocol v2 over `InferenceApi`, apart from what carries them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError, Future
+from typing import Any, NamedTuple
+
+from google.protobuf import json_format
+from google.protobuf.message import DecodeError
+
+from terarec.errors import ConfigError, TerarecError
+from terarec.serve.api import InferenceApi
+from terarec.serve.grpc.conversion import infer_request, infer_response, parameters
+from terarec.serve.grpc.messages import METHODS, message_class
+from terarec.serve.protocol import InferRequest, InferResponse, ServerBusyError, UnknownModelError, error_code
+from terarec.serve.shared_memory import SharedMemory
+from terarec.spec.checks import one_line
+from terarec.user_code import describe, place_of
+
+_LOGGER = logging.getLogger(__name__)
+
+_FINAL = "triton_final_response"
+"""Parameter of the last response to a request of a stream; here each request has one response."""
+
+
+class PendingInference(NamedTuple):
+    """A request that is being answered.
+
+    Attributes:
+        request: The request; None for one that cannot be read.
+        scored: Its response; `cancel` drops the request from the queue.
+        memory: Regions in which it may want its outputs.
+    """
+
+    request: InferRequest | None
+    scored: Future[InferResponse]
+    memory: SharedMemory | None
+
+    def response(self) -> bytes:
+        """Wait for the response, and return its ModelInferResponse.
+
+        Raises:
+            CancelledError: It was dropped.
+            Exception: What is wrong with it; `failure_of` has what the client gets.
+        """
+        encoded: bytes = self._message().SerializeToString()
+        return encoded
+
+    def stream_response(self) -> bytes:
+        """Return what `response` returns as a ModelStreamInferResponse."""
+        message = self._message()
+        message.parameters[_FINAL].bool_param = True
+        encoded: bytes = _StreamResponse(infer_response=message).SerializeToString()
+        return encoded
+
+    def stream_failure(self, failure: Failure) -> bytes:
+        """Return the ModelStreamInferResponse with an error, which ends the request and not the stream."""
+        message = _StreamResponse(error_message=failure.message)
+        message.infer_response.id = "" if self.request is None else self.request.id or ""
+        encoded: bytes = message.SerializeToString()
+        return encoded
+
+    def _message(self) -> Any:
+        response = self.scored.result()
+        assert self.request is not None  # one that cannot be read has no response
+        return infer_response(response, self.request, self.memory)
+
+
+class Failure(NamedTuple):
+    """What a client gets for an error.
+
+    Attributes:
+        code: Name of the status code, such as "NOT_FOUND".
+        message: One line.
+    """
+
+    code: str
+    message: str
+
+
+def failure_of(error: BaseException) -> Failure:
+    """Return what a client gets for an error; the traceback of one that is not the client's goes to the log."""
+    if isinstance(error, CancelledError):
+        return Failure("CANCELLED", "the request was cancelled")
+    if isinstance(error, TerarecError):
+        return Failure(error_code(error).grpc, one_line(str(error)))
+    _LOGGER.error("a call failed", exc_info=error)
+    message = f"internal error: {type(error).__name__}" if place_of(error) is None else describe(error)
+    return Failure("INTERNAL", one_line(message))
+
+
+class GrpcService:
+    """Answers calls, whose messages are bytes. Thread-safe.
+
+    Args:
+        api: What answers.
+        max_in_flight: Limit of the requests that wait or are scored.
+    """
+
+    def __init__(self, api: InferenceApi, max_in_flight: int) -> None:
+        self._api = api
+        self._max_in_flight = max_in_flight
+        self._num_in_flight = 0
+        self._lock = threading.Lock()  # of the number in flight
+        self._calls: Mapping[str, Callable[[Any, Any], None]] = {
+            "ServerLive": self._server_live,
+            "ServerReady": self._server_ready,
+            "ServerMetadata": self._server_metadata,
+            "ModelReady": self._model_ready,
+            "ModelMetadata": self._model_metadata,
+            "ModelConfig": self._model_config,
+            "ModelStatistics": self._model_statistics,
+            "RepositoryIndex": self._repository_index,
+            "RepositoryModelLoad": self._load,
+            "RepositoryModelUnload": self._unload,
+            "SystemSharedMemoryStatus": self._system_status,
+            "SystemSharedMemoryRegister": self._system_register,
+            "SystemSharedMemoryUnregister": self._system_unregister,
+            "CudaSharedMemoryStatus": self._cuda_status,
+            "CudaSharedMemoryRegister": self._cuda_register,
+            "CudaSharedMemoryUnregister": self._cuda_unregister,
+            "TraceSetting": self._trace_setting,
+            "LogSettings": self._log_settings,
+        }
+
+    def call(self, method: str, body: bytes) -> bytes:
+        """Answer a call of any method but those of inference.
+
+        Raises:
+            TerarecError: What is wrong with it; `failure_of` has what the client gets.
+        """
+        answer = METHODS[method].response()
+        self._calls[method](parsed(method, body), answer)
+        encoded: bytes = answer.SerializeToString()
+        return encoded
+
+    def infer(self, body: bytes) -> PendingInference:
+        """Let the records of a ModelInferRequest be scored; what is wrong with it fails the result."""
+        memory, request = self._api.memory, None
+        try:
+            message = parsed("ModelInfer", body)
+            request = infer_request(message, memory)
+            self._take_place()
+            try:
+                scored = self._api.infer(request, message.model_name, message.model_version or None)
+            except BaseException:
+                self._leave_place()
+                raise
+        except Exception as error:
+            rejected: Future[InferResponse] = Future()
+            rejected.set_exception(error)
+            return PendingInference(request, rejected, memory)
+        scored.add_done_callback(self._leave_place)
+        return PendingInference(request, scored, memory)
+
+    def _take_place(self) -> None:
+        with self._lock:
+            if self._num_in_flight >= self._max_in_flight:
+                limit = self._max_in_flight
+                raise ServerBusyError("server", f"{limit} requests are in flight, which is the limit; try again")
+            self._num_in_flight += 1
+
+    def _leave_place(self, _: object = None) -> None:
+        with self._lock:
+            self._num_in_flight -= 1
+
+    def _server_live(self, _: Any, answer: Any) -> None:
+        answer.live = self._api.server_live()
+
+    def _server_ready(self, _: Any, answer: Any) -> None:
+        answer.ready = self._api.server_ready()
+
+    def _server_metadata(self, _: Any, answer: Any) -> None:
+        metadata = self._api.server_metadata()
+        answer.name, answer.version = metadata.name, metadata.version
+        answer.extensions.extend(metadata.extensions)
+
+    def _model_ready(self, request: Any, answer: Any) -> None:
+        try:
+            answer.ready = self._api.model_ready(request.name, request.version or None)
+        except UnknownModelError:  # no error, as in Triton: it may be loaded later
+            answer.ready = False
+
+    def _model_metadata(self, request: Any, answer: Any) -> None:
+        metadata = self._api.model_metadata(request.name, request.version or None)
+        answer.name, answer.platform = metadata.name, metadata.platform
+        answer.versions.extend(metadata.versions)
+        for field, tensors in ((answer.inputs, metadata.inputs), (answer.outputs, metadata.outputs)):
+            for tensor in tensors:
+                field.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+
+    def _model_config(self, request: Any, answer: Any) -> None:
+        config = self._api.model_config(request.name, request.version or None)
+        json_format.ParseDict(config, answer.config)
+
+    def _model_statistics(self, request: Any, answer: Any) -> None:
+        statistics = self._api.statistics(request.name or None, request.version or None)
+        json_format.ParseDict(statistics, answer)
+
+    def _repository_index(self, request: Any, answer: Any) -> None:
+        for model in self._api.repository_index(ready_only=request.ready):
+            answer.models.add(name=model.name, version=model.version, state=model.state, reason=model.reason)
+
+    def _load(self, request: Any, _: Any) -> None:
+        self._api.repository_load(request.model_name, parameters(request.parameters))
+
+    def _unload(self, request: Any, _: Any) -> None:
+        self._api.repository_unload(request.model_name, parameters(request.parameters))
+
+    def _system_status(self, request: Any, answer: Any) -> None:
+        for region in self._api.shared_memory_status(request.name or None):
+            answer.regions[region.name].name = region.name
+            answer.regions[region.name].key = region.key
+            answer.regions[region.name].offset = region.offset
+            answer.regions[region.name].byte_size = region.byte_size
+
+    def _system_register(self, request: Any, _: Any) -> None:
+        self._api.shared_memory_register(request.name, request.key, request.offset, request.byte_size)
+
+    def _system_unregister(self, request: Any, _: Any) -> None:
+        self._api.shared_memory_unregister(request.name or None)
+
+    def _cuda_status(self, _: Any, __: Any) -> None:
+        """Answer that there are none, as Triton does without a GPU."""
+
+    def _cuda_register(self, request: Any, _: Any) -> None:
+        self._api.cuda_shared_memory_register(request.name)
+
+    _cuda_unregister = _cuda_status
+
+    def _trace_setting(self, request: Any, answer: Any) -> None:
+        # An entry without a value asks for the default.
+        wanted = {name: list(setting.value) or None for name, setting in request.settings.items()}
+        for name, value in self._api.trace_setting(request.model_name or None, wanted).items():
+            answer.settings[name].value.extend(value if isinstance(value, list) else [value])
+
+    def _log_settings(self, request: Any, answer: Any) -> None:
+        for name, value in self._api.log_settings(parameters(request.settings)).items():
+            kind = {bool: "bool_param", int: "uint32_param"}.get(type(value), "string_param")
+            setattr(answer.settings[name], kind, value)
+
+
+_StreamResponse = message_class("ModelStreamInferResponse")
+
+
+def parsed(method: str, body: bytes) -> Any:
+    """Return the message of a call.
+
+    Raises:
+        ConfigError: The bytes are none.
+    """
+    kind = METHODS[method].request
+    try:
+        return kind.FromString(body)
+    except DecodeError:
+        raise ConfigError("the message", f"got {len(body)} bytes that are no {kind.DESCRIPTOR.name}") from None

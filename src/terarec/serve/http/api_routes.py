@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The paths of the Open Inference Protocol v2 and of Triton's extensions, on an `InferenceApi`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+from terarec.errors import ConfigError, TerarecError
+from terarec.serve.access import Access
+from terarec.serve.api import InferenceApi
+from terarec.serve.binary_codec import decode_binary_request, encode_binary_response
+from terarec.serve.http.compression import check_encoding, compress, decompress
+from terarec.serve.http.messages import JSON, Handler, Request, Response, json_response
+from terarec.serve.http.routes import Route, Routes
+from terarec.serve.json_codec import decode_object
+from terarec.serve.protocol import InferRequest, UnsupportedContentError
+from terarec.spec.checks import quoted
+
+Result = TypeVar("Result")
+
+_SMALL_BYTES = 65536
+"""Bodies up to this length are parsed in the event loop, in less time than a thread takes to begin."""
+
+_HEADER_BYTES = "inference-header-content-length"
+_OCTETS = "application/octet-stream"
+_CONTROL_THREADS = 4
+
+
+class ApiRoutes:
+    """Answers the requests of the protocol. Work that takes longer than a look-up leaves the event loop for a thread.
+
+    Args:
+        api: The calls.
+        max_request_bytes: Limit of the bytes of a body, also of one that is decompressed.
+    """
+
+    def __init__(self, api: InferenceApi, max_request_bytes: int) -> None:
+        self._api = api
+        self._max_request_bytes = max_request_bytes
+        # Large bodies are parsed one at a time: parsed lists take many times the bytes of their text.
+        self._parser = ThreadPoolExecutor(1, "parse")
+        self._control = ThreadPoolExecutor(_CONTROL_THREADS, "control")
+
+    def routes(self) -> Routes:
+        """Return the table of paths."""
+        routes = Routes(
+            Route("GET", "/v2", self._server_metadata, "index"),
+            Route("GET", "/v2/health/live", self._live, "open"),
+            Route("GET", "/v2/health/ready", self._ready, "open"),
+            Route("GET", "/v2/models/stats", self._statistics, "index"),
+            Route("POST", "/v2/repository/index", self._index, "index"),
+        )
+        for model in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
+            routes.add(Route("GET", model, self._model_metadata, "index", self._check_model))
+            routes.add(Route("GET", f"{model}/ready", self._model_ready, "open", self._check_model))
+            routes.add(Route("GET", f"{model}/config", self._model_config, "index", self._check_model))
+            routes.add(Route("GET", f"{model}/stats", self._statistics, "index", self._check_model))
+            routes.add(Route("POST", f"{model}/infer", self._infer, "use", self._check_infer))
+        for call, handler in (("load", self._load), ("unload", self._unload)):
+            routes.add(Route("POST", f"/v2/repository/models/{{name}}/{call}", handler, "admin"))
+        for path in ("/v2/trace/setting", "/v2/models/{name}/trace/setting"):
+            routes.add(Route("GET", path, self._trace_setting, "index"))
+            routes.add(Route("POST", path, self._trace_setting, "admin"))
+        routes.add(Route("GET", "/v2/logging", self._log_settings, "index"))
+        routes.add(Route("POST", "/v2/logging", self._log_settings, "admin"))
+        self._add_shared_memory(routes, "system", self._region_status, self._register, self._unregister)
+        self._add_shared_memory(routes, "cuda", _no_regions, self._register_cuda, _nothing)
+        return routes
+
+    def close(self) -> None:
+        """End the threads, without waiting for what they do."""
+        self._parser.shutdown(wait=False, cancel_futures=True)
+        self._control.shutdown(wait=False, cancel_futures=True)
+
+    @staticmethod
+    def _add_shared_memory(routes: Routes, kind: str, status: Handler, register: Handler, unregister: Handler) -> None:
+        root = f"/v2/{kind}sharedmemory"
+        access: Access = "use"
+        routes.add(Route("GET", f"{root}/status", status, access))
+        routes.add(Route("GET", f"{root}/region/{{region}}/status", status, access))
+        routes.add(Route("POST", f"{root}/region/{{region}}/register", register, access))
+        routes.add(Route("POST", f"{root}/unregister", unregister, access))
+        routes.add(Route("POST", f"{root}/region/{{region}}/unregister", unregister, access))
+
+    # The server.
+    async def _server_metadata(self, _: Request) -> Response:
+        return json_response(self._api.server_metadata())
+
+    async def _live(self, _: Request) -> Response:
+        return json_response({"live": self._api.server_live()})
+
+    async def _ready(self, _: Request) -> Response:
+        is_ready = self._api.server_ready()
+        response = json_response({"ready": is_ready})
+        response.status = 200 if is_ready else 503
+        return response
+
+    async def _trace_setting(self, request: Request) -> Response:
+        settings = decode_object(request.body) if request.method == "POST" else {}
+        return json_response(self._api.trace_setting(request.variables.get("name"), settings))
+
+    async def _log_settings(self, request: Request) -> Response:
+        return json_response(self._api.log_settings(decode_object(request.body) if request.method == "POST" else {}))
+
+    # Models.
+    def _check_model(self, request: Request) -> None:
+        self._api.models.get(**request.variables)
+
+    async def _model_metadata(self, request: Request) -> Response:
+        return json_response(self._api.model_metadata(**request.variables))
+
+    async def _model_ready(self, request: Request) -> Response:
+        is_ready = self._api.model_ready(**request.variables)
+        response = json_response({"name": request.variables["name"], "ready": is_ready})
+        response.status = 200 if is_ready else 503
+        return response
+
+    async def _model_config(self, request: Request) -> Response:
+        return json_response(self._api.model_config(**request.variables))
+
+    async def _statistics(self, request: Request) -> Response:
+        return json_response(self._api.statistics(**request.variables))
+
+    async def _index(self, request: Request) -> Response:
+        body = decode_object(request.body)
+        found = self._api.repository_index(ready_only=body.get("ready") is True)
+        return json_response([state._asdict() for state in found])
+
+    async def _load(self, request: Request) -> Response:
+        return await self._controlled(self._api.repository_load, request)
+
+    async def _unload(self, request: Request) -> Response:
+        return await self._controlled(self._api.repository_unload, request)
+
+    async def _controlled(self, call: Callable[[str, Mapping[str, Any]], None], request: Request) -> Response:
+        parameters = decode_object(request.body).get("parameters", {})
+        if not isinstance(parameters, dict):
+            raise ConfigError("parameters", f"got {quoted(parameters, is_json=True)}, expected an object")
+        await self._in_thread(self._control, partial(call, request.variables["name"], parameters))
+        return Response()
+
+    # Inference.
+    def _check_infer(self, request: Request) -> None:
+        """Reject what the server does not read before the body is received."""
+        self._check_model(request)
+        is_binary = _HEADER_BYTES in request.headers
+        content_type = request.headers.get("content-type", JSON).split(";")[0].strip().lower()
+        # Stock clients send no Content-Type. A page of another origin could send other types without being asked.
+        if content_type != JSON and not (is_binary and content_type == _OCTETS):
+            expected = f"{JSON} or {_OCTETS}" if is_binary else JSON
+            raise UnsupportedContentError("Content-Type", f"got {quoted(content_type)}, expected {expected}")
+        check_encoding(request.headers.get("content-encoding", ""))
+
+    async def _infer(self, request: Request) -> Response:
+        if len(request.body) <= _SMALL_BYTES and "content-encoding" not in request.headers:
+            decoded = self._decoded(request)
+        else:
+            decoded = await self._in_thread(self._parser, partial(self._decoded, request))
+        pending = self._api.infer(decoded, **request.variables)
+        scored = await asyncio.wrap_future(pending)
+        body, header_bytes = encode_binary_response(scored, decoded, self._api.memory)
+        return _infer_response(body, header_bytes, request.headers.get("accept-encoding", ""))
+
+    def _decoded(self, request: Request) -> InferRequest:
+        try:
+            encoding = check_encoding(request.headers.get("content-encoding", ""))
+            body = decompress(request.body, encoding, self._max_request_bytes)
+            return decode_binary_request(body, _header_bytes(request), self._api.memory)
+        except TerarecError as error:
+            # Tracebacks and contexts hold all that was parsed until the garbage collector finds them.
+            error.__context__ = None
+            raise error.with_traceback(None) from None
+
+    @staticmethod
+    async def _in_thread(pool: ThreadPoolExecutor, call: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(pool, call)
+
+    # Shared memory.
+    async def _region_status(self, request: Request) -> Response:
+        regions = self._api.shared_memory_status(request.variables.get("region"))
+        return json_response(
+            [
+                {"name": item.name, "key": item.key, "offset": item.offset, "byte_size": item.byte_size}
+                for item in regions
+            ]
+        )
+
+    async def _register(self, request: Request) -> Response:
+        fields = decode_object(request.body)
+        key = fields.get("key")
+        if not isinstance(key, str):
+            raise ConfigError("key", f"got {quoted(key, is_json=True)}, expected a string")
+        offset, size = _num_bytes(fields, "offset", 0), _num_bytes(fields, "byte_size")
+        self._api.shared_memory_register(request.variables["region"], key, offset, size)
+        return Response()
+
+    async def _unregister(self, request: Request) -> Response:
+        self._api.shared_memory_unregister(request.variables.get("region"))
+        return Response()
+
+    async def _register_cuda(self, request: Request) -> Response:
+        self._api.cuda_shared_memory_register(request.variables["region"])
+        return Response()
+
+
+def _num_bytes(fields: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    value = fields.get(name, default)
+    # `type`, because True is an integer.
+    if type(value) is not int:
+        raise ConfigError(name, f"got {quoted(value, is_json=True)}, expected a number of bytes")
+    return value
+
+
+async def _no_regions(_: Request) -> Response:
+    return json_response([])
+
+
+async def _nothing(_: Request) -> Response:
+    return Response()
+
+
+def _header_bytes(request: Request) -> int | None:
+    text = request.headers.get(_HEADER_BYTES)
+    if text is None:
+        return None
+    if not text.isdecimal() or not text.isascii() or len(text) > 18:
+        raise ConfigError("Inference-Header-Content-Length", f"got {quoted(text)}, expected a number of bytes")
+    return int(text)
+
+
+def _infer_response(body: bytes, header_bytes: int | None, accepted: str) -> Response:
+    headers = {} if header_bytes is None else {"Inference-Header-Content-Length": str(header_bytes)}
+    body, encoding = compress(body, accepted)
+    if encoding:
+        headers["Content-Encoding"] = encoding
+    return Response(body, media_type=JSON if header_bytes is None else _OCTETS, headers=headers)

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`serve_http`: the HTTP transport of an `InferenceApi`, from its specs."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+
+from terarec.serve.access import AccessControl, is_loopback, tls_context
+from terarec.serve.api import InferenceApi
+from terarec.serve.http.api_routes import ApiRoutes
+from terarec.serve.http.openapi import add_docs
+from terarec.serve.http.security import Guard
+from terarec.serve.http.server import HttpServer
+from terarec.serve.http.watch_routes import add_dashboard, add_metrics
+from terarec.serve.metrics import Metrics
+from terarec.spec import ServingSpec
+
+
+class HttpTransport:
+    """The HTTP transport of a server.
+
+    Args:
+        api: The calls.
+        spec: Limits, tokens and certificates.
+        sockets: Listening sockets.
+        admin_sockets: Listening sockets of administrators.
+
+    Raises:
+        ConfigError: A file without tokens or certificates.
+        DataNotFoundError: There is no such file.
+    """
+
+    def __init__(
+        self,
+        api: InferenceApi,
+        spec: ServingSpec,
+        sockets: Sequence[socket.socket],
+        admin_sockets: Sequence[socket.socket] = (),
+    ) -> None:
+        self._api = api
+        self._sockets, self._admin_sockets = sockets, admin_sockets
+        self._tls = tls_context(spec.access)
+        control = AccessControl(spec.access, is_loopback=all(map(is_loopback, sockets)))
+        self._paths = ApiRoutes(api, spec.max_request_bytes)
+        routes = self._paths.routes()
+        add_docs(routes)
+        add_dashboard(routes)
+        self._server = HttpServer(routes, spec, Guard(control, spec.access.allowed_hosts))
+        add_metrics(routes, Metrics(api.models, lambda: self._server.errors))
+
+    def run(self, started: Callable[[], None]) -> None:
+        """Serve until `stop` is called.
+
+        Args:
+            started: Callback, called once requests are accepted.
+        """
+        try:
+            self._server.run(
+                self._sockets, admin_sockets=self._admin_sockets, tls=self._tls, started=started, draining=self._drain
+            )
+        finally:
+            self._paths.close()
+
+    def stop(self) -> None:
+        """Finish requests in flight and return from `run`. Callable from any thread, and from a signal's handler."""
+        self._server.stop()
+
+    def _drain(self) -> None:
+        self._api.is_draining = True

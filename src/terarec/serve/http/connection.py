@@ -1,0 +1,446 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Connection`: requests of one client in, responses in their order out, within limits of time and size."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections import deque
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Protocol, cast
+
+import httptools
+from typing_extensions import override
+
+from terarec.errors import TerarecError
+from terarec.serve.http.intake import Intake
+from terarec.serve.http.messages import Request, Response, error_line, error_response
+from terarec.serve.http.routes import Route
+from terarec.serve.protocol import RequestTimeoutError
+
+log = logging.getLogger("terarec.serve")
+
+MAX_HEAD_BYTES = 65536
+"""Longest head of a request."""
+
+_LINGER_SECONDS = 2.0
+"""Time for a client to read the last response of a connection, and to close it, before it is cut."""
+
+_PROBE_SECONDS = 0.05
+"""Time after which the other side has answered a probe, if it is near."""
+
+_TCP_CLOSE = 7
+"""First byte of Linux's TCP_INFO where the other side has reset the connection."""
+
+
+class Server(Protocol):
+    """What a connection needs of its server.
+
+    Attributes:
+        intake: Counts requests and bytes.
+        receive_seconds: Timeout for a request to arrive.
+        keep_alive_seconds: Timeout for the next request of a connection.
+        is_stopping: Whether connections end with their present requests.
+        date: The present time, as the header Date has it.
+        connections: The open connections.
+        errors: Status of HTTP -> responses of errors that were sent.
+    """
+
+    intake: Intake
+    receive_seconds: float
+    keep_alive_seconds: float
+    is_stopping: bool
+    date: bytes
+    connections: set[Connection]
+    errors: dict[int, int]
+
+    def route(self, request: Request) -> Route:
+        """Return the route of a request whose head has arrived; raise `TerarecError` if it is rejected."""
+
+    def admit(self, connection: Connection) -> None:
+        """Take a new connection; where there are too many, another one gives way."""
+
+
+class _Exchange:
+    """A request, and the response to it.
+
+    Attributes:
+        request: The request.
+        route: Its route; None for one that is rejected.
+        response: The response, once it is there.
+        is_received: Whether the body is complete.
+        is_in_flight: Whether it counts in the `Intake`.
+        is_sent: Whether the response has been sent.
+        keeps_alive: Whether the client keeps the connection.
+        heard: As in `Sender`.
+    """
+
+    __slots__ = (
+        "connection", "heard", "held", "is_in_flight", "is_received", "is_sent", "keeps_alive", "request", "response",
+        "route",
+    )  # fmt: skip
+
+    def __init__(self, connection: Connection, request: Request, *, keeps_alive: bool) -> None:
+        self.connection = connection
+        self.request = request
+        self.route: Route | None = None
+        self.response: Response | None = None
+        self.is_received = self.is_in_flight = self.is_sent = False
+        self.keeps_alive = keeps_alive
+        self.heard = 0.0
+        self.held = 0
+
+    def reject(self, error: TerarecError) -> None:
+        """Answer with `error`; the rest of the body is received and dropped."""
+        self.response = error_response(error)
+        self.release()
+        self.connection.advance()
+
+    def release(self) -> None:
+        """Let go of the body and its places in the intake."""
+        intake = self.connection.server.intake
+        if self.is_in_flight:
+            self.is_in_flight = False
+            intake.end()
+        if self.held:
+            intake.release(self, self.held)
+            self.held = 0
+        # Frames of the handler may refer to the request for longer than its memory counts.
+        self.request.body = b""
+
+
+class Connection(asyncio.Protocol):
+    """One connection.
+
+    The server's sweep calls `check_time`; `deadline` moves with each state. The clock of a request begins with its
+    first byte, that of the first one with the connection, since a client may connect and stay silent.
+
+    Args:
+        server: The server.
+        is_admin: Whether the connection came to the address of administrators.
+    """
+
+    def __init__(self, server: Server, *, is_admin: bool) -> None:
+        self.server = server
+        self.last_heard = 0.0
+        self.deadline = 0.0
+        self._is_admin = is_admin
+        self._loop = asyncio.get_running_loop()
+        self._parser = httptools.HttpRequestParser(self)
+        self._url = b""
+        self._head_bytes = 0
+        self._is_in_head = False
+        self._headers: dict[str, str] = {}
+        self._receiving: _Exchange | None = None
+        self._exchanges: deque[_Exchange] = deque()  # in the order of their requests; the first one is answered
+        self._task: asyncio.Task[None] | None = None
+        self._is_closing = self._is_half_closed = self._is_deaf = False
+        self._is_paused = self._is_full = False
+        self._transport: asyncio.Transport
+        self._peer = ""
+
+    # Callbacks of the event loop.
+    @override
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # Begin to wait for a request.
+        self._transport = cast(asyncio.Transport, transport)
+        peer = self._transport.get_extra_info("peername")
+        self._peer = str(peer[0]) if isinstance(peer, tuple) else ""
+        self.last_heard = self._loop.time()
+        self.deadline = self.last_heard + self.server.receive_seconds
+        self.server.admit(self)
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        # Take a piece of a request.
+        self.last_heard = self._loop.time()
+        if self._is_closing or self._is_deaf:  # what comes behind the last request is dropped
+            return
+        was_in_head = self._is_in_head
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            # Nothing but HTTP/1.1 is spoken: the request is answered as if it had not asked.
+            if self._exchanges:
+                self._exchanges[-1].keeps_alive = False
+            self._refuse_more()
+        except httptools.HttpParserError as error:
+            self._reject_bytes(HTTPStatus.BAD_REQUEST, f"the request: not HTTP/1.1 ({error})")
+        else:
+            self._head_bytes = (self._head_bytes if was_in_head else 0) + len(data)
+            if self._is_in_head and self._head_bytes > MAX_HEAD_BYTES:
+                status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+                self._reject_bytes(status, f"the head: got more than {MAX_HEAD_BYTES} bytes")
+
+    @override
+    def eof_received(self) -> bool:
+        # Answer the requests that are complete to a client that sends no more; close otherwise.
+        is_encrypted = self._transport.get_extra_info("sslcontext") is not None
+        if self._receiving is not None and not self._receiving.is_received:
+            return False
+        if self._is_closing or not self._exchanges or is_encrypted:
+            return False
+        self._is_half_closed = True
+        self._refuse_more()
+        self._probe()
+        return True
+
+    @override
+    def pause_writing(self) -> None:
+        # Begin no further response: the client does not read.
+        self._is_full = True
+        self.deadline = self._loop.time() + self.server.receive_seconds
+
+    @override
+    def resume_writing(self) -> None:
+        # Begin responses again.
+        self._is_full = False
+        self.advance()
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        # Drop the requests of a client that has gone. One that closes with an answer unread resets the connection, and
+        # then this is the only call.
+        if self._receiving is not None and not self._receiving.is_received and not self._is_closing:
+            log.debug("client %s left while its request arrived", self._peer)
+        self.server.connections.discard(self)
+        self._is_closing = True
+        if self._task is not None:
+            log.debug("client %s left before its answer", self._peer)
+            self._task.cancel()
+        for exchange in self._exchanges:
+            exchange.release()
+        self._exchanges.clear()
+        self._receiving = None
+
+    # Callbacks of the parser.
+    def on_message_begin(self) -> None:
+        """Begin a head."""
+        self._url, self._headers, self._is_in_head = b"", {}, True
+        self.deadline = self.last_heard + self.server.receive_seconds
+
+    def on_url(self, url: bytes) -> None:
+        """Take a piece of the URL."""
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header; those behind a body in chunks are dropped."""
+        if self._is_in_head:
+            key = name.decode("latin-1").lower()
+            text = value.decode("latin-1")
+            self._headers[key] = f"{self._headers[key]}, {text}" if key in self._headers else text
+
+    def on_headers_complete(self) -> None:
+        """Choose the route, and reject at once what will not be read."""
+        self._is_in_head = False
+        path, _, query = self._url.decode("latin-1").partition("?")
+        request = Request(
+            self._parser.get_method().decode("latin-1"),
+            path,
+            query,
+            self._headers,
+            peer=self._peer,
+            is_admin=self._is_admin,
+        )
+        exchange = _Exchange(self, request, keeps_alive=self._parser.should_keep_alive())
+        self._receiving = exchange
+        self._exchanges.append(exchange)
+        try:
+            # In this order the cheap answers come first: a wrong path or type costs no byte of the limits.
+            exchange.route = self.server.route(request)
+            self.server.intake.check_length(self._headers.get("content-length", "0"))
+        except TerarecError as error:
+            exchange.reject(error)
+            return
+        expects = self._headers.get("expect", "").lower() == "100-continue"
+        if expects and exchange is self._exchanges[0]:
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_body(self, chunk: bytes) -> None:
+        """Take a piece of the body."""
+        exchange = self._receiving
+        if exchange is None or exchange.response is not None:
+            return
+        exchange.heard = self.last_heard
+        try:
+            self.server.intake.hold(exchange, exchange.held, len(chunk))
+        except TerarecError as error:
+            exchange.reject(error)
+            return
+        # Most bodies are one piece, which is not copied.
+        if not exchange.held:
+            exchange.request.body = chunk
+        elif isinstance(exchange.request.body, bytearray):
+            exchange.request.body += chunk
+        else:
+            exchange.request.body = bytearray(exchange.request.body)
+            exchange.request.body += chunk
+        exchange.held += len(chunk)
+
+    def on_message_complete(self) -> None:
+        """Answer the request, or let it wait for those before it."""
+        exchange, self._receiving = self._receiving, None
+        if exchange is None:
+            return
+        exchange.is_received = True
+        # Probes and questions about models are answered however many requests wait.
+        if exchange.response is None and exchange.route is not None and exchange.route.access == "use":
+            try:
+                self.server.intake.begin(exchange)
+                exchange.is_in_flight = True
+            except TerarecError as error:
+                exchange.reject(error)
+        # One client may not let requests wait without end.
+        if len(self._exchanges) > 1 and not self._is_paused:
+            self._is_paused = True
+            self._transport.pause_reading()
+        self.advance()
+
+    # Responses.
+    def advance(self) -> None:
+        """Send or begin the next response, if it is its turn."""
+        while self._exchanges and self._task is None and not self._is_full:
+            exchange = self._exchanges[0]
+            if exchange.response is None:
+                if exchange.is_received and exchange.route is not None:
+                    self._task = self._loop.create_task(self._answer(exchange, exchange.route))
+                return
+            if not exchange.is_sent:
+                exchange.is_sent = True
+                is_last = not exchange.keeps_alive or exchange.response.is_last or self.server.is_stopping
+                self._write(exchange.request, exchange.response, is_last=is_last)
+                if is_last:
+                    self._finish(is_received=exchange.is_received)
+                    return
+            if not exchange.is_received:  # the rest of a rejected body is dropped as it comes
+                return
+            self._exchanges.popleft()
+        if not self._exchanges and not self._is_closing:
+            self.deadline = self._loop.time() + self.server.keep_alive_seconds
+            if self._is_half_closed:
+                self._transport.close()
+        if self._is_paused and len(self._exchanges) <= 1:
+            self._is_paused = False
+            self._transport.resume_reading()
+
+    async def _answer(self, exchange: _Exchange, route: Route) -> None:
+        try:
+            response = await route.handler(exchange.request)
+        except TerarecError as error:
+            response = error_response(error)
+        except Exception as error:
+            log.exception("%s %s failed", exchange.request.method, exchange.request.path)
+            response = error_response(error)
+        finally:
+            exchange.release()
+        self._task, exchange.response = None, response
+        self.advance()
+
+    def _write(self, request: Request, response: Response, *, is_last: bool) -> None:
+        if response.status >= HTTPStatus.BAD_REQUEST:
+            errors = self.server.errors
+            errors[response.status] = errors.get(response.status, 0) + 1
+        head = [_FIRST_LINES[response.status], b"Date: ", self.server.date, b"\r\n"]
+        if response.media_type:
+            head.append(f"Content-Type: {response.media_type}\r\n".encode("latin-1"))
+        head += [f"{name}: {value}\r\n".encode("latin-1") for name, value in response.headers.items()]
+        if is_last and not response.is_last:
+            head.append(b"Connection: close\r\n")
+        head.append(b"Content-Length: %d\r\n\r\n" % len(response.body))
+        if request.method != "HEAD":
+            head.append(response.body)
+        self._transport.write(b"".join(head))
+
+    def _finish(self, *, is_received: bool) -> None:
+        """Close once the client has read the last response: what it still sends would else make it lose that."""
+        self._is_closing = True
+        self.deadline = self._loop.time() + (_LINGER_SECONDS if is_received else self.server.receive_seconds)
+        if self._is_paused:
+            self._is_paused = False
+            self._transport.resume_reading()
+        if self._is_half_closed or not self._transport.can_write_eof():
+            self._transport.close()
+        else:
+            self._transport.write_eof()
+
+    def _reject_bytes(self, status: int, text: str) -> None:
+        """Answer bytes that are no request, and read no more."""
+        exchange = self._receiving
+        if exchange is None:
+            exchange = _Exchange(self, Request("", ""), keeps_alive=False)
+            self._exchanges.append(exchange)
+        exchange.keeps_alive, exchange.is_received = False, True
+        if exchange.response is None:
+            exchange.response = error_line(status, text)
+        exchange.release()
+        self._refuse_more()
+        self.advance()
+
+    def _refuse_more(self) -> None:
+        self._is_deaf, self._is_in_head, self._receiving = True, False, None
+
+    # Time.
+    @property
+    def is_waiting(self) -> bool:
+        """True while no complete request of it waits for its answer."""
+        return not self._exchanges or not self._exchanges[0].is_received
+
+    @property
+    def has_requests(self) -> bool:
+        """True while a request of it is to be answered, or its answer to be sent."""
+        return any(not exchange.is_sent for exchange in self._exchanges) or self._transport.get_write_buffer_size() > 0
+
+    def check_time(self, now: float) -> None:
+        """Do what is due once `deadline` has passed."""
+        if now < self.deadline:
+            return
+        if self._is_closing or self._is_full:
+            self._transport.abort()
+        elif self._receiving is not None and self._receiving.response is None:
+            limit, held = self.server.receive_seconds, self._receiving.held
+            problem = f"got {held} bytes in {limit:g} seconds, expected the complete body by then"
+            self._receiving.reject(RequestTimeoutError("the body", problem))
+        elif self.is_waiting:
+            self._transport.abort()
+
+    def stop(self) -> None:
+        """Close if nothing of a request is there; else the present request is the last one."""
+        if not self._exchanges and not self._is_closing:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._transport.abort()
+
+    def _probe(self) -> None:
+        """Find out whether a client that sends no more still reads: the end of a stream looks the same for both.
+
+        A system answers bytes for a socket that is closed by a reset; a client that still reads passes over a response
+        100. Fast answers need no such question.
+        """
+        tcp_info = getattr(socket, "TCP_INFO", None)
+        connection = self._transport.get_extra_info("socket")
+        if tcp_info is None or connection is None or connection.family not in (socket.AF_INET, socket.AF_INET6):
+            return
+
+        def ask() -> None:
+            if self._task is not None and not self._is_closing:
+                self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                self._loop.call_later(_PROBE_SECONDS, look)
+
+        def look() -> None:
+            if self._task is not None and not self._is_closing:
+                if connection.getsockopt(socket.IPPROTO_TCP, tcp_info, 1)[0] == _TCP_CLOSE:
+                    self._transport.abort()
+                else:
+                    self._loop.call_later(1.0, look)
+
+        self._loop.call_later(_PROBE_SECONDS, ask)
+
+
+_FIRST_LINES: Mapping[int, bytes] = {
+    status: f"HTTP/1.1 {status.value} {status.phrase}\r\nX-Content-Type-Options: nosniff\r\n".encode()
+    for status in HTTPStatus
+}

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`HttpServer`: the event loop, its listening sockets, the limits of connections, and the end of all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from email.utils import formatdate
+from functools import partial
+
+from terarec.errors import MissingDependencyError
+from terarec.serve.http.intake import Intake
+from terarec.serve.http.messages import Request
+from terarec.serve.http.routes import Route, Routes
+from terarec.serve.http.security import Guard
+from terarec.spec import ServingSpec
+
+try:
+    import uvloop
+
+    from terarec.serve.http.connection import Connection
+except ModuleNotFoundError as error:
+    raise MissingDependencyError(error.name, "not installed, expected pip install 'terarec[serve]'") from error
+
+SHUTDOWN_SECONDS = 10.0
+"""Seconds that requests in flight may still take after a stop."""
+
+MOST_CONNECTIONS = 16_384
+"""Connections kept open at most, if the system's limit of open files allows this."""
+
+_BACKLOG = 1024
+"""Connections that the system keeps for the server until it takes them."""
+
+_OTHER_FILES = 384
+"""Open files left for those just accepted, those that are being closed, and the process's own."""
+
+
+class HttpServer:
+    """Serves `routes` on listening sockets until it is stopped.
+
+    Attributes:
+        intake, receive_seconds, keep_alive_seconds, is_stopping, date, connections, errors: As in `connection.Server`.
+
+    Args:
+        routes: What is served.
+        spec: Limits.
+        guard: Checks who may call what.
+    """
+
+    def __init__(self, routes: Routes, spec: ServingSpec, guard: Guard) -> None:
+        self.intake = Intake(spec.max_request_bytes, spec.max_in_flight)
+        self.receive_seconds = spec.receive_timeout_seconds
+        self.keep_alive_seconds = spec.keep_alive_seconds
+        self.is_stopping = False
+        self.date = formatdate(usegmt=True).encode()
+        self.connections: set[Connection] = set()
+        # Only the event loop writes it; a scrape of the metrics reads it in another thread.
+        self.errors: dict[int, int] = {}
+        self._routes = routes
+        self._guard = guard
+        self._drain_seconds = spec.drain_seconds
+        self._most_connections = most_connections()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_stopped = asyncio.Event()
+        self._is_stop_requested = False
+
+    def run(
+        self,
+        sockets: Sequence[socket.socket],
+        *,
+        admin_sockets: Sequence[socket.socket] = (),
+        tls: ssl.SSLContext | None = None,
+        started: Callable[[], None] = lambda: None,
+        draining: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Serve until `stop` is called.
+
+        Args:
+            sockets: Listening sockets.
+            admin_sockets: Listening sockets of administrators.
+            tls: Certificates, for HTTPS.
+            started: Callback, called once requests are accepted.
+            draining: Callback, called at the beginning of the stop, before the listening sockets are closed.
+        """
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(self._serve(sockets, admin_sockets, tls, started, draining))
+
+    def stop(self) -> None:
+        """Finish requests in flight and return from `run`. Callable from any thread, and from a signal's handler."""
+        self._is_stop_requested = True
+        loop = self._loop
+        if loop is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended
+                loop.call_soon_threadsafe(self._is_stopped.set)
+
+    async def _serve(
+        self,
+        sockets: Sequence[socket.socket],
+        admin_sockets: Sequence[socket.socket],
+        tls: ssl.SSLContext | None,
+        started: Callable[[], None],
+        draining: Callable[[], None],
+    ) -> None:
+        loop = self._loop = asyncio.get_running_loop()
+        listeners = [
+            await loop.create_server(
+                partial(Connection, self, is_admin=is_admin), sock=bound, backlog=_BACKLOG, ssl=tls
+            )
+            for is_admin, group in ((False, sockets), (True, admin_sockets))
+            for bound in group
+        ]
+        sweep = loop.create_task(self._sweep())
+        try:
+            started()
+            if not self._is_stop_requested:
+                await self._is_stopped.wait()
+            # Probes see first that it is no longer ready, so that no further requests are sent here.
+            draining()
+            await asyncio.sleep(self._drain_seconds)
+            for listener in listeners:
+                listener.close()
+            await self._finish_requests()
+        finally:
+            sweep.cancel()
+            for connection in list(self.connections):
+                connection.abort()
+            await asyncio.sleep(0)  # which lets them close
+
+    async def _finish_requests(self) -> None:
+        self.is_stopping = True
+        end = asyncio.get_running_loop().time() + SHUTDOWN_SECONDS
+        for connection in list(self.connections):
+            connection.stop()
+        while any(connection.has_requests for connection in self.connections):
+            if asyncio.get_running_loop().time() > end:
+                return
+            await asyncio.sleep(0.01)
+
+    async def _sweep(self) -> None:
+        """Check the time of all connections: one timer for all costs a request nothing."""
+        pause = min(1.0, self.receive_seconds / 4, self.keep_alive_seconds / 4)
+        while True:
+            await asyncio.sleep(pause)
+            self.date = formatdate(usegmt=True).encode()
+            now = asyncio.get_running_loop().time()
+            for connection in list(self.connections):
+                connection.check_time(now)
+
+    def route(self, request: Request) -> Route:
+        """Return the route of a request whose head has arrived.
+
+        Raises:
+            TerarecError: It is rejected.
+        """
+        route = self._routes.find(request)
+        self._guard.check(request, route.access)
+        if route.check is not None:
+            route.check(request)
+        return route
+
+    def admit(self, connection: Connection) -> None:
+        """Take a new connection; where there are too many, the one that has been silent for longest gives way."""
+        self.connections.add(connection)
+        if len(self.connections) > self._most_connections:
+            waiting = (other for other in self.connections if other.is_waiting)
+            silent = min(waiting, key=lambda other: other.last_heard)  # the new one waits, at least
+            self.connections.discard(silent)  # it is closed a little later, and must not be chosen again
+            # Aborted rather than closed: a close would first wait for the peer to read what is buffered.
+            silent.abort()
+
+
+def most_connections() -> int:
+    """Return how many connections the system's limit of open files allows, which is raised as far as it may be."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # A process may raise its soft limit up to the hard one; containers often start with a soft limit of 1,024.
+    wanted = MOST_CONNECTIONS + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return (
+        MOST_CONNECTIONS
+        if soft == resource.RLIM_INFINITY
+        else min(max(soft - _OTHER_FILES, soft // 4), MOST_CONNECTIONS)
+    )

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`VersionLoader`: a version of a repository becomes a served model, once it is known to score as its run does."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from terarec.errors import ConfigError, FormatError, NoSpaceError, StorageError, TerarecError
+from terarec.io.opening import sha256_of
+from terarec.kernels import memory
+from terarec.ps import ParameterServer
+from terarec.serve.golden import GoldenRecords, tolerance
+from terarec.serve.live import LiveUpdates
+from terarec.serve.repository import GOLDEN_FILE, RepositoryModel
+from terarec.serve.served_model import ServedModel
+from terarec.serve.session import InferenceSession
+from terarec.serve.tables import ServedTables
+from terarec.spec import HostMemorySpec, Numbers, ParameterServerSpec, ServedTablesSpec
+from terarec.spec.checks import one_line
+from terarec.spec.serving_models import ServedModelOptions
+from terarec.spec.serving_repository import VersionSpec
+
+_LOGGER = logging.getLogger(__name__)
+_FOLLOW_SECONDS = 1.0
+
+
+class VersionLoader:
+    """Opens versions, checks them and lets them score a few batches.
+
+    Args:
+        options: Limits and batches of the models.
+        tables: Tiers of the tables' rows, which all versions share; None for the memory of the device.
+        device: Device of the models; the CPU by default.
+        numbers: Numbers of rows and layers.
+        executor: Executor of the dense parts, as in `InferenceSession.open`.
+        allow_import: Packages whose code workflows and models may name.
+        follow_runs: Whether versions take over later checkpoints of the runs that they name.
+    """
+
+    def __init__(
+        self,
+        options: ServedModelOptions | None = None,
+        *,
+        tables: ServedTablesSpec | None = None,
+        device: torch.device | None = None,
+        numbers: Numbers | None = None,
+        executor: str = "auto",
+        allow_import: Sequence[str] = (),
+        follow_runs: bool = False,
+    ) -> None:
+        self._options = options or ServedModelOptions()
+        self._tables = tables
+        self._server = None if tables is None else ParameterServer(tables.server)
+        self._device = device
+        self._numbers = numbers
+        self._executor = executor
+        self._allow_import = tuple(allow_import)
+        self._follow_runs = follow_runs
+
+    def load(self, model: RepositoryModel, version: int) -> ServedModel:
+        """Open a version; return it once it is ready for requests.
+
+        Raises:
+            TerarecError: In one line: a damaged file, not enough memory, scores that are not those of its run, or any
+                other reason for which it cannot be opened.
+        """
+        where = f"model {model.name!r} version {version}"
+        try:
+            return self._load(model, version)
+        except TerarecError as error:
+            kind = next((kind for kind in (NoSpaceError, StorageError, FormatError) if isinstance(error, kind)), None)
+            raise (kind or ConfigError)(where, error.where, error.problem) from error
+        except MemoryError as error:
+            raise NoSpaceError(where, "it does not fit in memory") from error
+        # A file of another party may fail in any way, which must not end what watches the repository.
+        except Exception as error:
+            _LOGGER.debug("%s", where, exc_info=True)
+            raise StorageError(where, f"{type(error).__name__}: {one_line(str(error))}") from error
+
+    def unload(self, model: ServedModel) -> None:
+        """Remove the rows of a model that was closed from the tiers that all versions share."""
+        served = model.session.served
+        if self._server is not None and served is not None and served.server is self._server:
+            self._server.unload(served.name, served.version)
+
+    def close(self) -> None:
+        """Close the tiers that all versions share; their models are closed before."""
+        if self._server is not None:
+            self._server.close()
+
+    def _load(self, model: RepositoryModel, version: int) -> ServedModel:
+        path, described = model.version_path(version), model.described(version)
+        follows = described is not None and described.follows is not None and self._follow_runs
+        tables = self._tables_of(model.name, follows=follows)
+        if described is not None:
+            self._check_files(path, described)
+            if tables is None:
+                self._check_memory(described)
+        session = InferenceSession.open(
+            path,
+            device=self._device,
+            allow_import=self._allow_import,
+            tables=tables,
+            executor=self._executor,
+            numbers=self._numbers,
+        )
+        updates: LiveUpdates | None = None
+        try:
+            if described is not None:
+                golden = GoldenRecords.read(path / GOLDEN_FILE)
+                difference = golden.check(session.score_batch, tolerance(session.numbers, session.run))
+                _LOGGER.info("model %r version %d scores its golden records: %.3g off", model.name, version, difference)
+                golden.warm(session.score_batch)
+            if described is not None and described.follows is not None and follows:
+                # After the comparison, which is with the scores of the checkpoint that was promoted.
+                updates = LiveUpdates(session, Path(described.follows), every_seconds=_FOLLOW_SECONDS)
+            return ServedModel(session, self._options, name=model.name, version=str(version), updates=updates)
+        except BaseException:
+            if updates is not None:
+                updates.close()
+            session.close()
+            raise
+
+    def _tables_of(self, name: str, *, follows: bool) -> ServedTables | None:
+        if self._tables is not None and self._server is not None:
+            return ServedTables(server=self._server, name=name, cache=self._tables.cache)
+        # Updates change the rows of a parameter server.
+        return ServedTables(server=ParameterServerSpec(tiers=(HostMemorySpec(),)), name=name) if follows else None
+
+    def _check_files(self, path: Path, described: VersionSpec) -> None:
+        """Compare the files that no checkpoint has a checksum of; it compares the others when it is read."""
+        for name, expected in described.files.items():
+            file = path / name
+            if not file.resolve().is_relative_to(path.resolve()):
+                raise FormatError(file, f"a link to {file.resolve()}, expected a file inside {path}")
+            if sha256_of(file) != expected:
+                raise FormatError(file, "damaged: its SHA-256 is not the one that was promoted")
+
+    def _check_memory(self, described: VersionSpec) -> None:
+        # Before anything is read: a machine that runs out of memory takes the version that answers with it.
+        if self._device is None or self._device.type == "cpu":
+            memory.require(described.memory_bytes, "tables and layers")
+            return
+        if self._device.type == "cuda":
+            available, _ = torch.cuda.mem_get_info(self._device)
+            if described.memory_bytes > available:
+                problem = f"{described.memory_bytes:,} bytes requested, {available:,} available on {self._device}"
+                raise NoSpaceError("tables and layers", problem)

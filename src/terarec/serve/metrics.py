@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Metrics`: what the models of a server count, in the text format of Prometheus.
+
+Nothing is counted here: each scrape reads the counters that models, tables and updates have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Literal
+
+from terarec.errors import ConfigError, MissingDependencyError
+from terarec.serve.live import LiveUpdates
+from terarec.serve.models import ServedModels
+from terarec.serve.protocol import UnknownModelError
+from terarec.serve.served_model import ServedModel
+from terarec.serve.statistics import DURATION_BOUNDS_NS, BatchCount, ModelStatistics
+from terarec.serve.tables import ServedRun
+
+try:
+    from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
+    from prometheus_client.core import (
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        HistogramMetricFamily,
+        Metric,
+    )
+    from prometheus_client.registry import Collector
+except ModuleNotFoundError as error:
+    raise MissingDependencyError(error.name, "not installed, expected pip install 'terarec[serve]'") from error
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+_MODEL = ("model", "version")
+_TABLE = (*_MODEL, "table")
+_TIER = (*_TABLE, "level", "tier")
+
+_DURATIONS: Sequence[tuple[str, str, str]] = (
+    ("request", "terarec_request_duration_seconds", "Time from the arrival of a request to its scores"),
+    ("queue", "terarec_queue_duration_seconds", "Time that a request waited for its batch"),
+    ("compute_input", "terarec_compute_input_duration_seconds", "Time of the workflow for the batch of a request"),
+    ("compute_infer", "terarec_compute_infer_duration_seconds", "Time of look-ups and layers for a request's batch"),
+    ("compute_output", "terarec_compute_output_duration_seconds", "Time to hand the scores of a batch to its requests"),
+)
+"""Stage of `ModelStatistics.durations`, name of its histogram, and what it has."""
+
+_BATCH_BOUNDS = tuple(2**power for power in range(17))
+
+Kind = Literal["counter", "gauge"]
+_OTHERS: Mapping[str, tuple[Kind, str, Sequence[str]]] = {
+    "terarec_http_errors": (
+        "counter",
+        "Responses of errors, by status",
+        ("status",),
+    ),
+    "terarec_requests": ("counter", "Requests by outcome", (*_MODEL, "outcome")),
+    "terarec_rejected_requests": ("counter", "Requests that got no scores, by reason", (*_MODEL, "reason")),
+    "terarec_records": ("counter", "Records scored", _MODEL),
+    "terarec_queue_requests": ("gauge", "Requests that wait for a batch", _MODEL),
+    "terarec_batch_delay_seconds": ("gauge", "Time that a request waits for others at present", _MODEL),
+    "terarec_model_states": ("gauge", "1 for the state that a version of a model is in", (*_MODEL, "state")),
+    "terarec_weights_step": ("gauge", "Training steps of the weights that score", _MODEL),
+    "terarec_weights_behind_seconds": ("gauge", "Age of the newest checkpoint that is not served yet, or 0", _MODEL),
+    "terarec_deltas": ("counter", "Deltas that were applied", _MODEL),
+    "terarec_snapshots": ("counter", "Times that all rows were loaded anew", _MODEL),
+    "terarec_updated_rows": ("counter", "Rows that deltas have set", _MODEL),
+    "terarec_unwritten_rows": ("gauge", "Rows of deltas that are in memory, since no tier has them yet", _MODEL),
+    "terarec_rejected_updates": ("counter", "Updates that were rejected", _MODEL),
+    "terarec_table_keys": ("counter", "Keys looked up in the tiers of a table", _TABLE),
+    "terarec_table_default_keys": ("counter", "Keys that got the default vector", _TABLE),
+    "terarec_tier_keys": ("counter", "Keys looked up in a tier", _TIER),
+    "terarec_tier_hits": ("counter", "Keys found in a tier", _TIER),
+    "terarec_tier_hit_rate": ("gauge", "Share of the keys that a tier had", _TIER),
+    "terarec_tier_available": ("gauge", "1 if look-ups read a tier, 0 while it rests after an error", _TIER),
+    "terarec_tier_errors": ("counter", "Operations on a tier that failed", _TIER),
+    "terarec_cache_keys": ("counter", "Keys looked up in the cache of a table", _TABLE),
+    "terarec_cache_hits": ("counter", "Keys found in the cache", _TABLE),
+    "terarec_cache_hit_rate": ("gauge", "Share of the keys that the cache had", _TABLE),
+    "terarec_cache_rows": ("gauge", "Rows in the cache", _TABLE),
+}
+"""Name -> kind, what it has, and its labels; the text adds "_total" to the names of counters."""
+
+
+class Metrics:
+    """The metrics of a server's models, and of its process. Thread-safe.
+
+    Args:
+        models: The models.
+        errors: Function that returns the responses of errors by their status of HTTP; None for no such transport.
+    """
+
+    def __init__(self, models: ServedModels, errors: Callable[[], Mapping[int, int]] | None = None) -> None:
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(_ServerCollector(models, errors))
+        ProcessCollector(registry=self._registry)
+
+    def text(self) -> bytes:
+        """Return the present values in the text format of Prometheus, of `CONTENT_TYPE`."""
+        return generate_latest(self._registry)
+
+
+class _ServerCollector(Collector):
+    """Reads the counters of models and of the transport; arguments are those of `Metrics`."""
+
+    def __init__(self, models: ServedModels, errors: Callable[[], Mapping[int, int]] | None) -> None:
+        self._models = models
+        self._errors = errors
+
+    def collect(self) -> Iterable[Metric]:
+        families = _Families()
+        # A copy, which is made at once: the transport goes on counting.
+        for status, count in ({} if self._errors is None else dict(self._errors())).items():
+            families.add("terarec_http_errors", (str(status),), count)
+        for state in self._models.index():
+            families.add("terarec_model_states", (state.name, state.version, state.state), 1)
+            if state.state != "READY":
+                continue
+            try:
+                model = self._models.get(state.name, state.version)
+            except UnknownModelError:  # it was unloaded in the meantime
+                continue
+            _add_model(families, model)
+        return families
+
+
+class _Families:
+    """The metrics by name, with the values of all models."""
+
+    def __init__(self) -> None:
+        self._histograms = {
+            name: HistogramMetricFamily(name, f"{text}.", labels=_MODEL) for _, name, text in _DURATIONS
+        }
+        self._histograms["terarec_batch_records"] = HistogramMetricFamily(
+            "terarec_batch_records", "Records of a batch.", labels=_MODEL
+        )
+        self._others: dict[str, CounterMetricFamily | GaugeMetricFamily] = {
+            name: (CounterMetricFamily if kind == "counter" else GaugeMetricFamily)(name, f"{text}.", labels=labels)
+            for name, (kind, text, labels) in _OTHERS.items()
+        }
+
+    def __iter__(self) -> Iterator[Metric]:
+        yield from self._histograms.values()
+        yield from self._others.values()
+
+    def add(self, name: str, labels: Sequence[str], value: float) -> None:
+        self._others[name].add_metric(labels, value)
+
+    def add_histogram(
+        self, name: str, labels: Sequence[str], bounds: Sequence[float], counts: Sequence[int], total: float
+    ) -> None:
+        """Add the numbers of values in each range, of which the last one is beyond all bounds, and their sum."""
+        names = (*map(str, bounds), "+Inf")
+        self._histograms[name].add_metric(labels, list(zip(names, accumulate(counts), strict=True)), total)
+
+
+def _add_model(families: _Families, model: ServedModel) -> None:
+    labels, counted = (model.name, model.version), model.statistics()
+    bounds = tuple(bound / 1e9 for bound in DURATION_BOUNDS_NS)
+    for stage, name, _ in _DURATIONS:
+        spent_ns = counted.success_ns if stage == "request" else getattr(counted.times, stage)
+        families.add_histogram(name, labels, bounds, counted.durations[stage], spent_ns / 1e9)
+    sizes = _size_counts(counted.batches)
+    families.add_histogram("terarec_batch_records", labels, _BATCH_BOUNDS, sizes, counted.records)
+    _add_requests(families, labels, counted)
+    families.add("terarec_queue_requests", labels, model.num_waiting)
+    families.add("terarec_batch_delay_seconds", labels, model.delay_seconds)
+    families.add("terarec_weights_step", labels, model.session.step)
+    if model.updates is not None:
+        _add_updates(families, labels, model.updates)
+    if model.session.served is not None:
+        _add_tables(families, labels, model.session.served)
+
+
+def _size_counts(batches: Mapping[int, BatchCount]) -> Sequence[int]:
+    """Return the numbers of batches within each of `_BATCH_BOUNDS`, and beyond."""
+    counts = [0] * (len(_BATCH_BOUNDS) + 1)
+    for size, batch in batches.items():
+        # 2^n is the last size within the bound of place n.
+        counts[min((size - 1).bit_length(), len(_BATCH_BOUNDS))] += batch.count
+    return counts
+
+
+def _add_requests(families: _Families, labels: Sequence[str], counted: ModelStatistics) -> None:
+    families.add("terarec_requests", (*labels, "success"), counted.succeeded)
+    families.add("terarec_records", labels, counted.records)
+    # A rate needs the series from its beginning, so that they are there before the first failure.
+    for reason in dict.fromkeys(("rejected", "expired", "cancelled", "error", *counted.failed)):
+        count = counted.failed.get(reason, 0)
+        families.add("terarec_requests", (*labels, reason), count)
+        if reason in ("rejected", "expired"):
+            name = {"rejected": "queue_full", "expired": "deadline"}[reason]
+            families.add("terarec_rejected_requests", (*labels, name), count)
+
+
+def _add_updates(families: _Families, labels: Sequence[str], updates: LiveUpdates) -> None:
+    counted = updates.statistics()
+    families.add("terarec_weights_behind_seconds", labels, updates.behind_seconds())
+    families.add("terarec_deltas", labels, counted.deltas)
+    families.add("terarec_snapshots", labels, counted.snapshots)
+    families.add("terarec_updated_rows", labels, counted.rows)
+    families.add("terarec_unwritten_rows", labels, counted.unwritten)
+    families.add("terarec_rejected_updates", labels, counted.rejected)
+
+
+def _add_tables(families: _Families, labels: Sequence[str], served: ServedRun) -> None:
+    try:
+        tables = served.statistics()
+    except ConfigError:  # another version replaced it in the meantime; the next scrape finds that
+        return
+    for name, use in tables.items():
+        table = (*labels, name)
+        families.add("terarec_table_keys", table, use.tiers.keys)
+        families.add("terarec_table_default_keys", table, use.tiers.defaults)
+        for level, tier in enumerate(use.tiers.tiers):
+            place, keys, hits = (*table, str(level), tier.name), tier.counted.keys, tier.counted.hits
+            families.add("terarec_tier_keys", place, keys)
+            families.add("terarec_tier_hits", place, hits)
+            families.add("terarec_tier_hit_rate", place, hits / keys if keys else 0.0)
+            families.add("terarec_tier_available", place, tier.is_available)
+            families.add("terarec_tier_errors", place, tier.errors)
+        if use.cache is not None:
+            families.add("terarec_cache_keys", table, use.cache.keys)
+            families.add("terarec_cache_hits", table, use.cache.hits)
+            families.add("terarec_cache_hit_rate", table, use.cache.hit_rate)
+            families.add("terarec_cache_rows", table, use.cache.rows)

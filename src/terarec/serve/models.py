@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ServedModels`: the models of a server, and their versions."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Literal, NamedTuple, Protocol, Self
+
+from terarec.errors import ConfigError
+from terarec.serve.protocol import InferRequest, InferResponse, ServerBusyError, UnknownModelError
+from terarec.serve.served_model import ServedModel
+from terarec.serve.statistics import ShadowStatistics
+from terarec.spec.checks import quoted
+
+_MOST_GONE = 256
+"""Versions that are no longer served and still shown in the index: a server may be given a new one every minute."""
+
+
+class ModelState(NamedTuple):
+    """State of one version of a model.
+
+    Attributes:
+        name: Name of the model.
+        version: Its version.
+        state: "READY" for requests; "LOADING", "UNLOADING" or "UNAVAILABLE", as Triton names them.
+        reason: Why it is not ready; "" for one that is.
+    """
+
+    name: str
+    version: str
+    state: Literal["READY", "LOADING", "UNLOADING", "UNAVAILABLE"]
+    reason: str = ""
+
+
+class ModelLoader(Protocol):
+    """Loads and unloads models on request of a client."""
+
+    def load(self, name: str, parameters: Mapping[str, Any]) -> None:
+        """Load a model, or load it again; return once it is ready."""
+
+    def unload(self, name: str) -> None:
+        """Unload all versions of a model."""
+
+
+class RequestRouter(Protocol):
+    """Chooses versions for requests that name none."""
+
+    def choose(self, request: InferRequest, name: str) -> str | None:
+        """Return the version that answers a request; None for the default one."""
+
+    def observe(self, request: InferRequest, name: str, answer: Future[InferResponse]) -> None:
+        """See a request that a version was chosen for, and its answer to come. It does not wait."""
+
+    def statistics(self, name: str) -> ShadowStatistics:
+        """Return the counters of the model's version that scores without answering."""
+
+
+class ServedModels:
+    """The models of a server by name and version. Thread-safe.
+
+    `_lock` guards the tables below and is held for look-ups alone: models are closed without it.
+
+    Attributes:
+        loader: Loads models on request; None where clients may not.
+        router: Chooses versions for requests that name none; None for the default ones.
+    """
+
+    def __init__(self) -> None:
+        self.loader: ModelLoader | None = None
+        self.router: RequestRouter | None = None
+        self._lock = threading.Lock()
+        self._versions: dict[str, dict[str, ServedModel]] = {}
+        self._defaults: dict[str, str] = {}
+        self._states: dict[tuple[str, str], ModelState] = {}
+
+    def get(self, name: str, version: str | None = None) -> ServedModel:
+        """Return a version of a model.
+
+        Args:
+            name: Name of the model.
+            version: Its version; None or "" for the default one.
+
+        Raises:
+            UnknownModelError: It is not served.
+        """
+        with self._lock:
+            versions = self._versions.get(name)
+            if not versions:
+                # Only a short list is worth its place in a line.
+                served = ", ".join(map(repr, sorted(self._versions)[:8])) or "a model that is loaded"
+                raise UnknownModelError(f"model {quoted(name)}", f"not served here, expected {served}")
+            found = versions.get(version or self._defaults[name])
+            if found is None:
+                expected = ", ".join(map(repr, list(versions)[-8:]))
+                raise UnknownModelError(f"model {name!r}", f"has no version {quoted(version)}, expected {expected}")
+            return found
+
+    def versions(self, name: str) -> tuple[str, ...]:
+        """Return the versions of a model in the order of their installation; none for a model that is not served."""
+        with self._lock:
+            return tuple(self._versions.get(name, ()))
+
+    def submit(self, request: InferRequest, name: str, version: str | None = None) -> Future[InferResponse]:
+        """Let the records of a request be scored; see `ServedModel.submit`.
+
+        A request that was submitted is answered by the version that it was submitted to, also while that is retired.
+
+        Raises:
+            UnknownModelError: The model is not served.
+        """
+        router = None if version else self.router
+        chosen = version if router is None else router.choose(request, name)
+        while True:
+            try:
+                model = self.get(name, chosen)
+            except UnknownModelError:
+                if chosen == version:
+                    raise
+                chosen = version  # the second version was retired after it was chosen
+                continue
+            try:
+                answer = model.submit(request)
+                break
+            except ServerBusyError:
+                # Of a version that was replaced after the look-up the successor takes the request.
+                if self._is_served(model):
+                    raise
+        if router is not None:
+            router.observe(request, name, answer)
+        return answer
+
+    def _is_served(self, model: ServedModel) -> bool:
+        with self._lock:
+            return self._versions.get(model.name, {}).get(model.version) is model
+
+    def index(self) -> tuple[ModelState, ...]:
+        """Return the states of all versions that are or were served, or that were named by `set_state`."""
+        with self._lock:
+            return tuple(self._states[key] for key in sorted(self._states))
+
+    def set_state(self, state: ModelState) -> None:
+        """Show a version that is not served in the index, such as one that is being loaded or could not be."""
+        with self._lock:
+            if state.version in self._versions.get(state.name, {}):
+                return
+            # Last in the order, so that those that have been gone for longest are forgotten first.
+            self._states.pop((state.name, state.version), None)
+            self._states[state.name, state.version] = state
+            gone = [key for key, other in self._states.items() if other.state == "UNAVAILABLE"]
+            for key in gone[:-_MOST_GONE]:
+                del self._states[key]
+
+    def install(self, model: ServedModel, *, is_default: bool = True) -> None:
+        """Serve a version of a model, to which new requests go at once.
+
+        Args:
+            model: The version.
+            is_default: Whether requests that name no version go to it; the first version of a model is the default.
+
+        Raises:
+            ConfigError: The version is served already.
+        """
+        with self._lock:
+            versions = self._versions.setdefault(model.name, {})
+            if model.version in versions:
+                problem = f"version {model.version!r} is served already, expected another one"
+                raise ConfigError(f"model {model.name!r}", problem)
+            if is_default or not versions:
+                self._defaults[model.name] = model.version
+            versions[model.version] = model
+            self._states[model.name, model.version] = ModelState(model.name, model.version, "READY")
+
+    def set_default(self, name: str, version: str) -> None:
+        """Let requests that name no version go to this one.
+
+        Raises:
+            UnknownModelError: It is not served.
+        """
+        self.get(name, version)
+        with self._lock:
+            if version in self._versions.get(name, {}):
+                self._defaults[name] = version
+
+    def retire(self, name: str, version: str) -> None:
+        """Send a version no more requests, and close it; return once those that it has are answered.
+
+        Where it was the default one, the version that was installed last becomes that.
+
+        Raises:
+            UnknownModelError: It is not served.
+        """
+        model = self.get(name, version)
+        with self._lock:
+            versions = self._versions.get(name, {})
+            if versions.get(version) is not model:
+                return  # another thread retires it
+            del versions[version]
+            if not versions:
+                del self._versions[name], self._defaults[name]
+            elif self._defaults[name] == version:
+                self._defaults[name] = next(reversed(versions))
+            self._states[name, version] = ModelState(name, version, "UNLOADING")
+        model.close()
+        self.set_state(ModelState(name, version, "UNAVAILABLE", "unloaded"))
+
+    def close(self) -> None:
+        """Retire all versions."""
+        for state in self.index():
+            if state.state == "READY":
+                try:
+                    self.retire(state.name, state.version)
+                except UnknownModelError:  # another thread has retired it
+                    continue
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()

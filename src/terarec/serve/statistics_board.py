@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`StatisticsBoard`: the counters of a model in several processes, in memory that they share."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import struct
+import threading
+import time
+
+from terarec.serve.repeating import Repeating
+from terarec.serve.statistics import ModelStatistics, StatisticsCounter
+
+_SLOT_BYTES = 2**20
+"""Memory of a process's counters; pages that nobody writes take none. A size of batches takes about 70 bytes."""
+
+_HEAD = struct.Struct("<QQ")
+"""Number of changes of a slot, odd while it changes, and the length of its text."""
+
+_EVERY_SECONDS = 0.5
+_TRIES = 1000
+
+
+class StatisticsBoard:
+    """Counters of the workers of one model, which each of them can add up.
+
+    Made before the workers are forked. Each slot has one writer: its worker, or the process that started the workers
+    while there is none. Readers take no lock: they read a slot again that changed meanwhile.
+
+    Args:
+        count: Number of workers.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        # The last slot is of workers that have ended.
+        self._memory = mmap.mmap(-1, _SLOT_BYTES * (count + 1))
+
+    def write(self, index: int, statistics: ModelStatistics) -> None:
+        """Replace the counters of worker `index`."""
+        text = statistics.to_json()
+        if len(text) > _SLOT_BYTES - _HEAD.size:  # of thousands of sizes of batches
+            text = statistics.without_batches().to_json()
+        begin = index * _SLOT_BYTES
+        changes, _ = _HEAD.unpack_from(self._memory, begin)
+        # A worker that was killed while it wrote may have left an odd number.
+        changes += 1 + changes % 2
+        _HEAD.pack_into(self._memory, begin, changes, len(text))
+        self._memory[begin + _HEAD.size : begin + _HEAD.size + len(text)] = text
+        _HEAD.pack_into(self._memory, begin, changes + 1, len(text))
+
+    def read(self, index: int) -> ModelStatistics:
+        """Return the counters of worker `index`; none while it writes, and before it has written any."""
+        begin = index * _SLOT_BYTES
+        for _ in range(_TRIES):
+            changes, length = _HEAD.unpack_from(self._memory, begin)
+            text = self._memory[begin + _HEAD.size : begin + _HEAD.size + min(length, _SLOT_BYTES - _HEAD.size)]
+            if changes % 2 == 0 and _HEAD.unpack_from(self._memory, begin) == (changes, length):
+                # Processors may show a head before the text that was written before it.
+                with contextlib.suppress(ValueError):
+                    return ModelStatistics.of_json(text) if text else ModelStatistics()
+            time.sleep(0)
+        return ModelStatistics()
+
+    def others(self, index: int) -> ModelStatistics:
+        """Return the sums of all workers but `index`, with those that have ended."""
+        total = ModelStatistics()
+        for other in range(self._count + 1):
+            if other != index:
+                total = total.plus(self.read(other))
+        return total
+
+    def bury(self, index: int) -> None:
+        """Keep the counters of a worker that has ended among those of former ones."""
+        former = self.read(self._count).plus(self.read(index))
+        self.write(self._count, former)
+        self.write(index, ModelStatistics())
+
+
+class StatisticsWriter(Repeating):
+    """Writes the counters of a worker to a board twice a second, and when it is closed.
+
+    Args:
+        board: The board.
+        index: Number of the worker.
+        counter: Its counters.
+    """
+
+    def __init__(self, board: StatisticsBoard, index: int, counter: StatisticsCounter) -> None:
+        self._board, self._index, self._counter = board, index, counter
+        # The thread and `close` may write at once.
+        self._lock = threading.Lock()
+        super().__init__("terarec-statistics", _EVERY_SECONDS)
+
+    def poll(self) -> int:
+        """Write the counters."""
+        with self._lock:
+            self._board.write(self._index, self._counter.read())
+        return 1
+
+    def close(self) -> None:
+        """Stop, and write the last counters."""
+        super().close()
+        self.poll()

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One step of training on several ranks: their shares of the batches, and the sums of their gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from terarec.batch import Batch, slice_samples
+from terarec.dist.ranks import Ranks, sum_gradients
+from terarec.dist.shard import ShardedCollection
+from terarec.errors import ConfigError
+from terarec.nn.normalization import BatchNorm1d
+from terarec.nn.objectives import Objective
+from terarec.spec import TrainingSpec
+from terarec.train.optimizers import Optimizers
+from terarec.train.step import StepInput, TrainingStep
+
+
+class RanksStep(TrainingStep):
+    """A step of which each of several ranks computes its share, and all do the same update.
+
+    Args:
+        model, spec, optimizers, objective, device, check_loss: As for `TrainingStep`.
+        ranks: Processes that train together.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        spec: TrainingSpec,
+        optimizers: Optimizers,
+        objective: Objective,
+        *,
+        ranks: Ranks,
+        device: torch.device,
+        check_loss: bool,
+    ) -> None:
+        super().__init__(model, spec, optimizers, objective, device=device, check_loss=check_loss)
+        self._ranks = ranks
+        self._exchanged = [module for module in model.modules() if isinstance(module, ShardedCollection)]
+        self.exchanges_keys = bool(self._exchanged)
+        self._own_next: tuple[Batch, Batch] | None = None
+
+    @override
+    def _add_gradients(self, step: StepInput) -> Tensor:
+        self._ranks.step = step.number
+        total, losses = sum(step.sizes), []
+        for batch, size, following in zip(step.batches, step.sizes, (*step.batches[1:], step.following), strict=True):
+            own = self._announce(batch, following, step)
+            share = size / total * loss_share(self._model, self._objective, own.batch_size, size)
+            losses.append(self._backward(own, share, step))
+        return self._sum_over_ranks(losses[0] if len(losses) == 1 else torch.stack(losses).sum(), step)
+
+    def _announce(self, batch: Batch, following: Batch | None, step: StepInput) -> Batch:
+        """Return this rank's samples of `batch`; from now on the keys of the `following` one travel."""
+        known = self._own_next
+        # The keys of this batch were announced during the previous step, unless the caller passes another batch.
+        own = known[1] if known is not None and known[0] is batch else self._own_share(batch, step)
+        # All ranks call the collectives in the same order, also a rank without samples.
+        for collection in self._exchanged:
+            collection.start(own.sparse)
+        if following is not None:
+            self._own_next = (following, self._own_share(following, step))
+            for collection in self._exchanged:
+                collection.announce(self._own_next[1].sparse)
+        return own
+
+    def _own_share(self, batch: Batch, step: StepInput) -> Batch:
+        if step.is_own:
+            return batch
+        part = self._ranks.share(batch.batch_size)
+        return slice_samples(batch, part.start, part.stop)
+
+    @override
+    def _checked(self, loss: Tensor, batch: Batch, step: StepInput) -> Tensor:
+        # The sum over ranks is checked, so that all of them raise.
+        return loss if batch.batch_size else loss.nan_to_num()  # the mean of no samples
+
+    def _sum_over_ranks(self, loss: Tensor, step: StepInput) -> Tensor:
+        """Sum the gradients of layers over the ranks, and return the sum of the loss, and note signals of any rank."""
+        # A signal reaches ranks at different steps. They travel with the gradients, so that all stop after the same
+        # one.
+        numbers = torch.stack([loss.float().cpu(), torch.tensor(float(step.is_interrupted))])
+        summed = sum_gradients(self._ranks, self._parameters, also=numbers)
+        assert summed is not None, "numbers were given"
+        self.is_interrupted |= bool(summed[1] > 0)
+        if self._checks_loss:
+            self._check_finite(summed[0], step.number, step.epoch)
+        return summed[0]
+
+
+def share_batches(model: nn.Module, objective: Objective, ranks: Ranks) -> None:
+    """Let layers and losses that compare the samples of a batch, of which each rank has a part, see those of all.
+
+    torch's batch norm of columns is replaced by `terarec.nn.normalization.BatchNorm1d` with the same parameters.
+
+    Raises:
+        ConfigError: Another batch norm of torch.
+    """
+    if ranks.size > 1:
+        for parent in list(model.modules()):
+            for name, module in parent.named_children():
+                if type(module) is nn.BatchNorm1d:
+                    parent._modules[name] = BatchNorm1d.like(module)
+    for module in model.modules():
+        is_other = isinstance(module, nn.modules.batchnorm._BatchNorm) and not isinstance(module, BatchNorm1d)
+        if is_other and ranks.size > 1:
+            raise ConfigError(
+                "ranks",
+                f"got {ranks.size} processes for {type(module).__name__}, which has the statistics of one, expected "
+                "BatchNorm1d",
+            )
+    comparing: list[Any] = [objective, *model.modules()]
+    for comparer in comparing:
+        if hasattr(comparer, "batch_ranks"):
+            comparer.batch_ranks = ranks if ranks.size > 1 else None
+
+
+def loss_share(model: nn.Module, objective: Objective, own: int, whole: int) -> float:
+    """Return the factor of a rank's loss in that of the batch: its share of the samples, or 1 for losses that add up.
+
+    Args:
+        model: The model.
+        objective: Loss of models that have none of their own.
+        own: Samples of this rank.
+        whole: Samples of the batch.
+    """
+    source = model if hasattr(model, "training_loss") else objective
+    if getattr(source, "adds_up", False):
+        return 1.0
+    return own / whole if whole else 0.0

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads on the real server, over all protocols: every request is answered, and the figures add up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from terarec.apps.bench_serve.bench import ServingBench
+from terarec.apps.bench_serve.bodies import file_records, synthetic_records
+from terarec.cli.app import run
+from terarec.errors import ConfigError
+from terarec.serve import InferenceError, RunningServer
+from terarec.serve.protocol import ModelMetadata, TensorMetadata
+from terarec.spec import ServingSpec
+from terarec.spec.bench_serving import LoadSpec
+from tests.serve.conftest import TrainedRun, running, train_in
+from tests.waiting import PATIENCE
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainedRun:
+    return train_in(tmp_path_factory.mktemp("bench"))
+
+
+@pytest.fixture(scope="module")
+def server(trained: TrainedRun) -> Iterator[RunningServer]:
+    with running(trained.path, ServingSpec(name="dlrm", port=0, grpc_port=0)) as server:
+        yield server
+
+
+def load(**changes: Any) -> LoadSpec:
+    known = {"model": "dlrm", "concurrency": (2,), "seconds": 0.3, "warmup_seconds": 0.0, "timeout_seconds": PATIENCE}
+    return LoadSpec(**known | changes)
+
+
+@pytest.mark.parametrize("rates", [(), (50.0,)], ids=["closed", "open"])
+def test_figures_of_all_protocols_add_up(server: RunningServer, rates: tuple[float, ...]) -> None:
+    spec = load(protocols=("http", "json", "grpc"), sizes=(1, 5), rates=rates, bodies=3)
+    bench = ServingBench(spec, server.url, f"127.0.0.1:{server.grpc_port}")
+    cells = [cell for cell in bench.run() if cell.figures is not None]
+    assert [cell.place for cell in cells] == list(range(6))
+    assert not any(cell.errors for cell in cells)
+    for cell in cells:
+        found = cell.figures
+        assert found is not None
+        assert found.requests == found.server_requests > 0
+        assert found.errors == 0
+        assert found.records in (1, 5)
+        stages = (found.queue_ms, found.compute_input_ms, found.compute_infer_ms, found.compute_output_ms)
+        assert all(stage is not None and stage >= 0 for stage in stages)
+        assert sum(stage or 0 for stage in stages) + (found.network_ms or 0) == pytest.approx(found.mean_ms)
+        assert (found.network_ms or 0) > 0
+        assert found.p50_ms <= found.p95_ms <= found.p99_ms <= found.p99_9_ms <= found.max_ms
+        assert found.records_per_second == pytest.approx(found.records * found.requests_per_second)
+        assert (found.clients, found.rate) == ((None, 50.0) if rates else (2, None))
+    assert {(cell.figures.protocol, cell.figures.records) for cell in cells if cell.figures} == {
+        (protocol, size) for protocol in spec.protocols for size in spec.sizes
+    }
+
+
+def test_processes_share_the_load(server: RunningServer) -> None:
+    spec = load(protocols=("http", "grpc"), concurrency=(3,), processes=2, cores=(0,))
+    for cell in ServingBench(spec, server.url, f"127.0.0.1:{server.grpc_port}").run():
+        if cell.figures is not None:
+            assert cell.figures.requests == cell.figures.server_requests > 0
+            assert cell.errors == {}
+
+
+def test_a_server_of_grpc_alone(server: RunningServer) -> None:
+    bench = ServingBench(load(protocols=("grpc",)), None, f"127.0.0.1:{server.grpc_port}")
+    (cell,) = (cell for cell in bench.run() if cell.figures is not None)
+    assert cell.figures is not None
+    assert cell.figures.requests == cell.figures.server_requests > 0
+    with pytest.raises(ConfigError, match="'http' without the address"):
+        ServingBench(load(), None, f"127.0.0.1:{server.grpc_port}")
+
+
+def test_errors_are_reported_with_their_reasons(server: RunningServer) -> None:
+    # More records than the server takes.
+    bench = ServingBench(load(protocols=("json", "grpc"), sizes=(65537,), bodies=1, concurrency=(1,)), server.url,
+                         f"127.0.0.1:{server.grpc_port}")  # fmt: skip
+    http, grpc = (cell for cell in bench.run() if cell.figures is not None)
+    assert http.figures is not None
+    assert http.figures.requests == 0
+    assert http.figures.errors > 0
+    (reason,) = http.errors
+    assert reason.startswith("413: ")
+    (reason,) = grpc.errors
+    assert reason.startswith("RESOURCE_EXHAUSTED: ")
+
+
+def test_an_unknown_model_or_server_is_reported(server: RunningServer) -> None:
+    with pytest.raises(InferenceError, match="404: model 'other'"):
+        ServingBench(load(model="other"), server.url)
+    with pytest.raises(InferenceError, match="NOT_FOUND: model 'other'"):
+        ServingBench(load(model="other", protocols=("grpc",)), None, f"127.0.0.1:{server.grpc_port}")
+
+
+def test_real_records_from_the_command_line(
+    server: RunningServer, trained: TrainedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pq.write_table(pa.table(trained.records(0, 40)), tmp_path / "records.parquet")
+    arguments = ["bench", "serve", server.url, "--grpc", f"127.0.0.1:{server.grpc_port}", "--model", "dlrm"]
+    options = {
+        "records": tmp_path / "records.parquet",
+        "sizes": "1,7",
+        "concurrency": "1,2",
+        "protocols": "http,json,grpc",
+        "seconds": 0.2,
+        "warmup-seconds": 0.1,
+        "bodies": 2,
+        "csv": tmp_path / "loads.csv",
+        "plot": tmp_path / "loads.svg",
+    }
+    for name, value in options.items():
+        arguments += [f"--{name}", str(value)]
+    assert run([*arguments, "--json"]) == 0
+    out, err = capsys.readouterr()
+    report = json.loads(out.splitlines()[-1])
+    assert report["errors"] == {}
+    assert len(report["figures"]) == 12
+    assert all(row["requests"] == row["server_requests"] > 0 for row in report["figures"])
+    assert "workflow" in err
+    assert len((tmp_path / "loads.csv").read_text().splitlines()) == 13
+    assert "grpc, 7 records: p50" in (tmp_path / "loads.svg").read_text()
+    assert run(arguments) == 2  # the files are there
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "URL: got none, expected the URL of a server, or --grpc HOST:PORT"),
+        (["http://x", "--protocols", "ftp"], "--protocols: got 'ftp', expected some of http, json, grpc"),
+        (["http://x", "--sizes", "0"], "--sizes: got [0], expected a list, each an integer from 1"),
+        (["http://x", "--rates", "fast"], "--rates: got 'fast', expected numbers with commas between"),
+        (["http://x", "--plot", "x.gif"], "--plot: got x.gif, expected a name that ends in .svg, .png, .pdf"),
+        (["localhost:8000"], "URL: got 'localhost:8000', expected one such as http://127.0.0.1:8000"),
+    ],
+)
+def test_wrong_options(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", "serve", *arguments]) == 2
+    assert capsys.readouterr().err.startswith(f"terarec: error: {message}")
+
+
+def metadata(*inputs: tuple[str, str, tuple[int, ...]]) -> ModelMetadata:
+    tensors = tuple(TensorMetadata(name=name, datatype=datatype, shape=shape) for name, datatype, shape in inputs)
+    return ModelMetadata(name="m", versions=("1",), platform="p", inputs=tensors, outputs=())
+
+
+def test_synthetic_records_follow_the_inputs() -> None:
+    inputs = metadata(
+        ("number", "FP32", (-1,)),
+        ("id", "INT64", (-1, 1)),
+        ("words", "BYTES", (-1, -1)),
+        ("flags", "BOOL", (-1, 3)),
+        ("fixed", "UINT8", (2, 2)),
+    )
+    make = synthetic_records(inputs, LoadSpec(list_length=5))
+    tensors = {tensor.name: tensor for tensor in make(0, 50)}
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    assert shapes == {"number": (50,), "id": (50, 1), "words": (50, 5), "flags": (50, 3), "fixed": (2, 2)}
+    assert all(len(word) == 8 for word in tensors["words"].data)
+    assert 10 < len(set(tensors["words"].data)) < 250  # some are frequent
+    again = {tensor.name: tensor for tensor in make(0, 50)}
+    other = {tensor.name: tensor for tensor in make(1, 50)}
+    assert tensors["words"].data == again["words"].data != other["words"].data
+    assert np.array_equal(tensors["id"].data, again["id"].data)
+
+
+def test_records_of_a_file_are_sent_in_turn() -> None:
+    inputs = metadata(("price", "FP32", (-1,)), ("shop", "BYTES", (-1, 1)))
+    table = pa.table({"price": [1.0, None, 3.0], "shop": ["a", "b", "c"], "more": [1, 2, 3]})
+    make = file_records(inputs, table)
+    (price, shop) = make(1, 2)
+    assert (price.shape, list(price.data)) == ((2,), [3.0, 1.0])
+    assert (shop.shape, list(shop.data)) == ((2, 1), ["c", "a"])
+    assert list(make(0, 2)[0].data) == [1.0, None]
+    with pytest.raises(ConfigError, match="no column 'price'"):
+        file_records(inputs, table.select(["shop"]))
+    with pytest.raises(ConfigError, match="no rows"):
+        file_records(inputs, table.slice(0, 0))

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recipes are read by name, and the files of their data found."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from terarec.apps.recipes import find_recipe_files, load_recipe, load_recipe_data, recipe_names
+from terarec.errors import ConfigError, DataNotFoundError
+from terarec.spec.run import RECIPE_SPLITS
+from tests.errors import at
+
+NAMES = [(data, model) for data, models in recipe_names().items() for model in models]
+
+
+@pytest.mark.parametrize(("data", "model"), NAMES)
+def test_every_recipe_is_a_whole_run_of_the_model_it_is_named_after(data: str, model: str):
+    recipe = load_recipe(data, model)
+    assert recipe.run.data == data
+    assert recipe.run.model.kind == model
+
+
+@pytest.mark.parametrize("data", recipe_names())
+def test_the_preparation_makes_the_splits_that_a_run_needs(data: str):
+    spec = load_recipe_data(data)
+    assert tuple(spec.files) == RECIPE_SPLITS
+    columns = {column.name for column in spec.workflow.source.columns}
+    assert {*spec.workflow.categorical, *(label.source for label in spec.workflow.labels)} == columns
+
+
+@pytest.mark.parametrize(
+    ("data", "model", "meant"), [("frape_x1", "deepfm", "frappe_x1"), ("frappe_x1", "depfm", "deepfm")]
+)
+def test_a_misspelt_name_is_reported_with_the_nearest_one(data: str, model: str, meant: str):
+    with pytest.raises(
+        ConfigError,
+        check=at(
+            "recipes" if meant == data.replace("frape", "frappe") and model == "deepfm" else f"recipe for {data}",
+            f"did you mean '{meant}'",
+        ),
+    ):
+        load_recipe(data, model)
+
+
+def write(directory: Path, *names: str) -> list[Path]:
+    paths = [directory / name for name in names]
+    for path in paths:
+        path.write_bytes(gzip.compress(b"label\n") if path.suffix == ".gz" else b"label\n")
+    return paths
+
+
+def test_files_come_in_the_order_of_the_splits_plain_or_compressed(tmp_path: Path):
+    train, valid, test = write(tmp_path, "train.csv", "valid.csv.gz", "test.csv")
+    assert find_recipe_files(load_recipe_data("frappe_x1"), tmp_path) == (train, valid, test)
+
+
+def test_the_published_training_file_goes_before_the_rebuilt_one(tmp_path: Path):
+    spec = load_recipe_data("frappe_x1")
+    rebuilt, _, _ = write(tmp_path, "train_rebuilt.csv.gz", "valid.csv", "test.csv")
+    assert find_recipe_files(spec, tmp_path)[0] == rebuilt
+    (published,) = write(tmp_path, "train.csv")
+    assert find_recipe_files(spec, tmp_path)[0] == published
+
+
+def test_a_missing_file_is_reported_with_the_names_it_may_have(tmp_path: Path):
+    spec = load_recipe_data("frappe_x1")
+    write(tmp_path, "train.csv", "test.csv")
+    with pytest.raises(DataNotFoundError, check=at(tmp_path)):
+        find_recipe_files(spec, tmp_path)
+    with pytest.raises(DataNotFoundError, check=at(f"{tmp_path}/nowhere")):
+        find_recipe_files(spec, tmp_path / "nowhere")

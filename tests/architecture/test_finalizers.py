@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""No finalizer waits: each is on a short list, and `tests.test_closer` collects an instance of each under all locks."""
+
+import ast
+from collections.abc import Iterator
+
+from tests.architecture.sources import all_nodes
+from tests.finalizer_cases import OWNERS
+
+FINALIZERS = {"closer.Closer.__init__", "formats.block._Memory.__del__", "kernels.slots.Pin.__del__"}
+"""Functions that are a ``__del__`` or register a finalizer or a callback of a weak reference."""
+
+READERS = {
+    "etl.source.arrow_files.ParquetReader.parts",
+    "etl.source.arrow_files.IpcReader.parts",
+    "etl.source.text.read_text",
+    "etl.partitions.Partitions.batches",
+    "etl.spark.read._row_groups",
+    "etl.spark.tasks.on_items",
+    "etl.spark.tasks.on_sorted",
+    "formats.hugectr.parquet.RowGroupPieces._batches",
+    "serve.publishing._pieces",
+}
+"""Generators that at their end only close a file that they read, which waits for nothing, or nothing at all."""
+
+
+def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Yield each function of a module or a class with its name."""
+    for file, nodes in all_nodes().items():
+        module = file.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+        classes = {id(inner): outer.name for outer in nodes if isinstance(outer, ast.ClassDef) for inner in outer.body}
+        for node in nodes:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield ".".join(filter(None, (module, classes.get(id(node)), node.name))), node
+
+
+def own(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes below one, without those of functions inside."""
+    for child in ast.iter_child_nodes(node):
+        yield child
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+            yield from own(child)
+
+
+def called(node: ast.AST) -> str:
+    """Return the name that a call calls, without its module."""
+    return ast.unparse(node.func).rpartition(".")[2].partition("[")[0] if isinstance(node, ast.Call) else ""
+
+
+def has_callback(node: ast.AST) -> bool:
+    is_reference = called(node) in ("ref", "proxy", "WeakMethod") and "weakref" in ast.unparse(node)
+    return called(node) == "finalize" or (is_reference and isinstance(node, ast.Call) and len(node.args) > 1)
+
+
+def ends_with_work(function: ast.AST) -> bool:
+    """Return whether a generator function gives items inside ``with`` or ``try ... finally``."""
+    blocks = [node for node in own(function) if isinstance(node, ast.With | ast.Try)]
+    ending = [block for block in blocks if isinstance(block, ast.With) or block.finalbody]
+    return any(isinstance(node, ast.Yield | ast.YieldFrom) for block in ending for node in own(block))
+
+
+def test_finalizers_are_those_of_the_list() -> None:
+    """Finding K1: no finalizer takes a lock, joins a thread or waits; `Closer` does that elsewhere."""
+    found = {
+        name for name, node in functions() if node.name == "__del__" or any(has_callback(inner) for inner in own(node))
+    }
+    assert found == FINALIZERS
+
+
+def test_each_class_with_a_finalizer_is_collected_under_locks() -> None:
+    """Finding K1."""
+    owners = {
+        name.rpartition(".")[0] for name, node in functions() if any(called(inner) == "Closer" for inner in own(node))
+    }
+    dying = {name.rpartition(".")[0] for name in FINALIZERS if name.endswith("__del__")}
+    assert owners | dying == set(OWNERS)
+
+
+def test_generators_that_wait_at_their_end_are_streams() -> None:
+    """Finding K1: a generator that is collected runs its ``finally`` in the collection."""
+    found = set()
+    for name, node in functions():
+        decorators = {ast.unparse(decorator).rpartition(".")[2] for decorator in node.decorator_list}
+        if ends_with_work(node) and not decorators & {"stream", "contextmanager", "asynccontextmanager"}:
+            found.add(name)
+    assert found == READERS

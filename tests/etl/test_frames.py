@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finding P2: tables in memory, of pandas, Polars and Arrow, are read as files with the same content."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from terarec.data import InMemorySource, Reader
+from terarec.errors import ConfigError, FormatError, RunInterruptedError
+from terarec.etl import fit, prepare
+from terarec.etl.columns import Rows
+from terarec.etl.ops import Categorify, Clip, FillMissing, HashBucket, ListSlice, NormalizeMinMax
+from terarec.etl.workflow import Workflow
+from terarec.formats import read_dataset
+from terarec.formats.frames import as_table
+from terarec.spec import LabelSpec, PrepareOptions, SourceColumn, SourceSpec, SplitByFraction
+from terarec.spec.checks import FieldError
+from tests.errors import at
+
+TAGS = [["a", None], [], None, ["b"], ["a", "a"], ["b"]]
+ROWS = pa.table(
+    {
+        "label": pa.array([1.0, 0.0, 1.0, 0.0, 1.0, 0.0]),
+        "price": pa.array([1.5, None, 2.0, 3.0, 0.5, 1.0]),
+        "user": pa.array([2**60 + 1, None, -(2**63), 4, 4, 5], pa.int64()),
+        "shop": pa.array(["x", "", None, "y", "x", "x"]),
+        "tags": pa.array(TAGS, pa.list_(pa.string())),
+        "time": pa.array([1, 2, 3, 4, 5, None], pa.int64()),
+        "unused": pa.array(range(6)),
+    }
+)
+COLUMNS = {"label": "number", "price": "number", "user": "integer", "shop": "text", "tags": "text", "time": "time"}
+
+
+def workflow(**changes: Any) -> Workflow:
+    columns = tuple(
+        SourceColumn(name=name, type=kind, separator="|" if name == "tags" else None)  # type: ignore[arg-type]
+        for name, kind in COLUMNS.items()
+    )
+    steps = [
+        FillMissing(columns=("price",), value=0.0),
+        FillMissing(columns=("time",), value=0),
+        Clip(columns=("time",), low=0, high=3),
+        NormalizeMinMax(columns=("time",)),
+        HashBucket(columns=("user",), buckets=100),
+        ListSlice(columns=("tags",), stop=2),
+        Categorify(columns=("shop", "tags")),
+    ]
+    return Workflow(
+        steps,
+        source=SourceSpec(format="parquet", columns=columns),
+        split=SplitByFraction(valid=0.2),
+        labels=[LabelSpec(name="label")],
+        dense=["price", "time"],
+        categorical=["user", "shop", "tags"],
+        name="shop",
+        **changes,
+    )
+
+
+def pandas_frame(table: pa.Table) -> pd.DataFrame:
+    frame = table.to_pandas(types_mapper=pd.ArrowDtype)
+    return frame.set_index(pd.Index(range(100, 100 + len(frame)), name="shop_id"))
+
+
+class OnlyArray:
+    """An object with the interface of one piece alone."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._batch = table.combine_chunks().to_batches()[0]
+
+    def __arrow_c_array__(self, requested_schema: object = None) -> tuple[object, object]:
+        return self._batch.__arrow_c_array__(requested_schema)  # type: ignore[no-any-return]
+
+
+FRAMES: dict[str, Callable[[pa.Table], Any]] = {
+    "arrow": lambda table: table,
+    "chunks": lambda table: pa.concat_tables([table.slice(0, 2), table.slice(2)]),
+    "batch": lambda table: table.combine_chunks().to_batches()[0],
+    "reader": lambda table: table.to_reader(),
+    "array": OnlyArray,
+    "pandas": pandas_frame,
+    "polars": pl.from_arrow,
+}
+
+
+def data_files(directory: Path) -> dict[str, bytes]:
+    """The files of a data set but those with its path and its times."""
+    files = (path for path in directory.rglob("*") if path.is_file())
+    kept = (path for path in files if not path.name.startswith(("_file_list", "report")))
+    return {str(path.relative_to(directory)): path.read_bytes() for path in kept}
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("frames")
+    pq.write_table(ROWS, root / "rows.parquet")
+    prepare(workflow(), [root / "rows.parquet"], root / "data")
+    return root
+
+
+@pytest.mark.parametrize("kind", FRAMES)
+def test_a_table_is_prepared_as_a_file(prepared: Path, tmp_path: Path, kind: str) -> None:
+    prepare(workflow(), FRAMES[kind](ROWS), tmp_path / "data")
+    assert data_files(tmp_path / "data") == data_files(prepared / "data")
+
+
+@pytest.mark.parametrize("kind", FRAMES)
+def test_records_and_rows_of_a_table(prepared: Path, kind: str) -> None:
+    fitted = Workflow.load(prepared / "data" / "workflow")
+    columns = {name: ROWS[name].to_pylist() for name in fitted.record_columns}
+    expected, encoded = fitted.encode(columns), fitted.encode(FRAMES[kind](ROWS))
+    assert np.array_equal(encoded.dense, expected.dense)
+    for keys, wanted in zip(encoded.keys, expected.keys, strict=True):
+        assert np.array_equal(np.concatenate(keys, axis=None), np.concatenate(wanted, axis=None))
+    rows = fitted.apply(FRAMES[kind](ROWS))
+    assert isinstance(rows, Rows)
+    assert np.array_equal(fitted.encode_rows(rows).dense, expected.dense)
+
+
+def test_fitted_states_of_a_table(prepared: Path) -> None:
+    fitted = fit(workflow(), pl.from_arrow(ROWS))
+    assert fitted.dataset_spec() == Workflow.load(prepared / "data" / "workflow").dataset_spec()
+
+
+VALUES = {
+    "categorical": ("shop", ROWS["shop"].cast(pa.dictionary(pa.int8(), pa.string()))),
+    "large_string": ("shop", ROWS["shop"].cast(pa.large_string())),
+    "string_view": ("shop", ROWS["shop"].cast(pa.string_view())),
+    "decimal": ("price", ROWS["price"].cast(pa.decimal128(20, 2))),
+    "time zone": ("time", ROWS["time"].cast(pa.timestamp("s")).cast(pa.timestamp("ns", "Asia/Tokyo"))),
+    "list view": ("tags", pa.array(TAGS, pa.list_view(pa.string()))),
+    "large list": ("tags", ROWS["tags"].cast(pa.large_list(pa.large_string()))),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_other_types_of_the_same_values(prepared: Path, tmp_path: Path, name: str) -> None:
+    column, values = VALUES[name]
+    table = ROWS.set_column(ROWS.column_names.index(column), column, values)
+    prepare(workflow(), table, tmp_path / "data")
+    assert data_files(tmp_path / "data") == data_files(prepared / "data")
+    fitted = Workflow.load(prepared / "data" / "workflow")
+    assert np.array_equal(fitted.encode(table).dense, fitted.encode(ROWS).dense)
+
+
+@pytest.mark.parametrize(
+    ("sources", "where"),
+    [
+        (5, "sources"),
+        ([ROWS], "sources"),
+        ({"label": [1]}, "sources"),
+        (pl.from_arrow(ROWS).lazy(), "sources"),  # type: ignore[union-attr]
+        (pl.Series([1, 2]), "sources"),
+        (pd.DataFrame([[1, 2]], columns=["a", "a"]), "sources"),
+        (pd.DataFrame({"a": [1, "x", 2.5]}), "sources"),
+        (pa.table([[1], [2]], names=["a", "a"]), "sources"),
+        (ROWS.drop_columns("price"), "the table"),
+        (ROWS.slice(0, 0), "the table"),
+        (ROWS.set_column(1, "price", pa.array([{"a": 1}] * 6)), "the table, column 'price'"),
+        (ROWS.set_column(3, "shop", pa.array([b"x"] * 6)), "the table, column 'shop'"),
+        (ROWS.set_column(1, "price", pa.array([1, 2, 3, 4, np.inf, 6.0])), "the table: row 5, column 'price'"),
+    ],
+)
+def test_what_is_no_table_of_the_workflow(tmp_path: Path, sources: Any, where: str) -> None:
+    with pytest.raises((ConfigError, FormatError), check=at(where)):
+        prepare(workflow(), sources, tmp_path / "data")
+    assert not (tmp_path / "data").exists()
+
+
+def test_records_that_are_rejected(prepared: Path) -> None:
+    fitted = Workflow.load(prepared / "data" / "workflow")
+    with pytest.raises(ConfigError, check=at("column 'price', row 4")):
+        fitted.encode(ROWS.set_column(1, "price", pa.array([1, 2, 3, 4, np.inf, 6.0])))
+    with pytest.raises(ConfigError, check=at("column 'price'")):
+        fitted.encode(ROWS.drop_columns("price"))
+    with pytest.raises(ConfigError, check=at("columns")):
+        fitted.encode(5)  # type: ignore[arg-type]
+
+
+def test_an_index_is_left_out_and_names_become_texts() -> None:
+    frame = pd.DataFrame({0: [1], "b": [2]}, index=pd.MultiIndex.from_tuples([(1, 2)], names=["i", "j"]))
+    assert as_table(frame, "frame").column_names == ["0", "b"]
+
+
+def test_a_killed_preparation_continues_with_the_same_table_alone(tmp_path: Path) -> None:
+    def stop(progress: Any) -> None:
+        if progress.phase == "write":
+            raise KeyboardInterrupt
+
+    with pytest.raises((KeyboardInterrupt, RunInterruptedError)):
+        prepare(workflow(), pl.from_arrow(ROWS), tmp_path / "data", progress=stop)
+    with pytest.raises(ConfigError):
+        prepare(workflow(), ROWS.slice(1), tmp_path / "data")
+    assert prepare(workflow(), pl.from_arrow(ROWS), tmp_path / "data").rows == 6
+
+
+def test_a_cluster_takes_no_table(tmp_path: Path) -> None:
+    with pytest.raises(FieldError):
+        prepare(workflow(), ROWS, tmp_path / "data", PrepareOptions(engine="spark"))
+
+
+def test_a_reader_of_a_table(prepared: Path) -> None:
+    spec = read_dataset(prepared / "data")
+    shards = pa.concat_tables(pq.read_table(path) for path in sorted((prepared / "data" / "train").glob("*.parquet")))
+    (expected,) = Reader(prepared / "data", batch_size=9)
+    (batch,) = Reader(InMemorySource.of_table(spec, pl.from_arrow(shards)), batch_size=9)
+    assert batch.dense.equal(expected.dense)
+    assert batch.sparse.keys.equal(expected.sparse.keys)
+    assert batch.sparse.offsets.equal(expected.sparse.offsets)
+    with pytest.raises(ConfigError, check=at("dataset")):
+        Reader(shards, batch_size=9)
+    with pytest.raises(FormatError, check=at("the table, column 'price'")):
+        InMemorySource.of_table(spec, shards.drop_columns("price"))

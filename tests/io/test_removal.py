@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Only directories that terarec has made are removed."""
+
+from pathlib import Path
+
+import pytest
+
+from terarec.errors import ConfigError
+from terarec.io.directories import atomic_dir, resumable_dir
+from terarec.io.removal import MARKER, mark, remove_tree, work_directory
+from tests.errors import at
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> Path:
+    """A directory of the user."""
+    directory = tmp_path / "data.partial"
+    directory.mkdir()
+    (directory / "thesis").write_text("ten years")
+    return directory
+
+
+def test_a_directory_of_others_stays(foreign: Path) -> None:
+    """Finding Q1."""
+    for remove in (remove_tree, work_directory, mark):
+        with pytest.raises(ConfigError, check=at(foreign, "'thesis'")):
+            remove(foreign)
+    remove_tree(foreign, ignore_errors=True)
+    assert (foreign / "thesis").read_text() == "ten years"
+
+
+def test_a_link_to_a_work_directory_stays(tmp_path: Path) -> None:
+    work_directory(tmp_path / "work")
+    (tmp_path / "link").symlink_to(tmp_path / "work")
+    with pytest.raises(ConfigError):
+        remove_tree(tmp_path / "link")
+    assert (tmp_path / "work" / MARKER).exists()
+
+
+def test_a_work_directory_goes_with_all_below_it(tmp_path: Path) -> None:
+    work = work_directory(tmp_path / "work")
+    inner = work_directory(work / "inner")
+    (inner / "rows").write_text("1")
+    assert not (inner / MARKER).exists()
+    remove_tree(inner)
+    assert [path.name for path in work.iterdir()] == [MARKER]
+    assert work_directory(work) == work  # as after a kill
+    remove_tree(work)
+    assert not work.exists()
+
+
+def test_a_complete_directory_is_known_by_its_names(tmp_path: Path) -> None:
+    (tmp_path / "of").mkdir()
+    (tmp_path / "of" / "manifest.json").write_text("{}")
+    (tmp_path / "of" / "notes").write_text("mine")
+    with pytest.raises(ConfigError, check=at(tmp_path / "of", "'notes'")):
+        remove_tree(tmp_path / "of", names=r"manifest\.json", first="manifest.json")
+    assert len(list((tmp_path / "of").iterdir())) == 2
+    (tmp_path / "of" / "notes").unlink()
+    remove_tree(tmp_path / "of", names=r"manifest\.json", first="manifest.json")
+    assert not (tmp_path / "of").exists()
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_directory_of_others_at_the_place_of_a_resumable_one_stays(foreign: Path, restart: bool) -> None:
+    """Finding Q1: an error in the block, or a restart, removed it with all in it."""
+    with (
+        pytest.raises(ConfigError, check=at(foreign)),
+        resumable_dir(foreign.with_suffix(""), {}, restart=restart),
+    ):
+        raise AssertionError
+    assert [path.name for path in foreign.iterdir()] == ["thesis"]
+
+
+def test_an_atomic_directory_leaves_others_beside_it(tmp_path: Path) -> None:
+    with atomic_dir(tmp_path / "first") as partial:
+        name = partial.name.replace("first", "out")
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "thesis").write_text("ten years")
+    with atomic_dir(tmp_path / "out") as partial:
+        (partial / "rows").write_text("1")
+    assert (tmp_path / name / "thesis").exists()
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["rows"]
+
+
+def test_a_published_directory_is_no_longer_ours(tmp_path: Path) -> None:
+    with resumable_dir(tmp_path / "out", {}) as journal:
+        (journal.directory / "rows").write_text("1")
+    with pytest.raises(ConfigError):
+        remove_tree(tmp_path / "out")
+
+
+def test_what_came_into_a_replaced_directory_stays(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with atomic_dir(out, replaceable="key") as partial:
+        (partial / "key").write_text("1")
+
+    def replace() -> None:
+        with atomic_dir(out, replaceable="key") as partial:
+            (partial / "key").write_text("2")
+            (out / "thesis").write_text("ten years")
+
+    with pytest.raises(ConfigError, match="'thesis'"):
+        replace()
+    assert sorted(path.name for path in out.iterdir()) == ["key", "thesis"]

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Levels below the fast tier."""
+
+import threading
+
+import pytest
+import torch
+
+from terarec.errors import StorageError
+from terarec.kernels.slots import RowBatch
+from terarec.memory.cache import Cache
+from terarec.memory.cached_part import BudgetError
+from terarec.memory.level import FileLevel
+from terarec.memory.table_stores import TableStores
+from terarec.memory.write_behind import WrittenBehind
+from tests.errors import at
+from tests.memory.memory_row_store import MemoryRowStore
+
+ROW_BYTES = 16
+
+
+def batch(*keys: int, table: int = 0) -> RowBatch:
+    held = torch.tensor(keys, dtype=torch.int64)
+    return RowBatch(held + 1000 * table, held, torch.full_like(held, table))
+
+
+def joined(*parts: RowBatch) -> RowBatch:
+    return RowBatch(*(torch.cat(held) for held in zip(*parts, strict=True)))
+
+
+def rows(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.uint8)[:, None].repeat(1, ROW_BYTES)
+
+
+def stores() -> TableStores:
+    return TableStores([MemoryRowStore(ROW_BYTES), MemoryRowStore(ROW_BYTES)])
+
+
+LEVELS = {
+    "stores": stores,
+    "cache": lambda: Cache(ROW_BYTES, [4], stores(), slot_bytes=10, name="host"),
+    "cache-of-reads": lambda: Cache(ROW_BYTES, [4], stores(), slot_bytes=10, name="host", keeps_read=True),
+    "behind": lambda: WrittenBehind(stores()),
+}
+
+
+@pytest.mark.parametrize("level", LEVELS.values(), ids=LEVELS)
+def test_rows_of_several_tables_come_back(level) -> None:
+    held: FileLevel = level()
+    mixed = joined(batch(3, table=1), batch(5, 4), batch(7, table=1), batch(9, 8, 7))
+    held.write(mixed, rows(1, 2, 3, 4, 5, 6, 7))
+    held.write(batch(4), rows(9))
+    wanted = joined(batch(7), batch(6), batch(7, 3, table=1), batch(4, 4))
+    out = rows(0, 0, 0, 0, 0, 0)
+    assert held.read(wanted, out).tolist() == [True, False, True, True, True, True]
+    assert out[:, 0].tolist() == [7, 0, 4, 1, 9, 9]
+    held.erase(joined(batch(7), batch(100), batch(3, table=1)))
+    assert (held.count(0), held.count(1)) == (4, 1)
+    found = {
+        key: int(row[0]) for keys, values in held.items(0, 2) for key, row in zip(keys.tolist(), values, strict=True)
+    }
+    assert found == {5: 2, 4: 9, 9: 5, 8: 6}
+    held.commit({})
+    assert held.memory_bytes > 0
+    held.close()
+
+
+def test_a_cache_without_a_level_below_is_a_limit() -> None:
+    cache = Cache(ROW_BYTES, [4], None, slot_bytes=10, name="host")
+    cache.write(batch(1, 2, 3, 4), rows(1, 2, 3, 4))
+    cache.write(batch(2, 3), rows(5, 6))
+    with pytest.raises(BudgetError) as caught:
+        cache.write(batch(5), rows(5))
+    assert (caught.value.needed, caught.value.held, caught.value.needed_bytes) == (5, 4, 5 * 26)
+    assert cache.count(0) == 4
+    assert sum(len(keys) for keys, _ in cache.items(0, 3)) == 4
+
+
+class Counted(TableStores):
+    """Stores that count the rows that are read."""
+
+    num_read = 0
+
+    def read(self, held: RowBatch, out: torch.Tensor) -> torch.Tensor:
+        self.num_read += held.rows.numel()
+        return super().read(held, out)
+
+
+def test_rows_that_were_read_stay_where_they_are_to_be_kept() -> None:
+    level = Counted([MemoryRowStore(ROW_BYTES)])
+    level.write(batch(*range(8)), rows(*range(8)))
+    cache = Cache(ROW_BYTES, [4], level, slot_bytes=10, name="host", keeps_read=True)
+    for wanted, num_read in ((batch(1, 2, 1, 9), 4), (batch(2, 1, 2), 4), (batch(3, 4, 1), 6), (batch(1, 2, 5, 3), 7)):
+        out = rows(*[77] * wanted.rows.numel())
+        found = cache.read(wanted, out)
+        assert found.tolist() == (wanted.rows < 8).tolist()
+        assert out[found, 0].tolist() == wanted.rows[found].tolist()
+        assert level.num_read == num_read
+    assert len(cache) == 4
+    assert not cache.parts[0].slots.is_dirty.any()
+
+
+class Gated(TableStores):
+    """Stores that write when a test lets them."""
+
+    def __init__(self) -> None:
+        super().__init__([MemoryRowStore(ROW_BYTES)])
+        self.gate = threading.Event()
+        self.is_full = True
+
+    def write(self, held: RowBatch, values: torch.Tensor) -> None:
+        self.gate.wait()
+        if self.is_full and 13 in held.keys:
+            raise StorageError("disk: full")
+        super().write(held, values)
+
+
+def test_rows_that_are_being_written_are_waited_for() -> None:
+    level = Gated()
+    behind = WrittenBehind(level)
+    behind.write(batch(1), rows(1))
+    out = rows(0)
+    assert behind.read_others(batch(2), out).tolist() == [False]
+    threading.Timer(0.05, level.gate.set).start()
+    assert behind.read(batch(1), out).tolist() == [True]
+    behind.write(batch(13), rows(1))
+    for call in (behind.wait, lambda: behind.write(batch(2), rows(2))):
+        with pytest.raises(StorageError, check=at("", "disk: full")):
+            call()
+    # Finding L8: the error of the thread was final, and its rows were lost.
+    level.is_full = False
+    behind.write(batch(2), rows(2))
+    for key in (13, 2):
+        assert behind.read(batch(key), out).tolist() == [True]
+    behind.close()

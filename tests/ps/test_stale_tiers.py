@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tiers that miss updates, or come back with rows of another time: lookups never read them, and they are renewed."""
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from terarec.errors import StaleRowsError, StorageError
+from terarec.kernels.slots import RowBatch
+from terarec.memory.level import batch_of
+from terarec.memory.redis_server import RedisServer
+from terarec.ps import TableTiers, TierUseStatistics
+from terarec.spec import RowFileSpec
+from terarec.spec.parameter_server import OverflowSpec
+from tests.ps.redis_processes import RedisProcess, needs_redis, running
+from tests.ps.tiers import Delegating, Tier, disk, distinct_rows, host, table_of
+from tests.ps.tiers import redis as redis_tier
+from tests.waiting import wait_for
+
+redis = pytest.importorskip("redis")
+KEYS = torch.arange(1, 201)
+CHANGED, REMOVED = KEYS[:60], KEYS[150:]
+_TAGS = itertools.count()
+
+
+class Clock:
+    """Seconds that a test sets."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Failing(Delegating):
+    """A level that takes no changes on demand."""
+
+    fails = False
+
+    def write(self, batch: RowBatch, values: Tensor) -> None:
+        if self.fails:
+            raise StorageError("tier", "fails")
+        self.level.write(batch, values)
+
+    def erase(self, batch: RowBatch) -> None:
+        if self.fails:
+            raise StorageError("tier", "fails")
+        self.level.erase(batch)
+
+
+def failing(clock: Clock) -> Tier:
+    return host(4, kind=Failing, clock=clock)
+
+
+def fail(tier: Tier, fails: bool) -> None:
+    tier.guarded.level.fails = fails  # type: ignore[attr-defined]
+
+
+def use(table: TableTiers, place: int) -> TierUseStatistics:
+    return table.statistics().tiers[place]
+
+
+def update(table: TableTiers, salt: float, state: str | None = None) -> None:
+    with table.changing(state):
+        table.erase(REMOVED)
+        table.insert(CHANGED, distinct_rows(4, CHANGED, salt))
+
+
+def newest(salt: float) -> Tensor:
+    rows = distinct_rows(4, KEYS)
+    rows[CHANGED - 1], rows[REMOVED - 1] = distinct_rows(4, CHANGED, salt), 0.0
+    return rows
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_an_update_goes_on_without_a_tier_that_fails(place: int) -> None:
+    """Finding L4: one dead tier stopped every update."""
+    clock = Clock()
+    tiers = [failing(clock), failing(clock)]
+    table = table_of(tiers)
+    table.insert(KEYS, distinct_rows(4, KEYS))
+    fail(tiers[place], True)
+    update(table, 1.0)
+    assert torch.equal(table.lookup(KEYS), newest(1.0))
+    assert (use(table, place).is_stale, use(table, place).is_available) == (True, False)
+    update(table, 2.0)  # which it misses, too
+    clock.now += 1
+    assert table.renew() == 0
+    assert torch.equal(table.lookup(KEYS), newest(2.0))
+    fail(tiers[place], False)
+    clock.now += 10
+    assert table.renew() == 1
+    assert (use(table, place).is_stale, use(table, place).renewed) == (False, 1)
+    assert use(table, place).missed == 2 * (CHANGED.numel() + REMOVED.numel())
+    values = torch.zeros(KEYS.numel(), 16, dtype=torch.uint8)
+    tiers[place].guarded.level.read(batch_of(KEYS, 0), values)
+    assert torch.equal(values.view(torch.float32), newest(2.0))
+
+
+def test_an_update_that_no_tier_with_all_rows_takes_is_an_error() -> None:
+    tiers = [host(4), failing(Clock())]
+    table = table_of(tiers, keeps_found=[True, False])
+    table.insert(KEYS, distinct_rows(4, KEYS))
+    fail(tiers[1], True)
+    with pytest.raises(StorageError):
+        update(table, 1.0)
+    assert not use(table, 1).is_stale
+    fail(tiers[1], False)
+    update(table, 1.0)
+    assert torch.equal(table.lookup(KEYS), newest(1.0))
+
+
+def test_a_cache_of_rows_that_missed_changes_forgets_their_keys() -> None:
+    clock = Clock()
+    fast, slow = failing(clock), host(4)
+    table = table_of([fast, slow], keeps_found=[True, False])
+    slow.insert(KEYS, distinct_rows(4, KEYS))
+    table.lookup(KEYS)
+    assert fast.count() == KEYS.numel()
+    fail(fast, True)
+    update(table, 1.0)
+    fail(fast, False)
+    clock.now += 1
+    assert table.renew() == 1
+    assert fast.count() == KEYS.numel() - CHANGED.numel() - REMOVED.numel()
+    assert torch.equal(table.lookup(KEYS), newest(1.0))
+
+
+class InFrontOfFiles:
+    """A table in Redis, in front of a row file that has all rows, too."""
+
+    def __init__(self, server: RedisProcess, path: Path, tag: str | None = None, **options: object) -> None:
+        self.clock = Clock()
+        spec = server.spec(num_partitions=3, timeout_seconds=5.0, **options)
+        self.tag = tag or f"hps_et.m.stale{next(_TAGS)}"
+        self.fast = redis_tier(RedisServer(spec), self.tag, 4, self.clock)
+        self.slow = disk(RowFileSpec(path=str(path)), path / "t", 4)
+        self.table = table_of([self.fast, self.slow])
+        if tag is None:
+            self.table.insert(KEYS, distinct_rows(4, KEYS))
+        else:
+            self.slow.insert(KEYS, distinct_rows(4, KEYS))
+        self.client = redis.Redis(server.host, server.port)
+
+    def assert_served(self, expected: Tensor) -> None:
+        """Whatever the state of Redis, and also when all is well again."""
+        for _ in range(3):
+            assert torch.equal(self.table.lookup(KEYS), expected)
+            self.clock.now += 10
+
+    def assert_renewed(self, expected: Tensor) -> None:
+        """Redis is brought up to date, and then has each row."""
+        self.clock.now += 10
+        assert self.table.renew() == 1
+        hits = use(self.table, 0).counted.hits
+        self.assert_served(expected)
+        assert use(self.table, 0).counted.hits == hits + 3 * int((expected != 0).any(1).count_nonzero())
+        assert use(self.table, 0).is_available
+
+
+@pytest.fixture
+def snapshotted(tmp_path: Path) -> Iterator[RedisProcess]:
+    """A server that keeps what it holds by snapshots alone, as one does by default."""
+    with running(tmp_path / "redis", "--appendonly", "no") as server:
+        yield server
+
+
+@needs_redis
+def test_a_killed_server_is_told_what_it_missed(tmp_path: Path) -> None:
+    with running(tmp_path / "redis", "--appendfsync", "always") as server:
+        held = InFrontOfFiles(server, tmp_path / "rows")
+        update(held.table, 1.0)
+        server.kill()
+        update(held.table, 2.0)
+        assert use(held.table, 0).is_stale
+        held.assert_served(newest(2.0))
+        assert held.table.renew() == 0
+        server.start()
+        held.assert_served(newest(2.0))
+        inserted = use(held.table, 0).counted.inserted
+        held.assert_renewed(newest(2.0))
+        assert use(held.table, 0).counted.inserted == inserted + CHANGED.numel()
+
+
+@needs_redis
+@pytest.mark.parametrize("is_noticed_by", ["lookup", "update"])
+@pytest.mark.parametrize("state", [None, "step-2"])
+def test_a_server_restarted_from_its_snapshot_is_noticed(
+    snapshotted: RedisProcess, tmp_path: Path, is_noticed_by: str, state: str | None
+) -> None:
+    """Finding L2: it served rows of an earlier step, and statistics called it available."""
+    held = InFrontOfFiles(snapshotted, tmp_path / "rows")
+    held.client.save()
+    update(held.table, 1.0, state)
+    snapshotted.kill()
+    snapshotted.start()
+    if is_noticed_by == "update":
+        update(held.table, 2.0, state)
+    expected = newest(1.0 if is_noticed_by == "lookup" else 2.0)
+    held.assert_served(expected)
+    assert use(held.table, 0).is_stale
+    assert use(held.table, 0).skipped > 0
+    held.assert_renewed(expected)
+
+
+@needs_redis
+def test_a_server_restarted_in_the_middle_of_an_update_is_noticed(snapshotted: RedisProcess, tmp_path: Path) -> None:
+    held = InFrontOfFiles(snapshotted, tmp_path / "rows")
+    with held.table.changing():
+        held.table.erase(REMOVED)
+        held.client.save()
+        held.table.insert(CHANGED, distinct_rows(4, CHANGED, 1.0))
+        snapshotted.kill()
+        snapshotted.start()
+    assert use(held.table, 0).is_stale
+    held.assert_served(newest(1.0))
+    held.assert_renewed(newest(1.0))
+
+
+@needs_redis
+def test_a_server_that_lost_all_rows_is_filled(snapshotted: RedisProcess, tmp_path: Path) -> None:
+    held = InFrontOfFiles(snapshotted, tmp_path / "rows")
+    held.client.flushall()
+    held.assert_served(distinct_rows(4, KEYS))
+    assert use(held.table, 0).is_stale
+    held.assert_renewed(distinct_rows(4, KEYS))
+
+
+@needs_redis
+def test_a_replica_that_lags_takes_over(tmp_path: Path) -> None:
+    options = ("--appendonly", "no")
+    with running(tmp_path / "first", *options) as server, running(tmp_path / "second", *options) as replica:
+        held = InFrontOfFiles(server, tmp_path / "rows")
+        other = redis.Redis(replica.host, replica.port)
+        other.replicaof(server.host, server.port)
+        mark = f"hps_et{{{held.tag}/p0}}s"
+        wait_for(lambda: other.get(mark) is not None and other.get(mark) == held.client.get(mark))
+        other.replicaof("NO", "ONE")  # the link breaks, so that the update does not arrive
+        # Until its first append-only file is written, a replica that is killed has nothing.
+        wait_for(lambda: not other.info("persistence")["aof_rewrite_in_progress"])
+        update(held.table, 1.0)
+        server.kill()
+        # As behind an address that moves to the machine of the replica.
+        other.save()
+        replica.kill()
+        replica.host, replica.port = server.host, server.port
+        replica.start()
+        held.assert_served(newest(1.0))
+        assert use(held.table, 0).is_stale
+        held.assert_renewed(newest(1.0))
+
+
+@needs_redis
+def test_processes_that_share_a_server(redis_server: RedisProcess, tmp_path: Path) -> None:
+    """Updates without a state reach both; rows of another state are not read where a slower tier has the own ones."""
+    first = InFrontOfFiles(redis_server, tmp_path / "first")
+    second = InFrontOfFiles(redis_server, tmp_path / "second", first.tag)
+    table = table_of([redis_tier(RedisServer(redis_server.spec(num_partitions=3)), first.tag, 4)])
+    for one in (second.table, table):
+        with one.changing():
+            pass
+    first.table.insert(CHANGED, distinct_rows(4, CHANGED, 1.0))
+    expected = distinct_rows(4, KEYS)
+    expected[CHANGED - 1] = distinct_rows(4, CHANGED, 1.0)
+    assert torch.equal(second.table.lookup(KEYS), expected)
+    assert torch.equal(table.lookup(KEYS), expected)
+    update(second.table, 1.0)
+    update(first.table, 2.0, "next")
+    second.assert_served(newest(1.0))
+    assert use(second.table, 0).is_stale
+    assert torch.equal(table.lookup(KEYS), newest(2.0))  # there is nothing else
+    assert second.table.renew() == 0  # nobody rolls back what the other did
+    update(second.table, 2.0, "next")
+    second.clock.now += 10
+    assert second.table.renew("next") == 1
+    second.assert_served(newest(2.0))
+    first.assert_served(newest(2.0))
+
+
+@needs_redis
+def test_a_table_that_another_program_wrote_has_no_fence(redis_server: RedisProcess) -> None:
+    """HugeCTR's rows are served as they are; only changes by terarec have marks."""
+    tier = redis_tier(RedisServer(redis_server.spec(num_partitions=3)), "hps_et.foreign.t", 4)
+    values = distinct_rows(4, KEYS).view(torch.uint8)
+    tier.guarded.level.write(batch_of(KEYS, 0), values)
+    assert torch.equal(table_of([tier]).lookup(KEYS), distinct_rows(4, KEYS))
+    names = redis.Redis(redis_server.host, redis_server.port).keys("hps_et{hps_et.foreign.*")
+    assert all(name.endswith(b"v") for name in names)
+
+
+@needs_redis
+def test_a_full_server_is_stale_and_the_file_serves(tmp_path: Path) -> None:
+    with running(tmp_path / "redis", "--maxmemory", "3mb", "--maxmemory-policy", "noeviction") as server:
+        held = InFrontOfFiles(server, tmp_path / "rows")
+        many = torch.arange(1000, 101_000)
+        held.table.insert(many, distinct_rows(4, many))
+        assert use(held.table, 0).is_stale
+        assert torch.equal(held.table.lookup(many), distinct_rows(4, many))
+
+
+@needs_redis
+def test_a_bounded_server_forgets_what_it_missed(tmp_path: Path) -> None:
+    with running(tmp_path / "redis", "--appendfsync", "always") as server:
+        held = InFrontOfFiles(server, tmp_path / "rows", overflow=OverflowSpec(max_rows=60))
+        server.kill()
+        update(held.table, 1.0)
+        server.start()
+        held.clock.now += 10
+        assert held.table.renew() == 1
+        held.assert_served(newest(1.0))
+
+
+@needs_redis
+def test_a_stale_lookup_is_an_error_of_its_own(snapshotted: RedisProcess, tmp_path: Path) -> None:
+    held = InFrontOfFiles(snapshotted, tmp_path / "rows")
+    held.client.flushall()
+    with pytest.raises(StaleRowsError) as caught:
+        held.fast.guarded.level.read(batch_of(KEYS, 0), torch.empty(KEYS.numel(), 16, dtype=torch.uint8))
+    assert not caught.value.is_later

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A replica moves over the day's boundary by a delta alone, with the ids that the new day has added (finding L12)."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from terarec.apps.synthetic.criteo import generate
+from terarec.checkpoint import complete_checkpoints
+from terarec.checkpoint.directory import copy_chain, read_manifest
+from terarec.errors import ConfigError
+from terarec.etl import prepare
+from terarec.etl.ops.categorical import Categorify, Vocabularies
+from terarec.etl.ready import criteo
+from terarec.etl.values import ValueIds
+from terarec.etl.workflow import Workflow
+from terarec.serve import (
+    InferenceSession,
+    LiveUpdates,
+    ServedTables,
+    UpdatePublisher,
+    UpdateReceiver,
+    open_stream,
+)
+from terarec.spec import (
+    CacheSpec,
+    DLRMSpec,
+    DynamicTablesSpec,
+    OneSplit,
+    ParameterServerSpec,
+    RunSpec,
+    SplitByFiles,
+    StaticTablesSpec,
+    TrainingSpec,
+)
+from terarec.spec.serving import UpdateStreamSpec
+from terarec.train.run import build
+from tests.errors import at
+from tests.serve.conftest import TrainedRun
+from tests.serve.update_servers import stream_server
+
+
+@pytest.fixture(scope="module", params=["redis", pytest.param("kafka", marks=pytest.mark.slow)])
+def new_stream(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[], UpdateStreamSpec]]:
+    with stream_server(request.param, tmp_path_factory.mktemp("server")) as made:
+        yield made
+
+
+TABLES = {"static": StaticTablesSpec(), "dynamic": DynamicTablesSpec(max_rows=20_000)}
+
+
+@pytest.fixture(scope="module")
+def both_days(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Days]:
+    """Return a function from a kind of tables to the two days of a run, which are trained once."""
+    logs = tmp_path_factory.mktemp("logs")
+    report = generate(logs, rows=3_000, days=3, seed=7)
+
+    @cache
+    def trained(kind: str) -> Days:
+        return Days([logs / file for file in report.files], tmp_path_factory.mktemp(kind), TABLES[kind])
+
+    return trained
+
+
+def with_added_values(workflow: Workflow, log: Path, most: int) -> Workflow:
+    """Return a fitted workflow whose ids go on with values of another log that it does not know."""
+    lines = [line.split("\t") for line in log.read_text().splitlines()]
+    states = dict(workflow.states)
+    for step, operator in enumerate(workflow.plan.operators):
+        if not isinstance(operator, Categorify):
+            continue
+        state = states[step]
+        assert isinstance(state, Vocabularies)
+        ids, counts = dict(state.ids), dict(state.counts)
+        for column, held in state.ids.items():
+            place = 13 + int(column.removeprefix("C"))
+            found = {int(line[place], 16) for line in lines if line[place]} - set(held.values.to_pylist())
+            added = pa.array(sorted(found)[:most], held.values.type)
+            ids[column] = ValueIds(held.kind, pa.concat_arrays([held.values, added]), held.hash_buckets)
+            ones = pa.array([1] * len(added), counts[column].type)
+            counts[column] = pa.concat_arrays([counts[column], ones])
+        states[step] = Vocabularies(ids, counts)
+    return Workflow.of(dataclasses.replace(workflow.spec, split=OneSplit(split="train")), states)
+
+
+class Days:
+    """Two days of a run: the second one has more ids, and touches few of the rows."""
+
+    def __init__(self, logs: list[Path], root: Path, tables: StaticTablesSpec | DynamicTablesSpec) -> None:
+        prepare(Workflow.of(criteo(min_count=1, split=SplitByFiles(valid=1))), logs[:2], root / "data1")
+        few = root / "day2.tsv"
+        lines = logs[2].read_text().splitlines()[:40]
+        few.write_text("\n".join(lines) + "\n")
+        grown = with_added_values(Workflow.load(root / "data1/workflow"), few, 5)
+        prepare(grown, [few], root / "data2")
+        self.lines = tuple(lines)
+        self.root, self.first, self.second = root, root / "day1", root / "day2"
+        self.spec = RunSpec(
+            data=str(root / "data1"),
+            model=DLRMSpec(width=4, bottom=(8, 4), top=(8,), tables=tables),
+            training=TrainingSpec(batch_size=128, max_steps=7, delta_every=3, reader_threads=1),
+        )
+        build(self.spec, self.first).fit()
+        training = dataclasses.replace(
+            self.spec.training, max_steps=2, batch_size=20, delta_every=None, eval_split=None
+        )
+        spec = dataclasses.replace(self.spec, data=str(self.root / "data2"), training=training)
+        build(spec, self.second, init_from=self.first, extend_chain=True).fit()
+        newest = complete_checkpoints(self.second / "checkpoints")[-1]
+        assert newest.name == "step-00000009"
+        assert read_manifest(newest).delta is not None
+
+    @property
+    def records(self) -> dict[str, list[object]]:
+        return TrainedRun(self.second, self.root, self.lines).records(0, len(self.lines))
+
+
+def publish(run: Path, spec: UpdateStreamSpec) -> tuple[int, int]:
+    """Publish what is new; return the number of checkpoints and their bytes."""
+    stream = open_stream(spec)
+    try:
+        publisher = UpdatePublisher(run, stream, every_seconds=None)
+        return publisher.poll(), publisher.statistics().bytes
+    finally:
+        stream.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "cached"),
+    [("static", None), ("static", CacheSpec(share=0.5)), ("dynamic", None)],
+    ids=["static", "static with a cache", "dynamic"],
+)
+def test_a_replica_crosses_the_day_by_the_delta_alone(
+    kind: str,
+    cached: CacheSpec | None,
+    both_days: Callable[[str], Days],
+    new_stream: Callable[[], UpdateStreamSpec],
+    tmp_path: Path,
+) -> None:
+    days, replica, spec = both_days(kind), tmp_path / "replica", new_stream()
+    _, of_first = publish(days.first, spec)
+    with UpdateReceiver(open_stream(spec), replica, every_seconds=None) as receiver:
+        assert receiver.wait(60)
+    with (
+        InferenceSession.open(replica, tables=ServedTables(server=ParameterServerSpec(), cache=cached)) as session,
+        LiveUpdates(session, replica, every_seconds=None) as updates,
+    ):
+        assert session.step == 7
+        before = session.predict(days.records)
+        checkpoints, of_second = publish(days.second, spec)
+        assert checkpoints == 1
+        assert of_second < of_first / 2
+        with UpdateReceiver(open_stream(spec), replica, every_seconds=None) as receiver:
+            assert receiver.poll() == 1
+            assert receiver.statistics().rejected == 0
+        assert updates.poll()
+        assert (updates.statistics().deltas, updates.statistics().snapshots) == (1, 0)
+        assert session.step == 9
+        expected = InferenceSession.open(days.second).predict(days.records)
+        assert np.array_equal(session.predict(days.records), expected)
+        assert not np.array_equal(before, expected)
+    # A replica that starts now finds all of it in its own directory.
+    with InferenceSession.open(replica) as opened:
+        assert np.array_equal(opened.predict(days.records), expected)
+
+
+def test_a_replica_that_begins_on_the_second_day_gets_its_ids(
+    both_days: Callable[[str], Days], new_stream: Callable[[], UpdateStreamSpec], tmp_path: Path
+) -> None:
+    days, spec = both_days("static"), new_stream()
+    assert publish(days.second, spec)[0] > 1  # the chain of the first day, then its delta
+    with UpdateReceiver(open_stream(spec), tmp_path / "replica", every_seconds=None) as receiver:
+        assert receiver.poll() > 1
+    opened = InferenceSession.open(tmp_path / "replica")
+    assert np.array_equal(opened.predict(days.records), InferenceSession.open(days.second).predict(days.records))
+
+
+def test_a_run_that_describes_other_columns_is_rejected_by_a_session(
+    both_days: Callable[[str], Days], tmp_path: Path
+) -> None:
+    days, run = both_days("static"), tmp_path / "run"
+    shutil.copytree(days.first, run)
+    with (
+        InferenceSession.open(run, tables=ServedTables(server=ParameterServerSpec())) as session,
+        LiveUpdates(session, run, every_seconds=None) as updates,
+    ):
+        before = session.predict(days.records)
+        copy_chain(complete_checkpoints(days.second / "checkpoints")[-1], run / "checkpoints")
+        file = run / "dataset/dataset.json"
+        file.write_text(file.read_text().replace('"C26"', '"C27"'))
+        with pytest.raises(ConfigError, check=at("data set 'criteo'", "the column 'C27'")):
+            updates.poll()
+        assert updates.statistics().rejected == 1
+        assert np.array_equal(session.predict(days.records), before)

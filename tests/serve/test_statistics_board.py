@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counters of one model in several processes: sums, a writer and readers at once, workers that end."""
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from terarec.serve.statistics import BatchCount, ModelStatistics, StageTimes, StatisticsCounter
+from terarec.serve.statistics_board import StatisticsBoard, StatisticsWriter
+from terarec.serve.workers import WorkerContext, Workers
+from tests.waiting import PATIENCE
+
+
+def counted(records: int, *, failed: str | None = None) -> StatisticsCounter:
+    counter = StatisticsCounter()
+    counter.add_batch(records, StageTimes(0, 1, 2, 3), [10, 20])
+    if failed is not None:
+        counter.add_failure(failed, 5)
+    return counter
+
+
+def test_counters_are_summed() -> None:
+    board = StatisticsBoard(3)
+    assert board.others(0) == ModelStatistics()
+    first, second = counted(4, failed="error").read(), counted(4, failed="expired").read()
+    board.write(0, first)
+    board.write(1, second)
+    assert board.others(0) == second
+    total = board.others(2)
+    assert total == first.plus(second)
+    assert (total.succeeded, total.records, total.failed) == (4, 8, {"error": 1, "expired": 1})
+    assert total.success_ns == 2 * (30 + 2 * 6)
+    assert total.times == StageTimes(60, 4, 8, 12)
+    assert total.batches == {4: BatchCount(count=2, times=StageTimes(0, 2, 4, 6))}
+    board.bury(1)
+    third = counted(7).read()
+    board.write(1, third)
+    assert board.others(2) == total.plus(third)
+
+
+def test_more_sizes_of_batches_than_there_is_room_for() -> None:
+    board = StatisticsBoard(1)
+    batches = {size: BatchCount(count=10**9, times=StageTimes(0, 10**15, 10**15, 10**15)) for size in range(30_000)}
+    board.write(0, ModelStatistics(records=5, batches=batches))
+    assert board.read(0) == ModelStatistics(records=5)
+
+
+def test_a_reader_sees_whole_counters() -> None:
+    board = StatisticsBoard(1)
+    is_over = threading.Event()
+
+    def write() -> None:
+        count = 0
+        while not is_over.is_set():
+            count += 1
+            board.write(0, ModelStatistics(records=count, succeeded=count, failed={"error" * (count % 50): count}))
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    for _ in range(500):
+        found = board.read(0)
+        assert found.records == found.succeeded == sum(found.failed.values())
+    is_over.set()
+    thread.join(PATIENCE)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_the_counters_of_a_worker_outlive_it() -> None:
+    board = StatisticsBoard(2)
+
+    def work(context: WorkerContext) -> None:
+        is_over = threading.Event()
+        signal.signal(signal.SIGTERM, lambda *_: is_over.set())
+        counter = counted(context.index + 1)
+        with StatisticsWriter(board, context.index, counter) as writer:
+            writer.poll()
+            context.started(is_over.set)
+            while not is_over.wait(0.05):
+                pass
+            counter.add_failure("cancelled")
+
+    workers = Workers(2, work, board.bury)
+    seen: list[int] = []
+
+    def watch() -> None:
+        seen.append(board.others(-1).records)
+        os.kill(workers.pids[0], signal.SIGKILL)
+        until = time.monotonic() + PATIENCE
+        while board.others(-1).records < 4 and time.monotonic() < until:
+            time.sleep(0.02)
+        seen.append(board.others(-1).records)
+        workers.stop()
+
+    watching = threading.Thread(target=watch)
+    workers.run(watching.start)
+    watching.join(PATIENCE)
+    # 1 and 2; then the 1 of the worker that took its place, too.
+    assert seen == [3, 4]
+    assert board.others(-1).failed == {"cancelled": 2}  # written at the end

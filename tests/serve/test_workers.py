@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several processes on one address: one copy of the tables, workers that are killed, errors, and the end."""
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from terarec.errors import ConfigError
+from terarec.serve import InferenceClient, InferenceError, InferenceSession, serve
+from terarec.serve.workers import WorkerContext, Workers
+from terarec.spec import DLRMSpec, RunSpec, ServingSpec, TrainingSpec
+from terarec.train.run import build
+from tests.errors import at
+from tests.processes import Python
+from tests.serve.conftest import TrainedRun
+from tests.waiting import wait_for
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from terarec.serve import serve
+from terarec.spec import ServingSpec
+spec = ServingSpec(name="dlrm", port=0, workers=int(sys.argv[2]))
+serve(Path(sys.argv[1]), spec, lambda server: print(server.port, flush=True))
+print("stopped", flush=True)
+"""
+
+
+@contextlib.contextmanager
+def server_of(run: Path, workers: int) -> Iterator[tuple[Python, InferenceClient]]:
+    process = Python(PROGRAM, run, str(workers))
+    try:
+        yield process, InferenceClient(f"http://127.0.0.1:{process.read_line()}", model="dlrm")
+    finally:
+        process.close()
+
+
+def children(pid: int) -> list[int]:
+    return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def is_there(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def score(client: InferenceClient, trained: TrainedRun, start: int) -> np.ndarray:
+    """Ask once more where the connection was that of a worker that was killed."""
+    for _ in range(100):
+        try:
+            return client.infer(trained.records(start, start + 3))["score"]
+        except InferenceError:
+            time.sleep(0.05)
+    raise AssertionError("no answer")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_worker_that_is_killed_is_started_again(trained: TrainedRun, session: InferenceSession) -> None:
+    with server_of(trained.path, 2) as (process, client):
+        first = children(process.pid)
+        assert len(first) == 2
+        for start in range(0, 30, 3):
+            expected = session.predict(trained.records(start, start + 3))
+            np.testing.assert_allclose(score(client, trained, start), expected, rtol=0, atol=1e-6)
+        os.kill(first[0], signal.SIGKILL)
+        wait_for(lambda: len(set(children(process.pid)) - set(first)) == 1)
+        for start in range(0, 30, 3):
+            expected = session.predict(trained.records(start, start + 3))
+            np.testing.assert_allclose(score(client, trained, start), expected, rtol=0, atol=1e-6)
+        workers = children(process.pid)
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.read_line() == "stopped"
+        wait_for(lambda: not any(map(is_there, workers)))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_workers_end_with_the_process_that_started_them(trained: TrainedRun) -> None:
+    with server_of(trained.path, 2) as (process, _):
+        workers = children(process.pid)
+        os.kill(process.pid, signal.SIGKILL)
+        wait_for(lambda: not any(map(is_there, workers)))
+
+
+def proportional_bytes(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_tables_are_in_memory_once(trained: TrainedRun, tmp_path: Path) -> None:
+    """What two more workers add to the proportional set sizes is less than half of the tables each."""
+    width = 4096
+    model = DLRMSpec(width=width, bottom=(8, width), top=(8,))
+    training = TrainingSpec(batch_size=128, max_steps=1, reader_threads=1)
+    build(RunSpec(data=str(trained.data), model=model, training=training), tmp_path / "run").fit()
+    tables = tmp_path.joinpath("run", "checkpoints").rglob("tables/*.safetensors")
+    size = sum(file.stat().st_size for file in tables)
+    sums: dict[int, int] = {}
+    for workers in (2, 4):
+        with server_of(tmp_path / "run", workers) as (process, client):
+            for start in range(0, 60, 3):
+                score(client, trained, start)
+            sums[workers] = sum(map(proportional_bytes, (process.pid, *children(process.pid))))
+    assert size > 100e6
+    assert (sums[4] - sums[2]) / 2 < 0.5 * size
+
+
+def test_the_error_of_a_worker_is_that_of_the_server() -> None:
+    def work(context: WorkerContext) -> None:
+        raise ConfigError("executor", f"got 'x' in worker {context.index}")
+
+    workers = Workers(2, work)
+    with pytest.raises(ConfigError, match="executor: got 'x' in worker 0"):
+        workers.run(lambda: None)
+
+
+def test_a_worker_that_ends_without_a_word_is_an_error() -> None:
+    def work(_: WorkerContext) -> None:
+        os._exit(7)
+
+    workers = Workers(1, work)
+    with pytest.raises(ConfigError, check=at("worker 0", "exit code 7")):
+        workers.run(lambda: None)
+
+
+def test_what_several_processes_cannot_serve_is_named(trained: TrainedRun) -> None:
+    with pytest.raises(ConfigError, check=at("ServingSpec.workers", "got 2 on a GPU")):
+        serve(trained.path, ServingSpec(port=0, workers=2), device=torch.device("cuda"))
+    with pytest.raises(ConfigError, check=at("ServingSpec.workers")):
+        ServingSpec(workers=0)

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``tools/upstream.py`` on files in the style of upstream's, which these tests write."""
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+import pytest
+from tools.upstream import release_of
+from tools.upstream_files.cases import Case, find_cases, in_chains, stop_of
+from tools.upstream_files.changes import shrink
+from tools.upstream_files.data import generate, place_named_files
+from tools.upstream_files.pages import blocks, notebook_arguments, notebook_scripts, run_page
+from tools.upstream_files.probe import table_sizes
+from tools.upstream_files.running import Folder, Options, Row, explain
+from tools.upstream_files.table import lines, write_csv
+
+from terarec import hugectr
+from terarec.data.records import NormSource, RecordReader
+from terarec.spec import RecordLayout, SparseInput
+
+TRAINING = """
+import hugectr
+from mpi4py import MPI
+
+solver = hugectr.CreateSolver(max_eval_batches=300, batchsize_eval=16384, batchsize=16384, vvgpu=[[0]])
+reader = hugectr.DataReaderParams(
+    data_reader_type=hugectr.DataReaderType_t.Norm,
+    source=["./some_data/file_list.txt"],
+    eval_source="./some_data/file_list_test.txt",
+    check_type=hugectr.Check_t.Sum,
+)
+model = hugectr.Model(solver, reader, hugectr.CreateOptimizer())
+sparse = [hugectr.DataReaderSparseParam("data1", 2, False, 3)]
+model.add(hugectr.Input(1, "label", 2, "dense", sparse))
+model.add(hugectr.DenseLayer(hugectr.Layer_t.InnerProduct, bottom_names=["dense"], top_names=["fc"], num_output=1))
+model.add(hugectr.DenseLayer(hugectr.Layer_t.BinaryCrossEntropyLoss, ["fc", "label"], ["loss"]))
+model.compile()
+model.fit(max_iter=2300, display=200, eval_interval=1000, snapshot=2000, snapshot_prefix="/dump_infer/one")
+open("/dump_infer/one_dense_2000.model").close()
+"""
+FILES = {
+    "test/pybind_test/changed.py": TRAINING,
+    "test/pybind_test/threshold.py": TRAINING + 'raise RuntimeError("Cannot reach the AUC threshold {}".format(0.8))',
+    "test/pybind_test/failing.py": "import hugectr\n\nhugectr.CreateSolver(batchsiz=3)\n",
+    "test/pybind_test/unchanged.py": "import hugectr\nassert hugectr.CreateSolver().compat_release == '4.1'\n",
+    "test/pybind_test/helper.py": "NAME = 1\n",
+    "samples/for_gpus.py": "import cudf\nimport hugectr\n",
+    "samples/for_later.py": "import hugectr\nimport tensorflow as tf\n",
+    "docs/page.md": "# Page\n\n```python\nhugectr.CreateSolver()\n```\n\n```python\nhugectr.CreateSolver(lr=1)\n```\n",
+}
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    folder = tmp_path / "v4.1.1"
+    for name, text in FILES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.mark.slow
+def test_each_file_gets_its_row_and_a_failure_the_exit_code(checkout, tmp_path):
+    """Finding M: upstream's files are the test."""
+    table = tmp_path / "table.csv"
+    tool = Path(__file__).parents[2] / "tools" / "upstream.py"
+    command = [sys.executable, tool, checkout, "--jobs", "2", "--folder", tmp_path, "--csv", table]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 1
+    rows = {row["file"]: row for row in csv.DictReader(table.open(newline=""))}
+    assert {name: row["outcome"] for name, row in rows.items()} == {
+        "docs/page.md": "unchanged",
+        "samples/for_gpus.py": "not run",
+        "samples/for_later.py": "later",
+        "test/pybind_test/changed.py": "changed",
+        "test/pybind_test/failing.py": "failed",
+        "test/pybind_test/threshold.py": "changed",
+        "test/pybind_test/unchanged.py": "unchanged",
+    }
+    threshold = "; line 20: an AUC below the 0.8 of upstream's own data and iterations"
+    assert rows["test/pybind_test/threshold.py"]["detail"].endswith(threshold)
+    assert "batch size 16384 -> 256" in rows["test/pybind_test/changed.py"]["detail"]
+    assert rows["test/pybind_test/failing.py"]["detail"].startswith("line 3: ")
+    assert rows["samples/for_later.py"]["detail"].startswith("from line 2 on: ")
+    assert "generated file_list.txt: norm" in done.stdout
+    assert not list(tmp_path.glob("upstream-*"))
+
+
+def test_the_cases_are_the_files_that_use_hugectr(checkout):
+    cases = {case.path: case.outcome for case in find_cases(checkout)}
+    assert cases == {name: "not run" * (name == "samples/for_gpus.py") for name in FILES if "helper" not in name}
+    assert [case.path for case in find_cases(checkout, ("docs",))] == ["docs/page.md"]
+
+
+def test_converters_run_after_the_scripts_that_train():
+    names = ("hugectr2onnx_dcn_test.py", "train_scripts/deepfm.py", "train_scripts/dcn.py")
+    cases = [Case(path=f"test/onnx_converter_test/{name}", chain="onnx dcn") for name in names]
+    (chain,) = in_chains([*cases])
+    assert [case.path for case in chain] == [cases[1].path, cases[2].path, cases[0].path]
+
+
+@pytest.mark.parametrize(
+    ("text", "shrunk"),
+    [
+        ("max_iter=2300, snapshot = 2000, eval_interval=1001", "max_iter=23, snapshot = 20, eval_interval=11"),
+        ('"batchsize": 16384, "max_iter": 18000', '"batchsize": 256, "max_iter": 180'),
+        ('load("/dump_infer/dcn_dense_2000.model")', 'load("/r/dump_infer/dcn_dense_20.model")'),
+        ('"pred_" + str(2000)', '"pred_" + str(20)'),
+        ("sizes = [203931,\n  4, 18598]", "sizes = [2000,\n  4, 2000]"),
+        ("batchsize=71680, batchsize_eval=17548", "batchsize=1088, batchsize_eval=274"),
+        ("batchsize_eval=6400, batchsize=64", "batchsize_eval=6400, batchsize=64"),
+        ("num_output=1024, embedding_vec_size=128, lr=0.001", "num_output=1024, embedding_vec_size=128, lr=0.001"),
+        ('sys.path.append("/usr/local/hugectr/lib")', 'sys.path.append("/usr/local/hugectr/lib")'),
+    ],
+)
+def test_counts_shrink_and_nothing_else(text, shrunk):
+    found, changes = shrink(text, PurePosixPath("/r"))
+    assert found == shrunk
+    assert bool(changes.counts) == (found.replace("/r/", "/") != text)
+
+
+DEMAND = {
+    "kind": "norm",
+    "sources": ["data/file_list.0.txt"],
+    "keysets": ["data/file_list.0.keyset"],
+    "eval_source": "data/file_list_test.txt",
+    "label_dim": 1,
+    "dense_dim": 2,
+    "nnz": [2, 1],
+    "is_fixed": True,
+    "slot_sizes": [10, 20],
+    "key_bytes": 4,
+    "checksum": True,
+    "is_float": False,
+    "rows": 8,
+    "eval_rows": 4,
+}
+
+
+def test_data_has_the_layout_that_is_asked_for_and_its_keysets(tmp_path):
+    written = generate([DEMAND], tmp_path, 16)
+    assert [one.source.name for one in written] == ["file_list.0.txt", "file_list_test.txt"]
+    slots = SparseInput(name="data", nnz_per_slot=(2, 1), is_fixed_length=True)
+    layout = RecordLayout(label_dim=1, dense_dim=2, inputs=(slots,), key_bytes=4)
+    source = NormSource(written[0].source, layout, checksum=True)
+    reader = RecordReader(source, batch_size=16, repeat=False, drop_last=False, threads=1)
+    keys = next(iter(reader)).sparse.keys.numpy()
+    reader.close()
+    assert len(keys) == 48
+    assert np.fromfile(tmp_path / "data/file_list.0.keyset", np.uint32).tolist() == np.unique(keys).tolist()
+    assert generate([DEMAND], tmp_path, 16) == []
+    assert place_named_files(["./data/val/own_name.data"], written, tmp_path)
+    assert (tmp_path / "data/val/own_name.data").read_bytes() == written[1].files[0].read_bytes()
+
+
+def test_keys_fit_the_smallest_table_of_a_collection_that_looks_them_up():
+    tables = [hugectr.EmbeddingTableConfig(name=str(size), max_vocabulary_size=size, ev_size=8) for size in (9, 4, -1)]
+    collection = hugectr.EmbeddingCollectionConfig()
+    for number, (table, slot) in enumerate(zip(tables, ("a", "a", "b"), strict=True)):
+        collection.embedding_lookup(table, slot, f"out{number}", "sum")
+    slots = [hugectr.DataReaderSparseParam("a", [1, 1], True, 2), hugectr.DataReaderSparseParam("b", 1, True, 1)]
+    assert table_sizes([collection], slots) == [4, 4, 1_000]
+    assert table_sizes([], slots) == []
+
+
+def test_pages_run_block_by_block(tmp_path, capsys):
+    text = "# A\n\n```python\nknown.missing()\n```\n\n```python\nx = known\n```\ntext\n```python\n1 / 0\n```\n"
+    assert [line for line, _ in blocks(text)] == [4, 8, 12]
+    (tmp_path / "page.md").write_text(text)
+    (tmp_path / "prelude.py").write_text("class known:\n    pass\n")
+    assert run_page(tmp_path / "page.md", tmp_path / "prelude.py") == 2
+    assert "failed in line 12" in capsys.readouterr().err
+
+
+def test_notebooks_hold_cells_and_the_scripts_that_they_write():
+    sources = ["%%writefile 'train.py'\nimport hugectr\n", "!python3 train.py a.json\nx = 1", "%%bash\nls"]
+    cells = [{"cell_type": "code", "source": [source]} for source in sources]
+    text = json.dumps({"cells": cells})
+    assert notebook_scripts(text) == [("", "\nx = 1"), ("train.py", "import hugectr\n")]
+    assert notebook_arguments(text, "train.py") == ["a.json"]
+
+
+def test_notebooks_end_before_what_comes_later_and_what_would_end_programs_of_others():
+    """Finding M: a cell of upstream's would end every Redis server of the machine."""
+    path = "copy/notebooks/hps_demo.ipynb"
+    assert stop_of(path, ["x = 1", "DatabaseType_t.multi_process_hash_map", "!pkill redis-server"])[:2] == (1, "later")
+    assert stop_of("copy/notebooks/other.ipynb", ["x = 1", "!pkill redis-server"])[:2] == (1, "not run")
+    assert stop_of(path, ["x = 1"]) is None
+
+
+FRAME = 'Traceback (most recent call last):\n  File "{}/copy/test/a.py", line 7, in <module>\n'
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "place"),
+    [
+        ("ValueError: wrong", "failed", "line 7: ValueError: wrong"),
+        ("ModuleNotFoundError: No module named 'tensorflow'", "later", "from line 7 on: "),
+        ("ModuleNotFoundError: No module named 'cudf'", "not run", "from line 7 on: "),
+        ("RuntimeError: Found no NVIDIA driver on your system.", "not run", "from line 7 on: needs a GPU"),
+    ],
+)
+def test_errors_say_whose_they_are(error, outcome, place, tmp_path):
+    options = Options(checkout=tmp_path, release="4.1", timeout=1.0)
+    base = tmp_path / "base"
+    base.mkdir()
+    found = explain(1, f"{FRAME.format(base)}{error}\n", Folder(base, options), options)
+    assert found[0] == outcome
+    assert found[1].startswith(place)
+
+
+def test_the_table_keeps_rows_of_other_files_and_sums_by_group(tmp_path):
+    cases = [Case(path="samples/a.py"), Case(path="docs/b.md")]
+    for outcome in ("failed", "unchanged"):
+        write_csv([Row(case, outcome) for case in cases], tmp_path / "t.csv", "v1")
+        cases = cases[:1]
+    rows = [(row["file"], row["outcome"]) for row in csv.DictReader((tmp_path / "t.csv").open(newline=""))]
+    assert rows == [("docs/b.md", "failed"), ("samples/a.py", "unchanged")]
+    assert list(lines([Row(cases[0], "changed")]))[-1] == "samples: 1 changed"
+
+
+def test_the_release_is_that_of_the_checkout(tmp_path):
+    assert release_of(tmp_path / "v24.04.00") == "24.04"
+    (tmp_path / "release_notes.md").write_text("## What's New in Version 4.3\n## What's New in Version 4.2\n")
+    assert release_of(tmp_path) == "4.3"

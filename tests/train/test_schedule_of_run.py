@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finding P6: schedules that end with the run need no number of steps."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import CosineAnnealingLR
+
+from terarec.config import load_run
+from terarec.errors import ConfigError
+from terarec.optim import build_schedulers
+from terarec.spec import CosineSchedule, LinearSchedule, from_data, to_data
+from terarec.train import build
+from terarec.train.seeds import fit_seeds
+from terarec.train.trainer import Callback
+from tests.errors import at
+from tests.train.small_run import changed
+
+BASE = 0.01
+
+
+class Rates(Callback):
+    def __init__(self) -> None:
+        self.found = []
+
+    def on_step_start(self, trainer):
+        self.found.append(trainer.optimizers.lr)
+
+
+def rates_of_torch(steps: int, t_max: int) -> list[float]:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=BASE)
+    scheduler = CosineAnnealingLR(optimizer, T_max=t_max)
+    found = []
+    for _ in range(steps):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("training", "steps"),
+    [
+        ({}, 16),
+        ({"max_steps": 11}, 11),
+        ({"accumulate": 3, "drop_last": True}, 6),
+        ({"repeat": True, "max_steps": 10}, 10),
+    ],
+)
+def test_a_cosine_falls_over_the_complete_run_as_in_torch(tmp_path, spec, training, steps):
+    rates = Rates()
+    build(changed(spec, schedule=CosineSchedule(), **training), tmp_path / "run", [rates]).fit()
+    np.testing.assert_allclose(rates.found, rates_of_torch(steps, steps), rtol=1e-9)
+    assert load_run(tmp_path / "run" / "run.json").training.schedule == CosineSchedule(t_max=steps)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "t_max"),
+    [
+        (CosineSchedule(warmup=3), 8),
+        (LinearSchedule(warmup=1, interval="epoch"), 1),
+        (LinearSchedule(t_max=5), 5),
+    ],
+)
+def test_the_fall_follows_the_warm_up_in_its_unit(tmp_path, spec, schedule, t_max):
+    run = build(changed(spec, schedule=schedule, max_steps=11), tmp_path / "run")
+    assert run.spec.training.schedule.t_max == t_max
+
+
+def test_a_resumed_run_keeps_the_end_of_its_schedule(tmp_path, spec):
+    spec = changed(spec, schedule=CosineSchedule())
+    build(spec, tmp_path / "run").fit()
+    resumed = build(changed(spec, epochs=3), tmp_path / "run", [rates := Rates()])
+    assert resumed.spec.training.schedule == CosineSchedule(t_max=16)
+    resumed.fit(resume=True)
+    assert rates.found == [0.0] * 8
+    with pytest.raises(ConfigError):
+        build(changed(spec, schedule=LinearSchedule()), tmp_path / "run").fit(resume=True)
+
+
+def test_finished_seeds_are_kept(tmp_path, spec):
+    spec = changed(spec, schedule=CosineSchedule(), max_steps=2)
+    first = fit_seeds(spec, tmp_path / "seeds", 1, "valid")
+    log = tmp_path / "seeds" / "seed-5" / "metrics.jsonl"
+    before = log.stat().st_mtime_ns
+    assert fit_seeds(spec, tmp_path / "seeds", 1, "valid", resume=True) == first
+    assert log.stat().st_mtime_ns == before
+
+
+def test_a_warm_up_as_long_as_the_run_is_rejected(tmp_path, spec):
+    with pytest.raises(ConfigError, check=at("training.schedule.warmup", "16")):
+        build(changed(spec, schedule=CosineSchedule(warmup=16)), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_unknown_length_is_an_error():
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=BASE)
+    with pytest.raises(ConfigError, check=at("schedule.t_max")):
+        build_schedulers(CosineSchedule(), [optimizer])
+    assert from_data(CosineSchedule, to_data(CosineSchedule())) == CosineSchedule()

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Waiting for what another thread or process does."""
+
+import time
+from collections.abc import Callable
+
+PATIENCE = 200.0
+"""Seconds for what takes 2 s on an idle machine; a process may get a small part of a core."""
+
+
+def wait_for(condition: Callable[[], bool], *, seconds: float = PATIENCE, every: float = 0.01) -> None:
+    """Return once a condition holds.
+
+    Args:
+        condition: What is called again and again.
+        seconds: How long to wait at most.
+        every: Pause in seconds between the calls.
+
+    Raises:
+        AssertionError: It did not hold within that time.
+    """
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"the condition does not hold after {seconds:g} s"
+        time.sleep(every)

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Upstream's files: which to run, with which arguments, next to which others, and which not."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+LATER = {
+    "tensorflow": "TensorFlow, a later part",
+    "hierarchical_parameter_server": "the package for TensorFlow, a later part",
+    "sparse_operation_kit": "the package for TensorFlow, a later part",
+}
+"""Package that a file needs -> what comes later."""
+
+NOT_HERE = {
+    "cudf": "needs cuDF, which is for GPUs only",
+    "cupy": "needs CuPy, which is for GPUs only",
+    "dask_cuda": "needs Dask-CUDA, which is for GPUs only",
+    "dask_cudf": "needs Dask-cuDF, which is for GPUs only",
+    "rmm": "needs RMM, which is for GPUs only",
+    "nvtabular": "needs NVTabular with a GPU",
+    "merlin": "needs NVTabular with a GPU",
+    "nemo": "needs NeMo",
+    "tensorrt": "needs TensorRT",
+    "tritonclient": "needs Triton's server with a GPU",
+    "tritonhttpclient": "needs Triton's server with a GPU",
+    "papermill": "runs a notebook of this list",
+    "testbook": "runs a notebook of this list",
+}
+"""Package that a file needs -> why it cannot run on a CPU."""
+
+_PRIVATE = "compares with numbers of a model that upstream does not publish"
+NOT_RUN = (
+    ("test/pybind_test/wdl_etc_mpi.py", "later", "a training cache on several processes"),
+    ("test/inference/inference_session/wdl_multitable_test.py", "not run", _PRIVATE),
+    (
+        "test/inference/inference_session/movielens_nodense_test.py",
+        "not run",
+        _PRIVATE,
+    ),
+    ("test/pybind_test/wdl_multitable_test.py", "not run", _PRIVATE),
+    ("test/pybind_test/movielens_nodense_test.py", "not run", _PRIVATE),
+    ("test/pybind_test/model_test.py", "not run", "needs arguments that upstream does not publish"),
+    ("test/pybind_test/data_source_test.py", "not run", "needs a Hadoop cluster"),
+    ("tools/data_source/test_data_source.py", "not run", "needs a Hadoop cluster"),
+    ("notebooks/*remote_filesystem.ipynb", "not run", "needs a Hadoop cluster"),
+    ("notebooks/movie-lens-example.ipynb", "not run", "downloads a data set"),
+    ("test/sok_perf_test/*", "later", LATER["sparse_operation_kit"]),
+    ("hps_tf/*", "later", LATER["hierarchical_parameter_server"]),
+    ("hps_trt/*", "not run", NOT_HERE["tensorrt"]),
+    ("docs/*hps_trt*", "not run", NOT_HERE["tensorrt"]),
+    ("notebooks/multi-modal-data/*", "not run", NOT_HERE["nvtabular"]),
+    ("notebooks/prototype_*", "not run", "explains GPU kernels; does not use HugeCTR"),
+)
+"""Pattern of files -> outcome and reason."""
+
+MISTAKES = (
+    (
+        "notebooks/hps_demo.ipynb",
+        "operands could not be broadcast together",
+        "4.3.1 compares 2,048 scores with the 1,024 of its own training",
+    ),
+    (
+        "*din_fp32_1gpu.json",
+        "reshape_reduce_item_his",
+        "one of its layers has the names of its bottom and its top exchanged; its Python twin has them right",
+    ),
+    ("*dcn_ebc.json", "JSONDecodeError", "its training file is not JSON: a comma before the end of an object"),
+    (
+        "*criteo_parquet_multi_slots_1gpu.json",
+        "inputs [26*B, 1], [B, 1]",
+        "it makes 26 rows of each sample; upstream compares the first B of them with the labels of B other samples",
+    ),
+)
+"""Pattern of titles, part of the error, and the mistake of upstream's that it comes from."""
+
+STOPS = (
+    ("notebooks/hps_demo.ipynb", "multi_process_hash_map", "later", "tables in memory that several processes share"),
+    ("notebooks/*", "!pkill", "not run", "ends programs of the whole machine by their name"),
+)
+"""Pattern of notebooks, part of a cell, outcome and reason: a notebook ends before the first such cell."""
+
+_WDL_MODEL = ("/hugectr/wdl0_sparse_2000.model", "/hugectr/wdl1_sparse_2000.model")
+ARGUMENTS = {
+    "test/pybind_test/dcn_inference.py": ["test/scripts/dcn_inference.json", "DCN", "/hugectr/dcn_csr.txt"],
+    "test/pybind_test/wdl_etc.py": ["test/scripts/wdl_1gpu.json", "etc_output"],
+    "test/pybind_test/wdl_etc_low_level.py": ["test/scripts/wdl_1gpu.json", "etc_output"],
+    "test/pybind_test/wdl_fp16_8gpu.py": ["test/scripts/wdl_fp16_8gpu.json"],
+    "test/pybind_test/wdl_fp16_8gpu_export.py": ["test/scripts/wdl_fp16_8gpu.json", "exported/"],
+    "test/pybind_test/dlrm_8gpu_set_source.py": ["test/scripts/dlrm_set_source.json"],
+    "test/pybind_test/dcn_4node_2gpu.py": ["test/scripts/dcn_4node_2gpu.json"],
+    "test/pybind_test/criteo_2node_4gpu.py": ["test/scripts/criteo_2node_4gpu.json"],
+    "test/pybind_test/din_fp32.py": ["--vvgpu", "0"],
+    "test/inference/hps/hpsdlpack.py": ["hps_demo", ",".join(_WDL_MODEL), "/hugectr/first_ten.csv"],
+    "test/inference/hps/lookup_session_test.py": ["hps_demo", ",".join(_WDL_MODEL), "/hugectr/first_ten.csv"],
+    "test/embedding_collection_test/dlrm_train_ftrl.py": ["--shard_plan", "hybrid", "--optimizer", "ftrl"],
+    "samples/ftrl/dlrm_train_ftrl.py": ["--shard_plan", "round_robin", "--optimizer", "ftrl"],
+    "samples/dlrm/train.py": [
+        "--batchsize", "256", "--batchsize_eval", "256", "--max_eval_batches", "2", "--max_iter", "20",
+        "--eval_interval", "10", "--num_gpus_per_node", "1",
+    ],
+}  # fmt: skip
+"""File -> its arguments. The scripts that take a training file get every one of ``test/scripts``, see `_runs`."""
+ARGUMENTS["test/inference/inference_session/dcn_inference.py"] = ARGUMENTS["test/pybind_test/dcn_inference.py"]
+
+_ROOTS = (
+    "test",
+    "samples",
+    "tools/data_generator",
+    "notebooks",
+    "hps_torch",
+    "hps_tf",
+    "hps_trt",
+    "docs",
+    "onnx_converter",
+)
+_USES = re.compile(r"^\s*(?:import|from)\s+(hugectr|hugectr2onnx|hps_torch|hierarchical_parameter_server)\b", re.M)
+_IMPORTS = re.compile(r"^\s*(?:import|from)\s+([A-Za-z_][A-Za-z_0-9]*)", re.M)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """A file of upstream and how it is run.
+
+    Attributes:
+        path: The file below the checkout.
+        arguments: Its arguments.
+        outcome: "later" or "not run" if it is not run; else empty.
+        reason: Why it is not run.
+        chain: Cases of one chain run one after another in one folder.
+    """
+
+    path: str
+    arguments: tuple[str, ...] = ()
+    outcome: str = ""
+    reason: str = ""
+    chain: str = ""
+
+    @property
+    def title(self) -> str:
+        """The file with its arguments, for the table."""
+        shown = [argument for argument in self.arguments if argument.endswith(".json")]
+        return " ".join([self.path, *(Path(argument).name for argument in shown)])
+
+    @property
+    def group(self) -> str:
+        """Kind of the file, for the summary."""
+        parts = self.path.split("/")
+        if self.path.endswith(".md"):
+            return "documentation"
+        if self.path.endswith(".ipynb"):
+            return "notebooks"
+        if "inference" in self.path or parts[0].startswith("hps"):
+            return "inference and HPS"
+        if "etc" in Path(self.path).stem.split("_"):
+            return "training cache"
+        if "onnx" in self.path:
+            return "ONNX"
+        return "samples" if parts[0] == "samples" else "training"
+
+
+def find_cases(checkout: Path, patterns: tuple[str, ...] = ()) -> list[Case]:
+    """Return the cases of a checkout whose path or title fits one of `patterns`, in their order."""
+    files = [file for root in _ROOTS for file in sorted((checkout / root).rglob("*")) if file.suffix in _SUFFIXES]
+    cases = [case for file in files for case in _cases(checkout, file.relative_to(checkout).as_posix())]
+    return [case for case in cases if not patterns or _fits(case, patterns)]
+
+
+_SUFFIXES = (".py", ".ipynb", ".md")
+_IMPLEMENTATION = ("hps_torch/hps_torch/", "hps_tf/hierarchical_parameter_server/", "onnx_converter/hugectr2onnx/")
+"""Upstream's packages themselves, in place of which terarec's are imported."""
+
+
+def _fits(case: Case, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch.fnmatch(name, f"*{pattern}*") for pattern in patterns for name in (case.path, case.title))
+
+
+def _cases(checkout: Path, path: str) -> list[Case]:
+    if path.startswith(_IMPLEMENTATION) or path.endswith("setup.py"):
+        return []
+    text = (checkout / path).read_text(errors="replace")
+    is_page = path.endswith(".md")
+    if is_page and "```python" not in text:
+        return []
+    if not is_page and not _USES.search(code_of(path, text)):
+        return []
+    for pattern, outcome, reason in NOT_RUN:
+        if fnmatch.fnmatch(path, pattern):
+            return [Case(path=path, outcome=outcome, reason=reason)]
+    if not is_page:
+        for package in _IMPORTS.findall(code_of(path, text)):
+            # A script of the tests that needs TensorFlow only at its end is run up to there.
+            if package in NOT_HERE:
+                return [Case(path=path, outcome="not run", reason=NOT_HERE[package])]
+    return [
+        Case(path=path, arguments=arguments, chain=_chain(path, arguments)) for arguments in _runs(checkout, path, text)
+    ]
+
+
+def code_of(path: str, text: str) -> str:
+    """Return the Python code of a file: of a notebook, that of its cells and of the files that they write."""
+    if not path.endswith(".ipynb"):
+        return text
+    from tools.upstream_files.pages import notebook_code  # reads JSON
+
+    return notebook_code(text)
+
+
+def _runs(checkout: Path, path: str, text: str) -> list[tuple[str, ...]]:
+    if "--json-file" in text:
+        is_several = "multi_node" in path
+        scripts = sorted((checkout / "test" / "scripts").glob("*.json"))
+        chosen = [file for file in scripts if ("node" in file.name) == is_several and _is_training(file)]
+        if "must be parquet" in text:  # later releases read no other format
+            chosen = [file for file in chosen if '"Parquet"' in file.read_text()]
+        return [("--json-file", f"test/scripts/{file.name}") for file in chosen]
+    return [tuple(ARGUMENTS.get(path, ()))]
+
+
+def _is_training(file: Path) -> bool:
+    text = file.read_text()
+    return '"solver"' in text and '"source"' in text and '"inference"' not in text
+
+
+def _chain(path: str, arguments: tuple[str, ...]) -> str:
+    """Return the folder that a case runs in; converters run where the models of their scripts were trained."""
+    if path.endswith("mmoe_inference.py"):
+        return "onnx mmoe"
+    if "onnx_converter_test" in path:
+        stem = Path(path).stem.removeprefix("hugectr2onnx_").removesuffix("_test")
+        trained_with = {"deepfm": "dcn", "dlrm": "dcn", "dlrm_mlp": "dcn", "gmf": "ncf", "neumf": "ncf"}
+        kind = re.sub(r"_(parquet|try|avg_pooling)$", "", stem)
+        return f"onnx {trained_with.get(kind, kind)}"
+    return " ".join([path, *arguments])
+
+
+def stop_of(path: str, cells: Sequence[str]) -> tuple[int, str, str] | None:
+    """Return the first cell of a notebook that is not run by `STOPS`, with outcome and reason; None if all are."""
+    for number, cell in enumerate(cells):
+        for pattern, part, outcome, reason in STOPS:
+            if fnmatch.fnmatch(path, f"*{pattern}") and part in cell:
+                return number, outcome, reason
+    return None
+
+
+def in_chains(cases: list[Case]) -> list[list[Case]]:
+    """Return the cases by chain: scripts that train before those that convert."""
+    chains: dict[str, list[Case]] = {}
+    for case in cases:
+        chains.setdefault(case.chain or case.title, []).append(case)
+    return [sorted(chain, key=lambda case: "train_scripts" not in case.path) for chain in chains.values()]

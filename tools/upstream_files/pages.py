@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Documentation pages and notebooks as code: which to execute, and how.
+
+``python -m tools.upstream_files.pages PAGE.md PRELUDE.py`` executes the blocks of a page in one namespace, and
+``python -m tools.upstream_files.pages NOTEBOOK.ipynb`` a notebook in a kernel. Errors name the line or the cell.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import linecache
+import re
+import runpy
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from tools.upstream_files.cases import stop_of
+
+MISTAKES = ("EmbeddingTraingCache", "Selcte", "hugectr.parquet")
+"""Names that upstream's pages misspell, so that they exist in no release."""
+
+_BLOCK = re.compile(r"^( *)```\s*python\n(.*?)^ *```", re.M | re.S)
+
+
+def blocks(text: str) -> list[tuple[int, str]]:
+    """Return the Python blocks of a page, each with the number of its first line."""
+    found = []
+    for match in _BLOCK.finditer(text):
+        indent = len(match.group(1))
+        lines = [line[indent:] if line[:indent].isspace() else line for line in match.group(2).splitlines()]
+        found.append((text.count("\n", 0, match.start(2)) + 1, "\n".join(lines)))
+    return found
+
+
+def notebook_code(text: str) -> str:
+    """Return the Python code of a notebook: of its cells, and of the scripts that they write."""
+    return "\n".join(source for _, source in notebook_scripts(text))
+
+
+def notebook_scripts(text: str, path: str = "") -> list[tuple[str, str]]:
+    """Return (name, code) of a notebook's own cells under the name "", and of the scripts that it writes.
+
+    Args:
+        text: The notebook.
+        path: Its path, for the cells that are not run.
+    """
+    scripts: list[tuple[str, str]] = []
+    own: list[str] = []
+    cells = json.loads(text)["cells"]
+    sources = ["".join(cell["source"]) if cell["cell_type"] == "code" else "" for cell in cells]
+    stop = stop_of(path, sources)
+    for source in sources[: stop[0] if stop else None]:
+        if source.startswith("%%writefile"):
+            head, _, body = source.partition("\n")
+            name = head.split()[-1].strip("'\"")
+            if name.endswith(".py"):
+                scripts.append((name, body))
+        elif not source.startswith("%%"):
+            own.append(re.sub(r"^\s*[!%].*$", "", source, flags=re.M))
+    return [("", "\n".join(own)), *scripts]
+
+
+def notebook_arguments(text: str, name: str) -> list[str]:
+    """Return the arguments with which a notebook first runs a script that it writes."""
+    sources = ("".join(cell["source"]) for cell in json.loads(text)["cells"])
+    run = re.search(rf"^!\s*python3?\s+{re.escape(name)}[ \t]+(.*)$", "\n".join(sources), re.M)
+    return run.group(1).split() if run else []
+
+
+def run_page(path: Path, prelude: Path) -> int:
+    """Execute the blocks of a page after `prelude`, which defines what its examples take as given.
+
+    Returns:
+        Number of blocks that failed.
+    """
+    # A file of that many lines shows each block at its place in tracebacks.
+    linecache.lazycache(str(path), {})
+    names: dict[str, Any] = runpy.run_path(str(prelude))
+    failures = 0
+    for line, source in blocks(path.read_text()):
+        try:
+            tree = ast.parse(source)
+        except SyntaxError as error:
+            print(f"block at line {line}: not Python: {error.msg}")
+            continue
+        if any(isinstance(node, ast.Constant) and node.value is ... for node in ast.walk(tree)):
+            print(f"block at line {line}: incomplete: it leaves out values")
+            continue
+        if any(mistake in source for mistake in MISTAKES):
+            print(f"block at line {line}: incomplete: it misspells a name")
+            continue
+        if all(map(_is_heading, tree.body)):
+            for statement in tree.body:
+                _leave_call_out(statement)
+        ast.increment_lineno(tree, line - 1)
+        try:
+            exec(compile(tree, str(path), "exec"), names)  # noqa: S102 - what this tool is for
+        except (NameError, FileNotFoundError) as error:
+            print(f"block at line {line}: incomplete: {error}")  # it goes on from what the page does not show
+        except Exception as error:
+            last = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+            print(f"block at line {line} failed in line {last[-1].lineno if last else line}", file=sys.stderr)
+            traceback.print_exc()
+            failures += 1
+    return failures
+
+
+def _is_heading(statement: ast.stmt) -> bool:
+    """Return whether a statement is the heading of a call's description, such as ``hugectr.Model.fit()``."""
+    call = statement.value if isinstance(statement, ast.Expr | ast.Assign) else None
+    is_bare = isinstance(call, ast.Call) and not call.args and not call.keywords
+    return is_bare and ast.unparse(call).startswith("hugectr.")
+
+
+def _leave_call_out(statement: Any) -> None:
+    """Leave the name of a heading's call alone: that it exists is all that a heading says."""
+    statement.value = statement.value.func
+
+
+def run_notebook(path: Path) -> int:
+    """Execute a notebook in a kernel, in the working directory; return 1 if a cell fails."""
+    import nbformat
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError
+
+    notebook = nbformat.read(path, as_version=4)
+    stop = stop_of(path.as_posix(), [cell.source if cell.cell_type == "code" else "" for cell in notebook.cells])
+    if stop is not None:
+        number, outcome, reason = stop
+        print(f"left out from cell {number} on: {outcome}: {reason}")
+        del notebook.cells[number:]
+    client = NotebookClient(notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": "."}})
+    try:
+        client.execute()
+    except CellExecutionError as error:
+        print(f"{error.ename}: {error.evalue}", file=sys.stderr)
+    outputs = []
+    failed = None
+    for number, cell in enumerate(notebook.cells):
+        for output in cell.get("outputs", ()):
+            text = output.get("text", "") or "\n".join(output.get("traceback", ()))
+            outputs.append(re.sub(r"\x1b\[[0-9;]*m", "", text))
+            # A cell `!python3 train.py` does not fail itself when its script does.
+            if failed is None and (output.output_type == "error" or "Traceback (most recent call last)" in text):
+                failed = number
+    print("\n".join(outputs))
+    if failed is not None:
+        print(f"cell {failed} failed: {_last_error(outputs)}", file=sys.stderr)
+    return int(failed is not None)
+
+
+def _last_error(outputs: list[str]) -> str:
+    lines = [
+        line for text in outputs for line in text.splitlines() if re.match(r"[A-Za-z_.]*(Error|Exception)\b", line)
+    ]
+    return lines[0] if lines else ""
+
+
+def main() -> int:
+    """Execute a page or a notebook."""
+    path = Path(sys.argv[1])
+    return run_notebook(path) if path.suffix == ".ipynb" else min(1, run_page(path, Path(sys.argv[2])))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
