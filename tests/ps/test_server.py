@@ -15,7 +15,7 @@ from terarec.ps import ParameterServer
 from terarec.ps import server as server_module
 from terarec.ps.loading import RowChunk, TableSource
 from terarec.ps.server import TableChange
-from terarec.spec import HostMemorySpec, ParameterServerSpec, RowFileSpec, ServedModelSpec, ServedTableSpec
+from terarec.spec import CacheSpec, HostMemorySpec, ParameterServerSpec, RowFileSpec, ServedModelSpec, ServedTableSpec
 from terarec.spec.parameter_server import TierSpec
 from tests.errors import at
 from tests.ps.redis_processes import needs_redis, running
@@ -180,6 +180,25 @@ def test_host_memory_before_files_of_another_process_forgets_what_that_changed(t
         expected[:10], expected[10:20] = 0.0, 1.0
         for _ in range(2):
             assert np.array_equal(looked_up(replica), expected)
+
+
+@pytest.mark.parametrize("by", ["update", "another process"])
+def test_a_cache_that_is_made_after_an_update_has_the_new_rows(tmp_path: Path, by: str) -> None:
+    """It was filled from the source, whose rows the update had replaced and removed."""
+    spec, path = model(folder(tmp_path / "0")), str(tmp_path / "rows")
+    with (
+        serve(spec, tiers=(RowFileSpec(path=path),)) as writer,
+        serve(spec, tiers=(RowFileSpec(path=path, read_only=True),)) as replica,
+    ):
+        writer.update("dcn", "user", torch.from_numpy(KEYS[:10]), torch.from_numpy(KEYS[10:20]), torch.ones(10, 8))
+        writer.flush("dcn")
+        assert replica.refresh()
+        expected = VECTORS.copy()
+        expected[:10], expected[10:20] = 0.0, 1.0
+        server = writer if by == "update" else replica
+        cache = server.cache("dcn", "user", spec=CacheSpec(share=1.0, hit_rate_threshold=1.0))
+        assert cache.statistics().rows == 990
+        assert np.array_equal(cache.lookup(torch.from_numpy(KEYS)).numpy(), expected)
 
 
 def test_a_file_that_changed_to_another_state_is_not_taken_for_its_source(tmp_path: Path) -> None:

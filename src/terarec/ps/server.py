@@ -57,7 +57,7 @@ class _Version:
         self.sources = sources
         # Of the sources as they are now: another training may put others in their places.
         self.identities = _identities(spec)
-        self.is_updated = False
+        self.is_updated = False  # whether the tiers may have other rows than the sources
         self.caches: dict[tuple[torch.device, CacheSpec], ModelCaches] = {}
 
     def close(self) -> None:
@@ -371,8 +371,10 @@ class ParameterServer:
             ConfigError: No such model or version.
             StorageError: A tier is damaged.
         """
-        groups = self._version(model, version).groups
-        return sum(group.stack.follow(state) for group in groups) == len(groups)  # of all, whatever the first say
+        found = self._version(model, version)
+        found.is_updated = True
+        # Of all, whatever the first say.
+        return sum(group.stack.follow(state) for group in found.groups) == len(found.groups)
 
     def flush(self, model: str, version: int | None = None) -> None:
         """Make updated rows durable, where there is a disk.
@@ -402,9 +404,12 @@ class ParameterServer:
             StorageError: A tier is damaged.
         """
         with self._lock:
-            groups = [group for version in self._versions.values() for group in version.groups]
-        moved = [group.stack.refresh() for group in groups]
-        return any(moved)
+            versions = list(self._versions.values())
+        has_moved = False
+        for version in versions:
+            if any([group.stack.refresh() for group in version.groups]):
+                has_moved = version.is_updated = True
+        return has_moved
 
     def close(self) -> None:
         """Stop loading and close all tiers; rows on servers and disks stay."""
@@ -481,7 +486,7 @@ class ParameterServer:
 
 
 def _new_caches(version: _Version, spec: CacheSpec, device: torch.device) -> ModelCaches:
-    """Return caches with the first rows of each table's source."""
+    """Return caches with the first rows of each table's source, as updates have left them."""
     rows = {}
     for name, tiers in version.tables.items():
         source = version.sources[name]
@@ -492,8 +497,12 @@ def _new_caches(version: _Version, spec: CacheSpec, device: torch.device) -> Mod
     for name, cache in made.caches.items():
         source = version.sources[name]
         if source is not None:
-            for chunk in source.read():
-                if not cache.fill(*chunk):
+            for keys, values in source.read():
+                if version.is_updated:
+                    # The tiers have newer rows. An update that begins from here on waits until these caches are there.
+                    found = version.tables[name].find(keys)
+                    keys, values = keys[found.mask], found.rows[found.mask]
+                if not cache.fill(keys, values):
                     break
     return made
 
