@@ -190,7 +190,7 @@ def changed(data: dict[str, Any], path: str, value: object) -> dict[str, Any]:
         ("volatile_db.type", "memory", "ps.json.volatile_db.type: got"),
         ("volatile_db.type", "multi_process_map", "ps.json.volatile_db: VolatileDatabaseParams: type: got"),
         ("volatile_db.overflow_policy", "lru", "ps.json.volatile_db.overflow_policy: got"),
-        ("update_source.type", "kafka_message_queue", "ps.json.update_source: UpdateSourceParams: type: got"),
+        ("update_source.type", "rabbit", "ps.json.update_source.type: got"),
         ("supportlonglong", 1, "ps.json.supportlonglong: got"),
     ],
 )
@@ -272,10 +272,11 @@ def test_databases_without_a_type(
 
 def test_a_queue_without_a_type_is_kafka_up_to_4_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = write(tmp_path / "ps.json", {**LEAST, "update_source": {"brokers": "host:9092"}})
-    assert read_parameter_server(file).update_source is not None
-    monkeypatch.setenv("TERAREC_HUGECTR_RELEASE", "4.2")
-    with pytest.raises(WrongInputError):
-        read_parameter_server(file)
+    for release, kind in (("24.06", "null"), ("4.2", "kafka_message_queue")):
+        monkeypatch.setenv("TERAREC_HUGECTR_RELEASE", release)
+        source = read_parameter_server(file).update_source
+        assert source is not None
+        assert source.type.name == kind
 
 
 def test_two_models_of_one_name_are_rejected(tmp_path: Path) -> None:

@@ -423,7 +423,6 @@ def test_errors_have_the_meaning_of_error_t_and_of_the_builtin():
         ({"train_intra_iteration_overlap": True, "repeat_dataset": False}, ("CreateSolver", "no overlap in epochs")),
         ({"metrics_spec": {"AUC": 1.0}}, ("CreateSolver: metrics_spec",)),
         ({"batchsize": True}, ("CreateSolver: batchsize", "expected an integer >= 1")),
-        ({"kafka_brockers": "host:9092"}, ("CreateSolver: kafka_brockers",)),
     ],
 )
 def test_solvers_that_cannot_be(values, place):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn, overload
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,7 @@ from terarec.hugectr.run import Training, run_parts, save_run
 from terarec.hugectr.schedule import LearningRateScheduler
 from terarec.hugectr.schema.table import bind_arguments
 from terarec.hugectr.training_cache import IncrementalModel, TrainingCache, oversubscriber_of
+from terarec.hugectr.update_messages import send_rows
 from terarec.models import GraphModel
 from terarec.spec import RecordsSpec
 
@@ -547,11 +548,21 @@ class Model:
         """
         return self.get_embedding_training_cache().incremental_model()
 
-    def dump_incremental_model_2kafka(self) -> NoReturn:
-        """Raise an error: there is no producer for Kafka; `get_incremental_model` returns the same rows."""
-        raise IllegalCallError(
-            "dump_incremental_model_2kafka", "rows are not sent to Kafka, expected get_incremental_model for them"
-        )
+    def dump_incremental_model_2kafka(self) -> None:
+        """Send what `get_incremental_model` returns to the topics ``hps_et.MODEL.EMBEDDING`` of the solver's brokers.
+
+        Raises:
+            IllegalCallError: Of a model without a training cache, or of a solver without `kafka_brockers`.
+            InvalidEnvError: The client of Kafka is not installed.
+            ServerUnreachableError: The brokers do not answer in time; the next call sends the rows again.
+            StoreError: The brokers reject a message; as above.
+        """
+        call = "dump_incremental_model_2kafka"
+        if not self.solver.kafka_brockers:
+            raise IllegalCallError(call, "the solver has no brokers, expected CreateSolver(kafka_brockers=...)")
+        cache = self.get_embedding_training_cache()
+        with as_hugectr_errors(call), cache.sending() as rows:
+            send_rows(self.solver.kafka_brockers, self.solver.model_name, rows)
 
     @in_one_process(changes=False)
     def save_run(self, path: str | Path) -> None:

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,7 @@ from terarec.hugectr.objects import (
 )
 from terarec.hugectr.schema.table import bind_arguments
 from terarec.hugectr.sparse_weights import EmbeddingFile, held_rows, load_sparse, save_sparse
+from terarec.hugectr.update_messages import UpdatedRows
 from terarec.io.remote import is_remote
 from terarec.kernels import memory
 from terarec.kernels.hash_index import HashIndex, new_hash_index
@@ -163,9 +165,16 @@ class TrainingCache:
 
         These are the rows of all keys of the keysets; a key that has no row is left out.
         """
-        rows_of_files = [held_rows(file, keys) for file, keys in zip(self._files, self._consumed, strict=True)]
+        with self.sending() as tables:
+            return [(rows.keys, rows.vectors) for _, rows in tables]
+
+    @contextmanager
+    def sending(self) -> Iterator[list[tuple[str, UpdatedRows]]]:
+        """Give the name and the rows of each embedding as `incremental_model`, again where the block does not end."""
+        names = [file.name for file in self._files]
+        rows = [UpdatedRows(*held_rows(file, keys)) for file, keys in zip(self._files, self._consumed, strict=True)]
+        yield list(zip(names, rows, strict=True))
         self._consumed = [np.empty(0, np.int64) for _ in self._files]
-        return rows_of_files
 
 
 class _Pass:

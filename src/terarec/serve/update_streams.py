@@ -175,7 +175,7 @@ class KafkaTopic:
     def __init__(self, spec: KafkaTopicSpec) -> None:
         self.record_bytes = spec.record_bytes
         self._spec = spec
-        self._library = _confluent_kafka()
+        self._library = kafka_library()
         self._client_settings = {} if spec.client_file is None else _read_client_settings(Path(spec.client_file))
         if spec.client_file is not None:
             # The client alone knows its settings. A wrong one is reported now rather than by a thread that tries again.
@@ -402,7 +402,12 @@ def _property_lines(path: Path, content: bytes) -> dict[str, str]:
     return found
 
 
-def _confluent_kafka() -> Any:
+def kafka_library() -> Any:
+    """Return the module of Kafka's client.
+
+    Raises:
+        MissingDependencyError: It is not installed.
+    """
     try:
         import confluent_kafka
     except ImportError:

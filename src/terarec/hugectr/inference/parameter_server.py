@@ -9,8 +9,14 @@ from typing import Any
 import torch
 
 from terarec.embedding.lookups import RowLookup
-from terarec.hugectr.enums import DatabaseOverflowPolicy_t, DatabaseType_t, EmbeddingCacheType_t
+from terarec.hugectr.enums import (
+    DatabaseOverflowPolicy_t,
+    DatabaseType_t,
+    EmbeddingCacheType_t,
+    UpdateSourceType_t,
+)
 from terarec.hugectr.errors import WrongInputError, as_hugectr_errors
+from terarec.hugectr.inference.update_source import UpdateSource
 from terarec.hugectr.objects import (
     InferenceParams,
     ParameterServerConfig,
@@ -188,7 +194,43 @@ def start_server(config: ParameterServerConfig) -> ParameterServer:
     for params in config.inference_params_array:
         name = params.model_name
         models.append(served_model(params, config.embedding_vec_size[name], config.emb_table_name[name]))
-    return open_server("ParameterServerConfig", tiers_of(config.volatile_db, config.persistent_db), models)
+    tiers = tiers_of(config.volatile_db, config.persistent_db)
+    server = open_server("ParameterServerConfig", tiers, models)
+    start_updates("ParameterServerConfig", server, config, models)
+    return server
+
+
+def start_updates(
+    call: str,
+    server: ParameterServer,
+    params: InferenceParams | ParameterServerConfig,
+    models: Sequence[ServedModelSpec],
+) -> None:
+    """Let the rows of a queue reach the tables of models from now on, where there is a queue.
+
+    All tiers take the rows of a table that the filter of any of them lets through: a tier that went without would give
+    old rows where the one before it has evicted the new one.
+
+    Args:
+        call: What errors name.
+        server: The tables.
+        params: Databases and queue.
+        models: Models of the server.
+
+    Raises:
+        WrongInputError: A filter that is no pattern.
+    """
+    source = params.update_source
+    if source is None or source.type is UpdateSourceType_t.null:
+        return
+    volatile, persistent = params.volatile_db, params.persistent_db
+    filters: list[str] = []
+    if volatile is None or volatile.type is not DatabaseType_t.disabled:
+        filters += (volatile or VolatileDatabaseParams()).update_filters
+    if persistent is not None and persistent.type is not DatabaseType_t.disabled:
+        filters += persistent.update_filters
+    with as_hugectr_errors(call):
+        UpdateSource(server, source, models, filters)
 
 
 def open_server(call: str, tiers: Sequence[TierSpec], models: Sequence[ServedModelSpec]) -> ParameterServer:

@@ -26,6 +26,7 @@ from terarec.hugectr.inference.parameter_server import (
     lookups_of,
     open_server,
     served_model,
+    start_updates,
     tiers_of,
 )
 from terarec.hugectr.inference.scorer import Scorer
@@ -67,6 +68,7 @@ class ServedModel:
         self._server = open_server("CreateInferenceSession", tiers, [model])
         with as_hugectr_errors("CreateInferenceSession"):
             lookups, self._caches = lookups_of(self._server, model, device, cache_of(params))
+        start_updates("CreateInferenceSession", self._server, params, [model])
         self._load_layers(graph, path, params, lookups, device)
 
     def _load_layers(

@@ -16,6 +16,7 @@ from terarec.hugectr.inference.parameter_server import (
     lookups_of,
     open_server,
     served_model,
+    start_updates,
     tiers_of,
 )
 from terarec.hugectr.objects import EmbeddingCache, InferenceParams, ParameterServer
@@ -92,6 +93,7 @@ class LoadedParameterServer(ParameterServer):
             graph = read_inference_graph(path)
             served.append(served_model(params, graph.widths, graph.names, graph.has_slots))
         self.server = open_server("ParameterServer", tiers, served)
+        start_updates("ParameterServer", self.server, models[0], served)
 
     @bind_arguments("ParameterServer.get_embedding_cache")
     def get_embedding_cache(self, model_name: str, device_id: int) -> LoadedEmbeddingCache:
