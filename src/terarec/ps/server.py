@@ -407,7 +407,8 @@ class ParameterServer:
             versions = list(self._versions.values())
         has_moved = False
         for version in versions:
-            if any([group.stack.refresh() for group in version.groups]):
+            moved = [group.stack.refresh() for group in version.groups]
+            if any(moved):
                 has_moved = version.is_updated = True
         return has_moved
 
