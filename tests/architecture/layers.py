@@ -95,4 +95,4 @@ ETL["engine"] = set(ETL)
 ETL["spark"] = set(ETL)
 ETL["preparation"] = set(ETL)
 ETL["dry_run"] = set(ETL)
-ETL["ready"] = {"ops"}
+ETL["ready"] = {"ops", "times"}

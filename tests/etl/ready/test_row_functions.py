@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from terarec.etl.ready.row_functions import (
@@ -53,8 +53,12 @@ def test_a_record_has_the_hour_and_weekday_of_a_row(seconds: int | None) -> None
     assert hour_and_weekday_of_record(seconds) == first_row(hour_and_weekday(pa.array([seconds], pa.int64())))
 
 
+@example(23000)
+@example(200_013_124)
+@example(18_043_100)
 @given(st.none() | st.integers(-10, 2 * 10**8) | st.datetimes(datetime(2000, 1, 1), datetime(2099, 12, 31)))
 def test_a_record_has_what_a_row_has_of_avazus_integers(hours: int | datetime | None) -> None:
+    """30 February was 1 March in rows, and an error in records."""
     given = int(f"{hours:%y%m%d%H}") if isinstance(hours, datetime) else hours
     try:
         expected = first_row(avazu_hour_and_weekday(pa.array([given], pa.int64())))

@@ -10,6 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from terarec.etl.times import parse_times
+
 
 def hour_and_weekday(seconds: pa.Array) -> tuple[pa.Array, pa.Array]:
     """Return hour 0 to 23 and weekday 0 (Monday) to 6 of seconds since 1970 UTC; missing stays missing."""
@@ -26,10 +28,18 @@ def hour_and_weekday_of_record(seconds: int | None) -> tuple[int | None, int | N
 
 
 def avazu_hour_and_weekday(hours: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Return the same of Avazu's integers YYMMDDHH, of this century."""
-    texts = pc.utf8_lpad(hours.cast(pa.string()), width=8, padding="0")
-    moments = pc.strptime(pc.binary_join_element_wise("20", texts, ""), format="%Y%m%d%H", unit="s")
-    return pc.hour(moments), pc.day_of_week(moments)
+    """Return the same of Avazu's integers YYMMDDHH, of this century.
+
+    Raises:
+        ValueError: An integer that is no hour, such as one of 30 February.
+    """
+    digits = pc.utf8_lpad(hours.cast(pa.string()), width=8, padding="0")
+    # Arrow's `strptime` takes 30 February for 1 March.
+    texts = pc.binary_join_element_wise("20", digits, "").cast(pa.large_string())
+    times = parse_times(texts, "%Y%m%d%H")
+    if times.bad.any():
+        raise ValueError(f"got {hours[int(times.bad.argmax())].as_py()}, expected YYMMDDHH")
+    return hour_and_weekday(pa.array(times.seconds, mask=hours.is_null().to_numpy(zero_copy_only=False)))
 
 
 def avazu_hour_and_weekday_of_record(hours: int | None) -> tuple[int | None, int | None]:
@@ -38,7 +48,7 @@ def avazu_hour_and_weekday_of_record(hours: int | None) -> tuple[int | None, int
         return None, None
     days, hour = divmod(hours, 100)
     if not 0 <= days < 1_000_000 or hour > 23:
-        raise ValueError(hours)
+        raise ValueError(f"got {hours}, expected YYMMDDHH")
     return hour, date(2000 + days // 10_000, days // 100 % 100, days % 100).weekday()
 
 
