@@ -29,7 +29,16 @@ from terarec.cli.options import (
 from terarec.errors import ConfigError, StorageError
 from terarec.kernels.environment import let_threads_sleep
 from terarec.reports.text import Show
-from terarec.spec import AccessSpec, BatchingSpec, ItemIndexSpec, KafkaTopicSpec, Numbers, ServingSpec, TritonSpec
+from terarec.spec import (
+    AccessSpec,
+    BatchingSpec,
+    ItemIndexSpec,
+    KafkaTopicSpec,
+    Numbers,
+    ServingSpec,
+    TritonSpec,
+    WatchingSpec,
+)
 from terarec.spec.checks import FieldError, quoted
 from terarec.spec.serving_repository import RepositorySpec
 
@@ -204,6 +213,7 @@ class ServeOptions:
             "shared_memory",
         ),
     ]
+    watching: Annotated[WatchingSpec, SpecFields("access_log", "access_log_share")]
     absent_is_missing: Annotated[
         bool, spec_option("absent_is_missing", ServingSpec, "absent_is_missing", is_plain=True)
     ] = False
@@ -261,7 +271,11 @@ def serve(options: ServeOptions, show: Show) -> None:
         except FieldError as error:
             raise ConfigError("--target-p99", error.problem) from None
     spec = dataclasses.replace(
-        options.server, access=options.access, absent_is_missing=options.absent_is_missing, batching=batching
+        options.server,
+        access=options.access,
+        absent_is_missing=options.absent_is_missing,
+        batching=batching,
+        watching=options.watching,
     )
     if options.tables is not None:
         spec = dataclasses.replace(spec, tables=load_served_tables(options.tables))

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 import terarec
 from terarec.errors import ConfigError
+from terarec.serve.calls import Call, CallSink
 from terarec.serve.models import ModelState, ServedModels
 from terarec.serve.protocol import (
     InferRequest,
@@ -60,12 +61,16 @@ class InferenceApi:
     Attributes:
         models: The served models.
         memory: Regions of shared memory; None where it is not allowed.
+        calls: Where the calls of all transports go when they have ended; none where nobody watches them.
         is_draining: Whether the server is about to stop, and not ready for further requests.
     """
 
-    def __init__(self, models: ServedModels, *, memory: SharedMemory | None = None) -> None:
+    def __init__(
+        self, models: ServedModels, *, memory: SharedMemory | None = None, calls: Sequence[CallSink] = ()
+    ) -> None:
         self.models = models
         self.memory = memory
+        self.calls = tuple(calls)
         self.is_draining = False
 
     def server_live(self) -> bool:
@@ -180,8 +185,16 @@ class InferenceApi:
             raise _no_control("unload", name)
         self.models.loader.unload(name)
 
-    def infer(self, request: InferRequest, name: str, version: str | None = None) -> Future[InferResponse]:
+    def infer(
+        self, request: InferRequest, name: str, version: str | None = None, call: Call | None = None
+    ) -> Future[InferResponse]:
         """Let the records of a request be scored; see `ServedModels.submit`.
+
+        Args:
+            request: The request.
+            name: Name of the model.
+            version: Its version; None for the one that answers by default.
+            call: The call that it came with; None where nobody watches.
 
         Raises:
             UnknownModelError: The model is not served.
@@ -190,9 +203,11 @@ class InferenceApi:
             ConfigError: An input that is unknown, missing, repeated or of the wrong type or shape.
             ServerBusyError: As many requests wait as may.
         """
+        if call is not None:
+            call.request(request, name, version)
         if request.parameters.get("sequence_id"):
             raise UnsupportedError("parameters.sequence_id", "got a sequence, expected requests without state")
-        return self.models.submit(request, name, version)
+        return self.models.submit(request, name, version, call)
 
     def shared_memory_status(self, name: str | None = None) -> tuple[Region, ...]:
         """Return a region of system shared memory, or all.

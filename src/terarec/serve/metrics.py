@@ -15,6 +15,7 @@ from terarec.serve.live import LiveUpdates
 from terarec.serve.models import ServedModels
 from terarec.serve.protocol import UnknownModelError
 from terarec.serve.served_model import ServedModel
+from terarec.serve.sinks import Sink
 from terarec.serve.statistics import DURATION_BOUNDS_NS, BatchCount, ModelStatistics
 from terarec.serve.tables import ServedRun
 
@@ -54,6 +55,8 @@ _OTHERS: Mapping[str, tuple[Kind, str, Sequence[str]]] = {
         "Responses of errors, by status",
         ("status",),
     ),
+    "terarec_sink_written": ("counter", "Items that a sink, such as the access log, has written", ("sink",)),
+    "terarec_sink_lost": ("counter", "Items that a sink has not written, by reason", ("sink", "reason")),
     "terarec_requests": ("counter", "Requests by outcome", (*_MODEL, "outcome")),
     "terarec_rejected_requests": ("counter", "Requests that got no scores, by reason", (*_MODEL, "reason")),
     "terarec_records": ("counter", "Records scored", _MODEL),
@@ -88,11 +91,17 @@ class Metrics:
     Args:
         models: The models.
         errors: Function that returns the responses of errors by their status of HTTP; None for no such transport.
+        sinks: Where something about requests goes.
     """
 
-    def __init__(self, models: ServedModels, errors: Callable[[], Mapping[int, int]] | None = None) -> None:
+    def __init__(
+        self,
+        models: ServedModels,
+        errors: Callable[[], Mapping[int, int]] | None = None,
+        sinks: Sequence[Sink] = (),
+    ) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_ServerCollector(models, errors))
+        self._registry.register(_ServerCollector(models, errors, sinks))
         ProcessCollector(registry=self._registry)
 
     def text(self) -> bytes:
@@ -103,15 +112,23 @@ class Metrics:
 class _ServerCollector(Collector):
     """Reads the counters of models and of the transport; arguments are those of `Metrics`."""
 
-    def __init__(self, models: ServedModels, errors: Callable[[], Mapping[int, int]] | None) -> None:
+    def __init__(
+        self, models: ServedModels, errors: Callable[[], Mapping[int, int]] | None, sinks: Sequence[Sink]
+    ) -> None:
         self._models = models
         self._errors = errors
+        self._sinks = sinks
 
     def collect(self) -> Iterable[Metric]:
         families = _Families()
         # A copy, which is made at once: the transport goes on counting.
         for status, count in ({} if self._errors is None else dict(self._errors())).items():
             families.add("terarec_http_errors", (str(status),), count)
+        for sink in self._sinks:
+            counted = sink.counts()
+            families.add("terarec_sink_written", (sink.label,), counted.written)
+            for reason, count in counted.lost.items():
+                families.add("terarec_sink_lost", (sink.label, reason), count)
         for state in self._models.index():
             families.add("terarec_model_states", (state.name, state.version, state.state), 1)
             if state.state != "READY":

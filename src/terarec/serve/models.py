@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Literal, NamedTuple, Protocol, Self
 
 from terarec.errors import ConfigError
+from terarec.serve.calls import Call
 from terarec.serve.protocol import InferRequest, InferResponse, ServerBusyError, UnknownModelError
 from terarec.serve.served_model import ServedModel
 from terarec.serve.statistics import ShadowStatistics
@@ -103,7 +104,9 @@ class ServedModels:
         with self._lock:
             return tuple(self._versions.get(name, ()))
 
-    def submit(self, request: InferRequest, name: str, version: str | None = None) -> Future[InferResponse]:
+    def submit(
+        self, request: InferRequest, name: str, version: str | None = None, call: Call | None = None
+    ) -> Future[InferResponse]:
         """Let the records of a request be scored; see `ServedModel.submit`.
 
         A request that was submitted is answered by the version that it was submitted to, also while that is retired.
@@ -122,7 +125,7 @@ class ServedModels:
                 chosen = version  # the second version was retired after it was chosen
                 continue
             try:
-                answer = model.submit(request)
+                answer = model.submit(request, call)
                 break
             except ServerBusyError:
                 # Of a version that was replaced after the look-up the successor takes the request.

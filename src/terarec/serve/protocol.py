@@ -78,23 +78,27 @@ class ErrorCode(NamedTuple):
     Attributes:
         http: Status of HTTP.
         grpc: Name of the status code of gRPC.
+        reason: What logs and metrics call it; the text of an error may quote values of a client.
     """
 
     http: int
     grpc: str
+    reason: str
 
 
 _ERROR_CODES: tuple[tuple[type[TerarecError], ErrorCode], ...] = (
-    (UnauthenticatedError, ErrorCode(401, "UNAUTHENTICATED")),
-    (ForbiddenError, ErrorCode(403, "PERMISSION_DENIED")),
-    (NotFoundError, ErrorCode(404, "NOT_FOUND")),
-    (RequestTimeoutError, ErrorCode(408, "DEADLINE_EXCEEDED")),
-    (RequestTooLargeError, ErrorCode(413, "RESOURCE_EXHAUSTED")),
-    (UnsupportedContentError, ErrorCode(415, "INVALID_ARGUMENT")),
-    (UnsupportedError, ErrorCode(501, "UNIMPLEMENTED")),
-    (ConfigError, ErrorCode(400, "INVALID_ARGUMENT")),
-    (FormatError, ErrorCode(400, "INVALID_ARGUMENT")),
-    (UnavailableError, ErrorCode(503, "UNAVAILABLE")),
+    (UnauthenticatedError, ErrorCode(401, "UNAUTHENTICATED", "unauthenticated")),
+    (ForbiddenError, ErrorCode(403, "PERMISSION_DENIED", "forbidden")),
+    (NotFoundError, ErrorCode(404, "NOT_FOUND", "not_found")),
+    (RequestTimeoutError, ErrorCode(408, "DEADLINE_EXCEEDED", "receive_timeout")),
+    (RequestTooLargeError, ErrorCode(413, "RESOURCE_EXHAUSTED", "too_large")),
+    (UnsupportedContentError, ErrorCode(415, "INVALID_ARGUMENT", "unsupported_content")),
+    (UnsupportedError, ErrorCode(501, "UNIMPLEMENTED", "unsupported")),
+    (ConfigError, ErrorCode(400, "INVALID_ARGUMENT", "invalid")),
+    (FormatError, ErrorCode(400, "INVALID_ARGUMENT", "invalid")),
+    (ServerBusyError, ErrorCode(503, "UNAVAILABLE", "busy")),
+    (DeadlineError, ErrorCode(503, "UNAVAILABLE", "deadline")),
+    (UnavailableError, ErrorCode(503, "UNAVAILABLE", "unavailable")),
 )
 """Subclasses before their bases, so that the first match is the nearest class. The codes are Triton's, where it has
 such an error; a request that waited for too long is UNAVAILABLE there, too."""
@@ -102,7 +106,9 @@ such an error; a request that waited for too long is UNAVAILABLE there, too."""
 
 def error_code(error: BaseException) -> ErrorCode:
     """Return the code of an exception that a call raised; that of an internal error for one that is not listed."""
-    return next((code for kind, code in _ERROR_CODES if isinstance(error, kind)), ErrorCode(500, "INTERNAL"))
+    return next(
+        (code for kind, code in _ERROR_CODES if isinstance(error, kind)), ErrorCode(500, "INTERNAL", "internal")
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,6 +160,11 @@ class InferRequest:
     outputs: tuple[RequestedOutput, ...] = ()
     id: str | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_records(self) -> int:
+        """Number of records; some columns may have one value for all of them."""
+        return max((tensor.shape[0] for tensor in self.inputs if tensor.shape), default=0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -101,7 +101,7 @@ class Router:
         shadow = self.route(name).shadow
         if shadow is None or random.random() >= shadow.share:
             return
-        num_records = max((tensor.shape[0] for tensor in request.inputs if tensor.shape), default=0)
+        num_records = request.num_records
         with self._lock:
             is_taken = self._records + num_records <= _MOST_RECORDS
             self._records += num_records if is_taken else 0

@@ -17,7 +17,9 @@ from typing import NamedTuple
 
 import torch
 
+from terarec.serve.access_log import AccessLog, check_access_log
 from terarec.serve.api import InferenceApi
+from terarec.serve.calls import CallSink
 from terarec.serve.listening import address_of, bind, bind_admin, shared_memory
 from terarec.serve.live import LiveUpdates
 from terarec.serve.loading import VersionLoader
@@ -118,6 +120,7 @@ def serve(
         if spec.grpc_port:
             # Its library binds it later, and in every worker.
             bind(spec.host, spec.grpc_port, "ServingSpec", "grpc_").close()
+        check_access_log(spec.watching)
         sockets = _Sockets(bound, tuple(admins))
         if shared is None:
             _run(sockets, _models(source, spec, options, stream), spec, accept)
@@ -144,11 +147,25 @@ def _run(
 
     # A client registers memory with one process, and its requests go to any of the workers.
     has_memory = spec.workers == 1
-    with loading as models, shared_memory(spec.access, sockets.clients, is_possible=has_memory) as memory:
-        api = InferenceApi(models, memory=memory)
+    with (
+        _call_sinks(spec) as calls,
+        loading as models,
+        shared_memory(spec.access, sockets.clients, is_possible=has_memory) as memory,
+    ):
+        api = InferenceApi(models, memory=memory, calls=calls)
         transport = HttpTransport(api, spec, [sockets.clients], sockets.admins)
         with _stopped_by_signals(transport.stop), _grpc(api, spec) as grpc_port:
             transport.run(lambda: started(transport.stop, grpc_port))
+
+
+@contextlib.contextmanager
+def _call_sinks(spec: ServingSpec) -> Iterator[Sequence[CallSink]]:
+    """Give where the calls of this process go, and write what is left at the end."""
+    if spec.watching.access_log is None:
+        yield ()
+        return
+    with AccessLog(spec.watching) as log:
+        yield (log,)
 
 
 @contextlib.contextmanager

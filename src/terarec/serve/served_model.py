@@ -9,6 +9,7 @@ from functools import partial
 
 from terarec.errors import ConfigError
 from terarec.serve.batcher import Batcher, ScoredPart
+from terarec.serve.calls import Call
 from terarec.serve.columns import ColumnReader
 from terarec.serve.joined_scoring import JoinedScoring
 from terarec.serve.live import LiveUpdates
@@ -76,10 +77,14 @@ class ServedModel:
     def __repr__(self) -> str:
         return f"ServedModel({self.name!r}, version {self.version!r}, {self.session!r})"
 
-    def submit(self, request: InferRequest) -> Future[InferResponse]:
+    def submit(self, request: InferRequest, call: Call | None = None) -> Future[InferResponse]:
         """Let the records of `request` be scored.
 
         The request's parameter ``priority`` is its level, and ``timeout`` the microseconds that it may wait.
+
+        Args:
+            request: The request.
+            call: The call that it came with, which notes who scored it; None where nobody watches.
 
         Returns:
             The answer, with the training steps of the weights as its parameter ``step``. It fails with `ConfigError`
@@ -98,12 +103,14 @@ class ServedModel:
         priority, timeout = _parameter(request, "priority"), _parameter(request, "timeout")
         return self._batcher.submit(
             self._columns(request),
-            partial(self._answer, request.id),
+            partial(self._answer, request.id, call),
             priority=priority,
             timeout_seconds=timeout / 1e6 or None,
         )
 
-    def _answer(self, request_id: str | None, part: ScoredPart) -> InferResponse:
+    def _answer(self, request_id: str | None, call: Call | None, part: ScoredPart) -> InferResponse:
+        if call is not None:
+            call.scored(self.version, part.step, part.times)
         output = Tensor(name=SCORE, datatype="FP32", shape=part.scores.shape, data=part.scores.reshape(-1))
         return InferResponse(
             model_name=self.name,

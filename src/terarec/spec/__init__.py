@@ -86,6 +86,7 @@ from terarec.spec.schedule import (
 from terarec.spec.serving import ItemIndexSpec, KafkaTopicSpec, Numbers, RedisStreamSpec, ServingSpec, TritonSpec
 from terarec.spec.serving_access import AccessSpec
 from terarec.spec.serving_models import BatchingSpec
+from terarec.spec.serving_watching import WatchingSpec
 from terarec.spec.tables import (
     AdmissionSpec,
     DynamicTableSpec,
@@ -218,6 +219,7 @@ __all__ = [
     "TritonSpec",
     "TwoTowerSpec",
     "WarmupDecaySchedule",
+    "WatchingSpec",
     "WideDeepSpec",
     "WorkflowSpec",
     "XDeepFMSpec",

@@ -12,6 +12,7 @@ from terarec.spec.parameter_server import RedisSpec, ServedTablesSpec
 from terarec.spec.run import RunSpec
 from terarec.spec.serving_access import AccessSpec
 from terarec.spec.serving_models import BatchingSpec, ServedModelOptions
+from terarec.spec.serving_watching import WatchingSpec
 
 EXECUTOR_NAMES = ("eager", "compile", "aotinductor", "onnxruntime", "openvino")
 """Executors of the dense part of a served model on a CPU; see docs/inference.md."""
@@ -44,6 +45,7 @@ class ServingSpec:
         absent_is_missing: Whether a column that a request does not have is taken as missing values.
         batching: Joining of requests into batches.
         workers: Number of processes that serve the address; they share the tables in memory.
+        watching: What is written down about calls.
     """
 
     name: str = "model"
@@ -64,6 +66,7 @@ class ServingSpec:
     absent_is_missing: bool = False
     batching: BatchingSpec = field(default_factory=BatchingSpec)
     workers: int = 1
+    watching: WatchingSpec = field(default_factory=WatchingSpec)
 
     def __post_init__(self) -> None:
         checks.name(self)
@@ -80,6 +83,7 @@ class ServingSpec:
         checks.instance(self, "tables", ServedTablesSpec | None, "ServedTablesSpec(tiers=...) or None")
         checks.instance(self, "absent_is_missing", bool, "true or false")
         checks.instance(self, "batching", BatchingSpec, "BatchingSpec(...)")
+        checks.instance(self, "watching", WatchingSpec, "WatchingSpec(...)")
         if self.port > 65535:
             checks.fail(self, "port", "a TCP port from 0 to 65535")
         if self.grpc_port is not None:

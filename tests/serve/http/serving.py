@@ -4,11 +4,12 @@
 import contextlib
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from terarec.serve import ServedModels
 from terarec.serve.api import InferenceApi
+from terarec.serve.calls import CallSink
 from terarec.serve.http.assembly import HttpTransport
 from terarec.serve.shared_memory import SharedMemory
 from terarec.spec import ServingSpec
@@ -33,7 +34,7 @@ class Served(NamedTuple):
 
 
 @contextlib.contextmanager
-def served(models: ServedModels, spec: ServingSpec | None = None) -> Iterator[Served]:
+def served(models: ServedModels, spec: ServingSpec | None = None, calls: Sequence[CallSink] = ()) -> Iterator[Served]:
     """Serve models on a free port of this machine."""
     spec = ServingSpec() if spec is None else spec
     has_memory = spec.access.shared_memory is not False
@@ -43,7 +44,7 @@ def served(models: ServedModels, spec: ServingSpec | None = None) -> Iterator[Se
         socket.create_server(("127.0.0.1", 0)) as admin,
         contextlib.closing(SharedMemory()) as memory,
     ):
-        api = InferenceApi(models, memory=memory if has_memory else None)
+        api = InferenceApi(models, memory=memory if has_memory else None, calls=calls)
         transport = HttpTransport(api, spec, [bound], [admin] if spec.access.admin_port is not None else [])
         thread = threading.Thread(target=transport.run, args=(is_ready.set,))
         thread.start()

@@ -16,8 +16,9 @@ from functools import partial
 from typing import NoReturn, TypeAlias
 
 from terarec.errors import MissingDependencyError
+from terarec.serve.calls import Call
 from terarec.serve.grpc.messages import METHODS, SERVICE
-from terarec.serve.grpc.service import Failure, GrpcService, failure_of
+from terarec.serve.grpc.service import Failure, GrpcService, end_call, failure_of
 from terarec.serve.grpc.streams import RequestStream
 from terarec.serve.protocol import ServerBusyError
 
@@ -124,11 +125,15 @@ class GrpcioServer:
             return grpc.stream_stream_rpc_method_handler(partial(self._stream, service))
 
         def answer(body: bytes, context: grpc.ServicerContext) -> bytes:
+            call = service.begin(name, body, context.peer())
             try:
                 self._check(name, context.invocation_metadata(), body)
-                return _infer(service, body, context) if name == "ModelInfer" else service.call(name, body)
+                answered = _infer(service, body, context, call) if name == "ModelInfer" else service.call(name, body)
+                end_call(call, answered)
+                return answered
             except Exception as error:
                 failure = failure_of(error)
+            end_call(call, failure)
             _abort(context, failure)
 
         return grpc.unary_unary_rpc_method_handler(answer)
@@ -144,9 +149,13 @@ class GrpcioServer:
                 try:
                     answer = pending.stream_response()
                 except Exception as error:
+                    failure = failure_of(error)
+                    end_call(pending.call, failure)
                     if ends_by_error:
                         raise
-                    answer = pending.stream_failure(failure_of(error))
+                    answer = pending.stream_failure(failure)
+                else:
+                    end_call(pending.call, answer)
                 yield answer
             return
         except Exception as error:
@@ -159,7 +168,7 @@ class GrpcioServer:
                 limit = self._limits.max_streams
                 raise ServerBusyError("server", f"{limit} streams are open, which is the limit; try again")
             self._num_streams += 1
-        stream = RequestStream(service)
+        stream = RequestStream(service, context.peer())
 
         def leave() -> None:
             stream.end()
@@ -172,8 +181,8 @@ class GrpcioServer:
         return stream
 
 
-def _infer(service: GrpcService, body: bytes, context: grpc.ServicerContext) -> bytes:
-    pending = service.infer(body)
+def _infer(service: GrpcService, body: bytes, context: grpc.ServicerContext, call: Call | None) -> bytes:
+    pending = service.infer(body, call)
     # A client that leaves, or whose deadline passes, is dropped from the queue.
     if not context.add_callback(pending.scored.cancel):
         pending.scored.cancel()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -21,9 +21,10 @@ import grpc
 
 from terarec.errors import MissingDependencyError
 from terarec.parallel import available_threads
+from terarec.serve.calls import Call
 from terarec.serve.grpc.grpcio_server import OTHER_CALLS, CheckCall, GrpcioServer, GrpcLimits, Metadata
 from terarec.serve.grpc.messages import METHODS, SERVICE
-from terarec.serve.grpc.service import Failure, GrpcService, PendingInference, failure_of
+from terarec.serve.grpc.service import Failure, GrpcService, PendingInference, end_call, failure_of
 from terarec.serve.protocol import RequestTooLargeError, UnavailableError
 
 try:
@@ -96,8 +97,8 @@ class NativeServer:
         self._streams.stop(grace_seconds)
         while self._pending and time.monotonic() < end:
             time.sleep(_POLL_SECONDS)
-        for call in tuple(self._pending):
-            self._cancel(call)
+        for number in tuple(self._pending):
+            self._cancel(number)
         self._threads.shutdown(wait=False)
         self._front.close()
         if self._events is not None:
@@ -106,16 +107,19 @@ class NativeServer:
 
     def _dispatch(self, service: GrpcService) -> None:
         while (events := self._front.recv_batch_details(_EVENTS)) is not None:
-            for kind, call, method, body, _, details in events:
+            for kind, number, method, body, _, details in events:
                 if kind != EVENT_CALL or body is None or details is None:
-                    self._cancel(call)  # the client has gone, or its deadline has passed
+                    self._cancel(number)  # the client has gone, or its deadline has passed
                     continue
+                call = service.begin(_UNARY[method], body, details[1])
                 try:
-                    self._begin(service, call, _UNARY[method], body, details[0])
+                    self._begin(service, number, call, _UNARY[method], body, details[0])
                 except Exception as error:
-                    self._fail(call, failure_of(error))
+                    self._fail(number, call, failure_of(error))
 
-    def _begin(self, service: GrpcService, call: int, name: str, body: bytes, metadata: Metadata) -> None:
+    def _begin(
+        self, service: GrpcService, number: int, call: Call | None, name: str, body: bytes, metadata: Metadata
+    ) -> None:
         if self._is_stopping:
             raise UnavailableError("server", "it is shutting down")
         if len(body) > self._limits.max_message_bytes:
@@ -124,36 +128,40 @@ class NativeServer:
         self._check(name, metadata, body)
         if name != "ModelInfer":
             # In other threads, since a load takes minutes.
-            self._threads.submit(self._answer, service, call, name, body)
+            self._threads.submit(self._answer, service, number, call, name, body)
             return
-        pending = service.infer(body)
-        self._pending[call] = pending
-        pending.scored.add_done_callback(partial(self._finish, call))
+        pending = service.infer(body, call)
+        self._pending[number] = pending
+        pending.scored.add_done_callback(partial(self._finish, number))
 
-    def _cancel(self, call: int) -> None:
-        pending = self._pending.pop(call, None)
+    def _cancel(self, number: int) -> None:
+        pending = self._pending.pop(number, None)
         if pending is not None:
             pending.scored.cancel()
+            end_call(pending.call, failure_of(CancelledError()))
 
-    def _answer(self, service: GrpcService, call: int, name: str, body: bytes) -> None:
+    def _answer(self, service: GrpcService, number: int, call: Call | None, name: str, body: bytes) -> None:
         try:
             answer = service.call(name, body)
         except Exception as error:
-            self._fail(call, failure_of(error))
+            self._fail(number, call, failure_of(error))
         else:
-            self._front.respond(call, answer)
+            self._front.respond(number, answer)
+            end_call(call, answer)
 
-    def _finish(self, call: int, _: object) -> None:
+    def _finish(self, number: int, _: object) -> None:
         """Answer a request; called by the thread that has scored it."""
-        pending = self._pending.pop(call, None)
+        pending = self._pending.pop(number, None)
         if pending is None:  # its client has gone
             return
         try:
             answer = pending.response()
         except BaseException as error:  # CancelledError, too
-            self._fail(call, failure_of(error))
+            self._fail(number, pending.call, failure_of(error))
         else:
-            self._front.respond(call, answer)
+            self._front.respond(number, answer)
+            end_call(pending.call, answer)
 
-    def _fail(self, call: int, failure: Failure) -> None:
-        self._front.fail(call, grpc.StatusCode[failure.code].value[0], failure.message)
+    def _fail(self, number: int, call: Call | None, failure: Failure) -> None:
+        self._front.fail(number, grpc.StatusCode[failure.code].value[0], failure.message)
+        end_call(call, failure)

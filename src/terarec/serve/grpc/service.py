@@ -14,8 +14,9 @@ from google.protobuf.message import DecodeError
 
 from terarec.errors import ConfigError, TerarecError
 from terarec.serve.api import InferenceApi
+from terarec.serve.calls import Call
 from terarec.serve.grpc.conversion import infer_request, infer_response, parameters
-from terarec.serve.grpc.messages import METHODS, message_class
+from terarec.serve.grpc.messages import METHODS, SERVICE, message_class
 from terarec.serve.protocol import InferRequest, InferResponse, ServerBusyError, UnknownModelError, error_code
 from terarec.serve.shared_memory import SharedMemory
 from terarec.spec.checks import one_line
@@ -34,11 +35,13 @@ class PendingInference(NamedTuple):
         request: The request; None for one that cannot be read.
         scored: Its response; `cancel` drops the request from the queue.
         memory: Regions in which it may want its outputs.
+        call: What those who watch get to know of it; None where nobody does.
     """
 
     request: InferRequest | None
     scored: Future[InferResponse]
     memory: SharedMemory | None
+    call: Call | None = None
 
     def response(self) -> bytes:
         """Wait for the response, and return its ModelInferResponse.
@@ -76,21 +79,34 @@ class Failure(NamedTuple):
     Attributes:
         code: Name of the status code, such as "NOT_FOUND".
         message: One line.
+        reason: Kind of the error, for logs.
     """
 
     code: str
     message: str
+    reason: str
 
 
 def failure_of(error: BaseException) -> Failure:
     """Return what a client gets for an error; the traceback of one that is not the client's goes to the log."""
     if isinstance(error, CancelledError):
-        return Failure("CANCELLED", "the request was cancelled")
+        return Failure("CANCELLED", "the request was cancelled", "client_left")
     if isinstance(error, TerarecError):
-        return Failure(error_code(error).grpc, one_line(str(error)))
+        _, code, reason = error_code(error)
+        return Failure(code, one_line(str(error)), reason)
     _LOGGER.error("a call failed", exc_info=error)
     message = f"internal error: {type(error).__name__}" if place_of(error) is None else describe(error)
-    return Failure("INTERNAL", one_line(message))
+    return Failure("INTERNAL", one_line(message), "internal")
+
+
+def end_call(call: Call | None, answer: bytes | Failure) -> None:
+    """Let those who watch know how a call was answered."""
+    if call is None:
+        return
+    if isinstance(answer, Failure):
+        call.end(answer.code, answer.reason)
+    else:
+        call.end("OK", sent_bytes=len(answer))
 
 
 class GrpcService:
@@ -127,6 +143,14 @@ class GrpcService:
             "LogSettings": self._log_settings,
         }
 
+    def begin(self, method: str, body: bytes, client: str = "") -> Call | None:
+        """Return the call that those who watch get to know; None where nobody does."""
+        if not self._api.calls:
+            return None
+        return Call(
+            method=method, path=f"/{SERVICE}/{method}", client=client, sinks=self._api.calls, received_bytes=len(body)
+        )
+
     def call(self, method: str, body: bytes) -> bytes:
         """Answer a call of any method but those of inference.
 
@@ -138,7 +162,7 @@ class GrpcService:
         encoded: bytes = answer.SerializeToString()
         return encoded
 
-    def infer(self, body: bytes) -> PendingInference:
+    def infer(self, body: bytes, call: Call | None = None) -> PendingInference:
         """Let the records of a ModelInferRequest be scored; what is wrong with it fails the result."""
         memory, request = self._api.memory, None
         try:
@@ -146,16 +170,16 @@ class GrpcService:
             request = infer_request(message, memory)
             self._take_place()
             try:
-                scored = self._api.infer(request, message.model_name, message.model_version or None)
+                scored = self._api.infer(request, message.model_name, message.model_version or None, call)
             except BaseException:
                 self._leave_place()
                 raise
         except Exception as error:
             rejected: Future[InferResponse] = Future()
             rejected.set_exception(error)
-            return PendingInference(request, rejected, memory)
+            return PendingInference(request, rejected, memory, call)
         scored.add_done_callback(self._leave_place)
-        return PendingInference(request, scored, memory)
+        return PendingInference(request, scored, memory, call)
 
     def _take_place(self) -> None:
         with self._lock:

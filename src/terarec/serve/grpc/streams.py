@@ -25,10 +25,12 @@ class RequestStream:
 
     Args:
         service: What answers.
+        client: Address of the client.
     """
 
-    def __init__(self, service: GrpcService) -> None:
+    def __init__(self, service: GrpcService, client: str = "") -> None:
         self._service = service
+        self._client = client
         self._pending: SimpleQueue[PendingInference | None] = SimpleQueue()
         self._places = threading.Semaphore(MOST_AHEAD)
         self._answered: PendingInference | None = None  # that the answering thread waits for
@@ -41,7 +43,8 @@ class RequestStream:
                 self._places.acquire()
                 if self._has_ended:
                     break
-                self._pending.put(self._service.infer(body))
+                call = self._service.begin("ModelStreamInfer", body, self._client)
+                self._pending.put(self._service.infer(body, call))
         # The library's exception for a stream whose client has gone is of no public class.
         except Exception as error:
             _LOGGER.debug("a stream ended: %s", error)

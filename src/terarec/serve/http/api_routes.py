@@ -160,7 +160,7 @@ class ApiRoutes:
             decoded = self._decoded(request)
         else:
             decoded = await self._in_thread(self._parser, partial(self._decoded, request))
-        pending = self._api.infer(decoded, **request.variables)
+        pending = self._api.infer(decoded, **request.variables, call=request.call)
         scored = await asyncio.wrap_future(pending)
         body, header_bytes = encode_binary_response(scored, decoded, self._api.memory)
         return _infer_response(body, header_bytes, request.headers.get("accept-encoding", ""))

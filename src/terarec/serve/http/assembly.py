@@ -46,8 +46,8 @@ class HttpTransport:
         routes = self._paths.routes()
         add_docs(routes)
         add_dashboard(routes)
-        self._server = HttpServer(routes, spec, Guard(control, spec.access.allowed_hosts))
-        add_metrics(routes, Metrics(api.models, lambda: self._server.errors))
+        self._server = HttpServer(routes, spec, Guard(control, spec.access.allowed_hosts), api.calls)
+        add_metrics(routes, Metrics(api.models, lambda: self._server.errors, api.calls))
 
     def run(self, started: Callable[[], None]) -> None:
         """Serve until `stop` is called.

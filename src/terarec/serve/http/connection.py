@@ -6,8 +6,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Protocol, cast
 
@@ -15,6 +16,7 @@ import httptools
 from typing_extensions import override
 
 from terarec.errors import TerarecError
+from terarec.serve.calls import Call, CallSink
 from terarec.serve.http.intake import Intake
 from terarec.serve.http.messages import Request, Response, error_line, error_response
 from terarec.serve.http.routes import Route
@@ -46,6 +48,7 @@ class Server(Protocol):
         date: The present time, as the header Date has it.
         connections: The open connections.
         errors: Status of HTTP -> responses of errors that were sent.
+        calls: Where calls go when they have ended.
     """
 
     intake: Intake
@@ -55,6 +58,7 @@ class Server(Protocol):
     date: bytes
     connections: set[Connection]
     errors: dict[int, int]
+    calls: Sequence[CallSink]
 
     def route(self, request: Request) -> Route:
         """Return the route of a request whose head has arrived; raise `TerarecError` if it is rejected."""
@@ -131,6 +135,7 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
         self._url = b""
         self._head_bytes = 0
+        self._begun_ns = 0  # of the request that arrives, where somebody watches
         self._is_in_head = False
         self._headers: dict[str, str] = {}
         self._receiving: _Exchange | None = None
@@ -212,6 +217,8 @@ class Connection(asyncio.Protocol):
             self._task.cancel()
         for exchange in self._exchanges:
             exchange.release()
+            if exchange.request.call is not None and not exchange.is_sent:
+                exchange.request.call.end(None, "client_left")
         self._exchanges.clear()
         self._receiving = None
 
@@ -219,6 +226,8 @@ class Connection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         """Begin a head."""
         self._url, self._headers, self._is_in_head = b"", {}, True
+        if self.server.calls:
+            self._begun_ns = time.monotonic_ns()
         self.deadline = self.last_heard + self.server.receive_seconds
 
     def on_url(self, url: bytes) -> None:
@@ -244,6 +253,14 @@ class Connection(asyncio.Protocol):
             peer=self._peer,
             is_admin=self._is_admin,
         )
+        if self.server.calls:
+            request.call = Call(
+                method=request.method,
+                path=path,
+                client=self._peer,
+                sinks=self.server.calls,
+                begun_ns=self._begun_ns,
+            )
         exchange = _Exchange(self, request, keeps_alive=self._parser.should_keep_alive())
         self._receiving = exchange
         self._exchanges.append(exchange)
@@ -278,6 +295,8 @@ class Connection(asyncio.Protocol):
             exchange.request.body = bytearray(exchange.request.body)
             exchange.request.body += chunk
         exchange.held += len(chunk)
+        if exchange.request.call is not None:
+            exchange.request.call.received_bytes = exchange.held
 
     def on_message_complete(self) -> None:
         """Answer the request, or let it wait for those before it."""
@@ -352,6 +371,8 @@ class Connection(asyncio.Protocol):
         if request.method != "HEAD":
             head.append(response.body)
         self._transport.write(b"".join(head))
+        if request.call is not None:
+            request.call.end(response.status, response.reason, len(response.body))
 
     def _finish(self, *, is_received: bool) -> None:
         """Close once the client has read the last response: what it still sends would else make it lose that."""
@@ -369,11 +390,13 @@ class Connection(asyncio.Protocol):
         """Answer bytes that are no request, and read no more."""
         exchange = self._receiving
         if exchange is None:
-            exchange = _Exchange(self, Request("", ""), keeps_alive=False)
+            calls = self.server.calls
+            call = Call(method="", path="", client=self._peer, sinks=calls) if calls else None
+            exchange = _Exchange(self, Request("", "", call=call), keeps_alive=False)
             self._exchanges.append(exchange)
         exchange.keeps_alive, exchange.is_received = False, True
         if exchange.response is None:
-            exchange.response = error_line(status, text)
+            exchange.response = error_line(status, text, "malformed")
         exchange.release()
         self._refuse_more()
         self.advance()

@@ -10,6 +10,7 @@ from typing import TypeAlias
 from urllib.parse import parse_qs
 
 from terarec.errors import ConfigError, TerarecError
+from terarec.serve.calls import Call
 from terarec.serve.json_codec import encode
 from terarec.serve.protocol import ServerBusyError, UnauthenticatedError, error_code
 from terarec.spec.checks import one_line
@@ -31,6 +32,7 @@ class Request:
         peer: Address of the client; "" if it is not known.
         is_admin: Whether it came over the address of administrators.
         variables: Values of the variables in the route's path.
+        call: What those who watch get to know of it; None where nobody does.
     """
 
     method: str
@@ -41,6 +43,7 @@ class Request:
     peer: str = ""
     is_admin: bool = False
     variables: Mapping[str, str] = field(default_factory=dict)
+    call: Call | None = None
 
     def parameters(self) -> dict[str, list[str]]:
         """Return the parameters of the query."""
@@ -56,12 +59,14 @@ class Response:
         status: Status.
         media_type: Value of Content-Type; "" for a response without a body.
         headers: Further headers.
+        reason: Kind of an error, for logs; it is not sent.
     """
 
     body: bytes = b""
     status: int = 200
     media_type: str = JSON
     headers: Mapping[str, str] = field(default_factory=dict)
+    reason: str = ""
 
     @property
     def is_last(self) -> bool:
@@ -96,9 +101,10 @@ def error_response(error: BaseException) -> Response:
     """Return an error as one line of JSON, as Triton does."""
     if isinstance(error, RouteError):
         headers = {"Allow": ", ".join(error.allowed)} if error.allowed else {}
-        return error_line(error.status, str(error), headers)
+        reason = "not_found" if error.status == HTTPStatus.NOT_FOUND else "method_not_allowed"
+        return error_line(error.status, str(error), reason, headers)
     if isinstance(error, TerarecError):
-        status = error_code(error).http
+        status, _, reason = error_code(error)
         headers = {}
         # After half a body it is unknown where the next request begins.
         if status == HTTPStatus.REQUEST_TIMEOUT:
@@ -107,12 +113,12 @@ def error_response(error: BaseException) -> Response:
             headers["Retry-After"] = "1"
         if isinstance(error, UnauthenticatedError):
             headers["WWW-Authenticate"] = "Bearer"
-        return error_line(status, str(error), headers)
+        return error_line(status, str(error), reason, headers)
     # An error of our own or of a user's code: the traceback goes to the log, one line to the client.
     text = f"internal error: {type(error).__name__}" if place_of(error) is None else describe(error)
-    return error_line(500, text)
+    return error_line(500, text, "internal")
 
 
-def error_line(status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
+def error_line(status: int, text: str, reason: str, headers: Mapping[str, str] | None = None) -> Response:
     """Return a response with an error's text, in one line."""
-    return Response(encode({"error": one_line(text)}), status, headers=headers or {})
+    return Response(encode({"error": one_line(text)}), status, headers=headers or {}, reason=reason)

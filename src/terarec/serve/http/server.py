@@ -13,6 +13,7 @@ from email.utils import formatdate
 from functools import partial
 
 from terarec.errors import MissingDependencyError
+from terarec.serve.calls import CallSink
 from terarec.serve.http.intake import Intake
 from terarec.serve.http.messages import Request
 from terarec.serve.http.routes import Route, Routes
@@ -43,15 +44,18 @@ class HttpServer:
     """Serves `routes` on listening sockets until it is stopped.
 
     Attributes:
-        intake, receive_seconds, keep_alive_seconds, is_stopping, date, connections, errors: As in `connection.Server`.
+        intake, receive_seconds, keep_alive_seconds, is_stopping, date, connections, errors, calls: As in
+            `connection.Server`.
 
     Args:
         routes: What is served.
         spec: Limits.
         guard: Checks who may call what.
+        calls: As above.
     """
 
-    def __init__(self, routes: Routes, spec: ServingSpec, guard: Guard) -> None:
+    def __init__(self, routes: Routes, spec: ServingSpec, guard: Guard, calls: Sequence[CallSink] = ()) -> None:
+        self.calls = calls
         self.intake = Intake(spec.max_request_bytes, spec.max_in_flight)
         self.receive_seconds = spec.receive_timeout_seconds
         self.keep_alive_seconds = spec.keep_alive_seconds
