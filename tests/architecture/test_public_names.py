@@ -14,7 +14,7 @@ from tests.architecture.sources import all_nodes
 LIST = Path(__file__).with_name("public_names.txt")
 MODULES = ["apps.item_index", "apps.recommend", "batch", "errors", "hugectr.data", "hugectr.optimizer"]
 """Single modules whose names the documentation shows."""
-MOST_NAMES = 400
+MOST_NAMES = 425
 """Without HugeCTR's own, which its releases fix."""
 
 

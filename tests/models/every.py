@@ -16,8 +16,13 @@ from terarec.spec import (
     DeepFMSpec,
     DenseColumn,
     DINSpec,
+    DLRMDCNV2Spec,
     DLRMSpec,
     DNNSpec,
+    ESMMSpec,
+    FFMSpec,
+    FiBiNETSpec,
+    FinalMLPSpec,
     FMSpec,
     GraphEmbedding,
     GraphFeature,
@@ -27,7 +32,12 @@ from terarec.spec import (
     GraphSpec,
     LabelColumn,
     LRSpec,
+    MaskNetSpec,
+    MMoESpec,
+    PLESpec,
+    PNNSpec,
     PythonModelSpec,
+    SharedBottomSpec,
     TableSpec,
     TargetHistory,
     TwoTowerSpec,
@@ -64,6 +74,23 @@ COLUMN_MODELS: dict[str, ModelSpec] = {
     "autoint-plain": AutoIntSpec(width=4, layers=1, heads=1, attention_width=3, hidden=(), residual=False),
     "dlrm": DLRMSpec(width=4, bottom=(5, 4), top=(6,)),
     "dlrm-cat": DLRMSpec(width=4, bottom=(5, 4), top=(6,), interaction="cat", activation="tanh"),
+    "dlrm_dcnv2": DLRMDCNV2Spec(width=4, bottom=(5, 4), cross_layers=2, rank=3, top=(6,)),
+    "ffm": FFMSpec(width=2),
+    "pnn": PNNSpec(width=4, hidden=(6,)),
+    "pnn-outer": PNNSpec(width=4, hidden=(6,), products="outer", activation="tanh"),
+    "pnn-both": PNNSpec(width=4, hidden=(6,), products="both", pooling="mean"),
+    "fibinet": FiBiNETSpec(width=4, hidden=(6,), reduction=2),
+    "fibinet-each": FiBiNETSpec(width=4, hidden=(6,), reduction=1, bilinear="each"),
+    "fibinet-all": FiBiNETSpec(width=4, hidden=(6,), reduction=1, bilinear="all", init="xavier_normal"),
+    "masknet": MaskNetSpec(width=4, blocks=(5, 3), hidden=(6,)),
+    "masknet-serial": MaskNetSpec(width=4, blocks=(6, 5), structure="serial", aggregation=0.5, activation="gelu"),
+    "final_mlp": FinalMLPSpec(width=4, hidden=(6, 4), second=(5, 2), heads=2),
+    "shared_bottom": SharedBottomSpec(width=4, hidden=(6, 5), tower=(4,)),
+    "mmoe": MMoESpec(width=4, experts=3, hidden=(6,), tower=(4,)),
+    "mmoe-gate": MMoESpec(width=4, experts=2, hidden=(6,), tower=(), gate=(5,), activation="tanh"),
+    "ple": PLESpec(width=4, layers=2, shared_experts=2, label_experts=1, hidden=(6,), tower=(4,)),
+    "ple-cgc": PLESpec(width=4, layers=1, shared_experts=1, label_experts=2, hidden=(6, 5), tower=(), gate=(4,)),
+    "esmm": ESMMSpec(width=4, tower=(6, 5)),
 }
 """Models of any columns."""
 
@@ -71,6 +98,11 @@ DIN_MODELS: dict[str, ModelSpec] = {
     "din": DINSpec(width=4, sequences=HISTORY, attention=(5,), hidden=(6,)),
     "din-softmax": DINSpec(
         width=4, sequences=HISTORY, attention=(5,), hidden=(6,), softmax=True, attention_activation="prelu"
+    ),
+}
+CONTEXT_MODELS: dict[str, ModelSpec] = {
+    "final_mlp-context": FinalMLPSpec(
+        width=4, hidden=(6,), second=(4,), gate=(3,), first_context=("b", "tags"), second_context=("a",)
     ),
 }
 TWO_TOWER_MODELS: dict[str, ModelSpec] = {
@@ -100,6 +132,7 @@ GRAPH = GraphSpec(
 )
 MODELS: dict[str, ModelSpec] = {
     **COLUMN_MODELS,
+    **CONTEXT_MODELS,
     **DIN_MODELS,
     **TWO_TOWER_MODELS,
     "graph": GraphModelSpec(graph=GRAPH),

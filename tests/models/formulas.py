@@ -218,6 +218,145 @@ def din(w: Weights, sample: Sample, spec: Any) -> Array:
     return mlp(w, "deep", np.concatenate([sample.dense, *plain]), len(spec.hidden), spec)
 
 
+def dlrm_dcnv2(w: Weights, sample: Sample, spec: Any) -> Array:
+    first = [mlp(w, "bottom", sample.dense, len(spec.bottom), spec)] if sample.dense.size else []
+    x0 = np.concatenate([*first, *embedded(w, sample, spec)])
+    x = x0
+    for expand, project, bias in zip(w["cross.expand"], w["cross.project"], w["cross.bias"], strict=True):
+        x = x0 * (expand @ (project @ x) + bias) + x
+    return mlp(w, "top", x, len(spec.top), spec)
+
+
+def ffm(w: Weights, sample: Sample, spec: Any) -> Array:
+    by_column = [vector.reshape(-1, spec.width) for vector in fields(w, sample, spec)]
+    products = np.zeros(spec.width)
+    for i, j in combinations(range(len(by_column)), 2):
+        products += by_column[i][j] * by_column[j][i]
+    factors = w.dense.get("products.factors")
+    return linear_terms(w, sample, spec) + (np.array([products.sum()]) if factors is None else factors @ products)
+
+
+def pnn(w: Weights, sample: Sample, spec: Any) -> Array:
+    vectors = fields(w, sample, spec)
+    parts = [flat(w, sample, spec)]
+    if spec.products != "outer":
+        dots = np.array([vectors[i] @ vectors[j] for i in range(len(vectors)) for j in range(i)])
+        parts.append(np.pad(dots, (0, -(spec.width + len(dots)) % 16)))  # zeros make a multiple of 16
+    if spec.products != "inner":
+        parts.append(sum(np.outer(one, other) for one in vectors for other in vectors).reshape(-1))
+    return mlp(w, "deep", np.concatenate(parts), len(spec.hidden), spec)
+
+
+def fibinet(w: Weights, sample: Sample, spec: Any) -> Array:
+    vectors = fields(w, sample, spec)
+    means = np.array([vector.mean() for vector in vectors])
+    factors = np.maximum(w["senet.excite.weight"] @ np.maximum(w["senet.squeeze.weight"] @ means, 0), 0)
+    gated = [factor * vector for factor, vector in zip(factors, vectors, strict=True)]
+    parts = []
+    for kind in (vectors, gated):
+        for place, (i, j) in enumerate(combinations(range(len(vectors)), 2)):
+            kernel = w["bilinear.kernels"][{"all": 0, "each": i, "interaction": place}[spec.bilinear]]
+            parts.append((kind[i] @ kernel) * kind[j])
+    return linear_terms(w, sample, spec) + mlp(w, "deep", np.concatenate([*parts, sample.dense]), 1, spec)
+
+
+def normalized(x: Array, weight: Array, bias: Array) -> Array:
+    return weight * (x - x.mean()) / np.sqrt(x.var() + 1e-5) + bias
+
+
+def masknet(w: Weights, sample: Sample, spec: Any) -> Array:
+    vectors = fields(w, sample, spec)
+    guide = np.concatenate(vectors)
+    norms = zip(vectors, w["norm.weight"], w["norm.bias"], strict=True)
+    first = np.concatenate([normalized(vector, weight, bias) for vector, weight, bias in norms])
+    x, outputs = first, []
+    for index in range(len(spec.blocks)):
+        prefix = f"blocks.{index}"
+        mask = w.linear(f"{prefix}.mask.layers.1", np.maximum(w.linear(f"{prefix}.mask.layers.0", guide), 0))
+        hidden = w.linear(f"{prefix}.layer", (x if spec.structure == "serial" else first) * mask)
+        hidden = normalized(hidden, w[f"{prefix}.norm.weight"], w[f"{prefix}.norm.bias"])
+        x = activate(spec.activation, hidden, w, f"{prefix}.activation")
+        outputs.append(x)
+    if spec.structure == "serial":
+        return w.linear("deep.layers.0", x)
+    return mlp(w, "deep", np.concatenate(outputs), len(spec.hidden), spec)
+
+
+def sigmoid(x: Array) -> Array:
+    return 1 / (1 + np.exp(-x))
+
+
+def final_mlp(w: Weights, sample: Sample, spec: Any) -> Array:
+    x, names = flat(w, sample, spec), list(sample.keys)
+    streams = []
+    for index, (context, hidden) in enumerate(((spec.first_context, spec.hidden), (spec.second_context, spec.second))):
+        vectors = embedded(w, sample, spec)
+        if context:
+            read = np.concatenate([vectors[names.index(name)] for name in context])
+            gate = mlp(w, f"gates.{index}.mlp", read, len(spec.gate), spec)
+        else:
+            gate = w[f"gates.{index}.weights"]
+        streams.append(mlp(w, f"streams.{index}", 2 * sigmoid(gate) * x, len(hidden), spec))
+    first, second = (stream.reshape(spec.heads, -1) for stream in streams)
+    out = w.linear("fusion.linear", np.concatenate(streams))
+    for head, kernels in enumerate(w["fusion.kernels"]):
+        out = out + np.array([first[head] @ kernel @ second[head] for kernel in kernels])
+    return out
+
+
+def softmax(x: Array) -> Array:
+    return np.exp(x) / np.exp(x).sum()
+
+
+def towers(w: Weights, inputs: list[Array], spec: Any) -> Array:
+    outputs = [mlp(w, f"towers.mlps.{index}", x, len(spec.tower), spec) for index, x in enumerate(inputs)]
+    return np.concatenate(outputs)
+
+
+def num_towers(w: Weights) -> int:
+    return 1 + max(int(name.split(".")[2]) for name in w.dense if name.startswith("towers.mlps."))
+
+
+def shared_bottom(w: Weights, sample: Sample, spec: Any) -> Array:
+    shared = mlp(w, "bottom", flat(w, sample, spec), len(spec.hidden), spec)
+    return towers(w, [shared] * num_towers(w), spec)
+
+
+def mmoe(w: Weights, sample: Sample, spec: Any) -> Array:
+    x = flat(w, sample, spec)
+    experts = np.stack([mlp(w, f"experts.{index}", x, len(spec.hidden), spec) for index in range(spec.experts)])
+    gates = [softmax(mlp(w, f"gates.{index}", x, len(spec.gate), spec)) for index in range(num_towers(w))]
+    return towers(w, [gate @ experts for gate in gates], spec)
+
+
+def ple(w: Weights, sample: Sample, spec: Any) -> Array:
+    count = num_towers(w)
+    inputs = [flat(w, sample, spec)] * (count + 1)  # of each label, and the shared one at the end
+    for layer in range(spec.layers):
+        prefix = f"layers.{layer}"
+
+        def experts(name: str, x: Array, number: int, prefix: str = prefix) -> list[Array]:
+            return [mlp(w, f"{prefix}.{name}.{index}", x, len(spec.hidden), spec) for index in range(number)]
+
+        shared = experts("shared_experts", inputs[-1], spec.shared_experts)
+        own = [experts(f"label_experts.{label}", inputs[label], spec.label_experts) for label in range(count)]
+        mixed = []
+        for label in range(count):
+            gate = softmax(mlp(w, f"{prefix}.gates.{label}", inputs[label], len(spec.gate), spec))
+            mixed.append(gate @ np.stack([*own[label], *shared]))
+        if layer < spec.layers - 1:
+            gate = softmax(mlp(w, f"{prefix}.shared_gate", inputs[-1], len(spec.gate), spec))
+            mixed.append(gate @ np.stack([*(expert for experts_of in own for expert in experts_of), *shared]))
+        inputs = mixed
+    return towers(w, inputs, spec)
+
+
+def esmm(w: Weights, sample: Sample, spec: Any) -> Array:
+    steps = sigmoid(towers(w, [flat(w, sample, spec)] * num_towers(w), spec))
+    taken = np.cumprod(steps)
+    return np.log(taken / (1 - taken))
+
+
 def two_tower(w: Weights, sample: Sample, spec: Any, dataset: DatasetSpec) -> Array:
     vectors = []
     for tower, names in (("user", spec.user), ("item", spec.item)):
@@ -232,5 +371,6 @@ def logits(spec: ModelSpec, w: Weights, sample: Sample, dataset: DatasetSpec) ->
     """The logits [C] of one sample."""
     if spec.kind == "two_tower":
         return two_tower(w, sample, spec, dataset)
-    formulas = (lr, fm, dnn, wide_deep, deepfm, xdeepfm, dcn, dcn_v2, autoint, dlrm, din)
+    formulas: tuple[Any, ...] = (lr, fm, dnn, wide_deep, deepfm, xdeepfm, dcn, dcn_v2, autoint, dlrm, din)
+    formulas += (dlrm_dcnv2, ffm, pnn, fibinet, masknet, final_mlp, shared_bottom, mmoe, ple, esmm)
     return {formula.__name__: formula for formula in formulas}[spec.kind](w, sample, spec)

@@ -11,7 +11,7 @@ from terarec.models import build_model
 from terarec.models.artifact import dense_state, tables
 from terarec.spec import DatasetSpec
 from terarec.spec.model import ModelSpec
-from tests.models.every import COLUMN_MODELS, DIN_MODELS, TWO_TOWER_MODELS, dataset, random_batch
+from tests.models.every import COLUMN_MODELS, CONTEXT_MODELS, DIN_MODELS, TWO_TOWER_MODELS, dataset, random_batch
 from tests.models.formulas import Sample, Weights, logits
 
 SHAPES = {
@@ -81,6 +81,12 @@ def test_a_model_equals_its_formula(name: str, shape: str) -> None:
 @pytest.mark.parametrize("name", DIN_MODELS)
 def test_din_equals_its_formula(name: str, shape: str) -> None:
     check(DIN_MODELS[name], SHAPES[shape])
+
+
+@pytest.mark.parametrize("shape", ["all", "without dense", "several labels"])
+@pytest.mark.parametrize("name", CONTEXT_MODELS)
+def test_gates_of_named_columns_equal_their_formula(name: str, shape: str) -> None:
+    check(CONTEXT_MODELS[name], SHAPES[shape])
 
 
 @pytest.mark.parametrize("name", TWO_TOWER_MODELS)

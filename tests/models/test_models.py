@@ -22,12 +22,19 @@ from terarec.spec import (
     DatasetSpec,
     DeepFMSpec,
     DINSpec,
+    DLRMDCNV2Spec,
     DLRMSpec,
     DNNSpec,
     DynamicTablesSpec,
+    ESMMSpec,
+    FiBiNETSpec,
+    FinalMLPSpec,
     GraphModelSpec,
     LRSpec,
+    MaskNetSpec,
+    PNNSpec,
     PythonModelSpec,
+    RegressionSpec,
     RunSpec,
     StaticTablesSpec,
     TargetHistory,
@@ -92,7 +99,7 @@ PRODUCTS = [name for name in COLUMN_MODELS if not name.startswith("lr")]
 @pytest.mark.parametrize("name", in_every_run([name for name in PRODUCTS if "-" not in name], PRODUCTS))
 def test_learns_a_product(name: str) -> None:
     small = COLUMN_MODELS[name]
-    wide = {"width": 8, "bottom": (16, 8)} if isinstance(small, DLRMSpec) else {"width": 8}
+    wide = {"width": 8, "bottom": (16, 8)} if isinstance(small, DLRMSpec | DLRMDCNV2Spec) else {"width": 8}
     model = build_model(replace(small, **wide), planted_dataset(), seed=1)
     train(model, lambda step: planted_batch(seed=step), steps=200)
     # Without an MLP the product of a column with itself is not to be had, nor an unbounded gate.
@@ -315,6 +322,13 @@ ERRORS: dict[str, tuple[ModelSpec, DatasetSpec, str]] = {
     ),
     "no item key": (TwoTowerSpec(user=("b",), item=("x0",)), COLUMNS, ("two_tower: item_key", "got None")),
     "a list as item key": (TwoTowerSpec(user=("b",), item=("tags",)), COLUMNS, ("two_tower: item_key", "got 'tags'")),
+    "no such context": (
+        FinalMLPSpec(first_context=("aa",)),
+        COLUMNS,
+        ("final_mlp", "context: data set 'small' has no categorical column 'aa' (did you mean 'a'?)"),
+    ),
+    "one column without a pair": (FiBiNETSpec(), dataset(dense=0, categorical=("a",)), ("fibinet", "has one column")),
+    "one vector without a dot": (PNNSpec(), dataset(dense=1, categorical=()), ("pnn", "has one column")),
     "two labels": (TwoTowerSpec(user=("b",), item=("a",)), dataset(labels=2), ("two_tower", "got 2 labels")),
     "static tables of any keys": (LRSpec(), dataset(rows=None), ("tables",)),
     "a graph of more dense columns": (
@@ -377,6 +391,15 @@ SPEC_ERRORS: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
     ),
     "heads": (lambda: dataclasses.replace(COLUMN_MODELS["autoint"], heads=4), ("AutoIntSpec.attention_width",)),
     "experts without rank": (lambda: dataclasses.replace(COLUMN_MODELS["dcn_v2"], experts=2), ("DCNV2Spec.rank",)),
+    "heads of two streams": (lambda: FinalMLPSpec(second=(7,), heads=2), ("FinalMLPSpec.second", "multiple of")),
+    "a column twice": (lambda: FinalMLPSpec(first_context=("a", "a")), ("FinalMLPSpec.first_context", "twice")),
+    "width of the bottom": (lambda: DLRMDCNV2Spec(width=8), ("DLRMDCNV2Spec.bottom",)),
+    "no layer of a mask": (lambda: MaskNetSpec(aggregation=0.0), ("MaskNetSpec.aggregation",)),
+    "no block": (lambda: MaskNetSpec(blocks=()), ("MaskNetSpec.blocks",)),
+    "a funnel of values": (
+        lambda: RunSpec(data="d", model=ESMMSpec(), objective=RegressionSpec()),
+        ("RunSpec.objective", "'regression' for esmm"),
+    ),
     "no hidden layer": (lambda: DNNSpec(hidden=()), ("DNNSpec.hidden",)),
     "activation": (lambda: DNNSpec(activation=typing.cast(typing.Any, "rleu")), ("DNNSpec.activation",)),
 }

@@ -12,10 +12,11 @@ from torch.nn.functional import linear
 
 from terarec.batch import Batch
 from terarec.embedding import EmbeddingCollection
-from terarec.nn import MLP
+from terarec.errors import ConfigError
+from terarec.nn import MLP, Layer, TensorShape, build_layer
 from terarec.nn.initializers import Distribution, dense_distributions, normal, uniform
 from terarec.spec import CategoricalColumn, DatasetSpec, FeatureSpec, Initializer
-from terarec.spec.model import ColumnPooling, EmbeddedSpec, NetworkSpec
+from terarec.spec.network import ColumnPooling, EmbeddedSpec, NetworkSpec
 from terarec.spec.tables import TablesSpec
 
 WIDE_SUFFIX = ".wide"
@@ -108,6 +109,35 @@ def mlp(
     )
 
 
+def multi_cross(spec: NetworkSpec, width: int, layers: int, rank: int, generator: torch.Generator) -> Layer:
+    """Return cross layers with kernels of a low rank, or rank-one ones for `rank` 0, with initial weights of `spec`."""
+    options = {"num_layers": layers, "projection_dim": rank}
+    layer = build_layer("multi_cross", [TensorShape(1, (width,))], options, generator=generator)
+    if spec.init != "default":
+        # The layer of the registry knows HugeCTR's schemes only, so those of models are drawn over its weights.
+        for kernels in layer.parameters():
+            # [layers, out, in] for low-rank kernels, [layers, n] for vectors.
+            fan_in, fan_out = (kernels.shape[-1], kernels.shape[-2]) if kernels.dim() == 3 else (width, 1)
+            weight, _ = dense_distributions(spec.init)(fan_in, fan_out)
+            if kernels is not layer.bias:
+                weight.fill_(kernels, generator)
+    return layer
+
+
+def check_pairs(kind: str, dataset: DatasetSpec, num_vectors: int) -> None:
+    """Raise `ConfigError` if a model over pairs of columns' vectors has one vector alone.
+
+    Args:
+        kind: Kind of the model.
+        dataset: The columns.
+        num_vectors: Number of vectors a sample.
+    """
+    if num_vectors < 2:
+        raise ConfigError(
+            kind, f"data set {dataset.name!r} has one column, whose vector has no pair, expected two columns"
+        )
+
+
 class LinearTerms(nn.Module):
     """Weights of keys and of dense columns, and a bias, for each output.
 
@@ -181,6 +211,24 @@ class ColumnVectors(nn.Module):
         if not self.dense_vectors.shape[0]:
             return vectors, pooled
         return torch.cat([vectors, scaled.to(vectors.dtype)], dim=1), join(batch.dense, pooled)
+
+
+class OutputFactors(nn.Module):
+    """The sum of D products; with several outputs each of them weights the products by learned factors.
+
+    Args:
+        width: Number D of products.
+        num_outputs: Number of outputs C.
+    """
+
+    def __init__(self, width: int, num_outputs: int) -> None:
+        super().__init__()
+        # Ones, so that several outputs start as the plain machine does.
+        self.factors = nn.Parameter(torch.ones(num_outputs, width)) if num_outputs > 1 else None
+
+    def forward(self, products: Tensor) -> Tensor:
+        """Return the sum for each output: float[B, D] -> float[B, C]."""
+        return products.sum(1, keepdim=True) if self.factors is None else linear(products, self.factors)
 
 
 # A static table's default follows from its rows, of which a dense column has none: it gets that of dynamic tables.

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from terarec.batch import Batch
-from terarec.models.columns import embeddings, input_width, mlp, side_by_side
-from terarec.nn import TensorShape, build_layer
+from terarec.models.columns import embeddings, input_width, mlp, multi_cross, side_by_side
 from terarec.nn.dense import new_linear
 from terarec.nn.initializers import dense_distributions
 from terarec.nn.interaction import CrossMixture, CrossV2
@@ -61,14 +60,4 @@ def _cross_layers(spec: DCNSpec | DCNV2Spec, width: int, generator: torch.Genera
         return CrossV2(width, spec.cross_layers, generator=generator, initial=dense_distributions(spec.init))
     if isinstance(spec, DCNV2Spec) and spec.experts > 1:
         return CrossMixture(width, spec.cross_layers, rank=rank, experts=spec.experts, generator=generator)
-    options = {"num_layers": spec.cross_layers, "projection_dim": rank}
-    layer = build_layer("multi_cross", [TensorShape(1, (width,))], options, generator=generator)
-    if spec.init != "default":
-        # The layer of the registry knows HugeCTR's schemes only, so those of models are drawn over its weights.
-        for kernels in layer.parameters():
-            # [layers, out, in] for low-rank kernels, [layers, n] for vectors.
-            fan_in, fan_out = (kernels.shape[-1], kernels.shape[-2]) if kernels.dim() == 3 else (width, 1)
-            weight, _ = dense_distributions(spec.init)(fan_in, fan_out)
-            if kernels is not layer.bias:
-                weight.fill_(kernels, generator)
-    return layer
+    return multi_cross(spec, width, spec.cross_layers, rank, generator)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DLRM (Naumov et al. 2019, arXiv 1906.00091)."""
+"""DLRM (Naumov et al. 2019, arXiv 1906.00091), and DLRM-DCNv2 of the MLPerf training benchmark."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from terarec.batch import Batch
 from terarec.errors import ConfigError
-from terarec.models.columns import embeddings, mlp
+from terarec.models.columns import embeddings, join, mlp, multi_cross
 from terarec.nn import DotInteraction
-from terarec.spec import DatasetSpec, DLRMSpec
+from terarec.spec import DatasetSpec, DLRMDCNV2Spec, DLRMSpec
 
 
 class DLRM(nn.Module):
@@ -72,3 +72,40 @@ class DLRM(nn.Module):
             return interacted
         dots: Tensor = self.interaction(pooled[:, : self.width], pooled[:, self.width :])
         return dots[:, self.width :]  # without the first vector itself, which represents no dense columns here
+
+
+class DLRMDCNV2(nn.Module):
+    """Bottom MLP over the dense columns, low-rank cross layers over its output and all vectors, top MLP.
+
+    The interaction is that of DCN V2 (Wang et al. 2021, arXiv 2008.13535). Without dense columns there is no bottom
+    MLP. Dropout is in the top MLP.
+
+    Args:
+        spec: Widths and layers.
+        dataset: Columns; each categorical one gets a table of its name.
+        num_outputs: Number of outputs C; None for one a label.
+        seed: Seed of the initial weights.
+    """
+
+    def __init__(
+        self, spec: DLRMDCNV2Spec, dataset: DatasetSpec, *, num_outputs: int | None = None, seed: int = 0
+    ) -> None:
+        super().__init__()
+        outputs, num_dense = num_outputs or len(dataset.labels), len(dataset.dense)
+        generator = torch.Generator().manual_seed(seed)
+        self.bottom = mlp(spec, num_dense, spec.bottom, None, generator) if num_dense else None
+        if self.bottom is not None:
+            # `mlp` gives the spec's dropout to every MLP, and it is meant for the top one.
+            self.bottom.dropout = 0.0
+        self.embedding = embeddings(spec, dataset, seed=seed)
+        width = spec.width * (len(dataset.categorical) + bool(num_dense))
+        self.cross = multi_cross(spec, width, spec.cross_layers, spec.rank, generator)
+        self.top = mlp(spec, width, spec.top, outputs, generator)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Return the logits float[B, C]."""
+        x = batch.dense if self.bottom is None else self.bottom(batch.dense)
+        if self.embedding is not None:
+            x = join(x, self.embedding(batch.sparse).pooled)
+        logits: Tensor = self.top(self.cross(x))
+        return logits

@@ -13,17 +13,25 @@ from terarec.errors import ConfigError
 from terarec.models.autoint import AutoInt
 from terarec.models.dcn import DCN
 from terarec.models.din import DIN
-from terarec.models.dlrm import DLRM
+from terarec.models.dlrm import DLRM, DLRMDCNV2
+from terarec.models.ffm import FFM
+from terarec.models.fibinet import FiBiNET
+from terarec.models.final_mlp import FinalMLP
 from terarec.models.graph import graph_model
+from terarec.models.masknet import MaskNet
+from terarec.models.multitask import ESMM, PLE, MMoE, SharedBottom
+from terarec.models.pnn import PNN
 from terarec.models.two_tower import TwoTower
 from terarec.models.wide_deep import DNN, FM, LR, DeepFM, WideDeep, XDeepFM
 from terarec.spec import DatasetSpec, GraphModelSpec
+from terarec.spec.interactions import FFMSpec, FiBiNETSpec, FinalMLPSpec, MaskNetSpec, PNNSpec
 from terarec.spec.model import (
     AutoIntSpec,
     DCNSpec,
     DCNV2Spec,
     DeepFMSpec,
     DINSpec,
+    DLRMDCNV2Spec,
     DLRMSpec,
     DNNSpec,
     FMSpec,
@@ -34,6 +42,7 @@ from terarec.spec.model import (
     WideDeepSpec,
     XDeepFMSpec,
 )
+from terarec.spec.multitask import ESMMSpec, MMoESpec, PLESpec, SharedBottomSpec
 from terarec.spec.registry import check_allowed, imported
 
 
@@ -71,6 +80,7 @@ def python_model(
 MODELS: dict[type, Callable[..., nn.Module]] = {
     LRSpec: LR,
     FMSpec: FM,
+    FFMSpec: FFM,
     DNNSpec: DNN,
     WideDeepSpec: WideDeep,
     DeepFMSpec: DeepFM,
@@ -78,8 +88,17 @@ MODELS: dict[type, Callable[..., nn.Module]] = {
     DCNSpec: DCN,
     DCNV2Spec: DCN,
     AutoIntSpec: AutoInt,
+    PNNSpec: PNN,
+    FiBiNETSpec: FiBiNET,
+    MaskNetSpec: MaskNet,
+    FinalMLPSpec: FinalMLP,
     DLRMSpec: DLRM,
+    DLRMDCNV2Spec: DLRMDCNV2,
     DINSpec: DIN,
+    SharedBottomSpec: SharedBottom,
+    MMoESpec: MMoE,
+    PLESpec: PLE,
+    ESMMSpec: ESMM,
     TwoTowerSpec: TwoTower,
     GraphModelSpec: graph_model,
     PythonModelSpec: python_model,

@@ -7,7 +7,15 @@ import torch
 from torch import Tensor, nn
 
 from terarec.batch import Batch
-from terarec.models.columns import ColumnVectors, LinearTerms, embeddings, input_width, mlp, side_by_side
+from terarec.models.columns import (
+    ColumnVectors,
+    LinearTerms,
+    OutputFactors,
+    embeddings,
+    input_width,
+    mlp,
+    side_by_side,
+)
 from terarec.nn.dense import new_linear
 from terarec.nn.initializers import dense_distributions
 from terarec.nn.interaction import CompressedInteraction, pair_products
@@ -81,29 +89,6 @@ class WideDeep(LinearTerms):
         return logits
 
 
-class PairProducts(nn.Module):
-    """The dots of all pairs of vectors, summed (Rendle 2010).
-
-    With several outputs each of them weighs the D products by learned factors, which start at one.
-
-    Args:
-        width: Length D of a vector.
-        num_outputs: Number of outputs C.
-    """
-
-    def __init__(self, width: int, num_outputs: int) -> None:
-        super().__init__()
-        # Ones, so that several outputs start as the plain machine does.
-        self.factors = nn.Parameter(torch.ones(num_outputs, width)) if num_outputs > 1 else None
-
-    def forward(self, vectors: Tensor) -> Tensor:
-        """Return the sum for each output: float[B, m, D] -> float[B, C]."""
-        products = pair_products(vectors)
-        if self.factors is None:
-            return products.sum(1, keepdim=True)
-        return nn.functional.linear(products, self.factors)
-
-
 class FactorizationTerms(LinearTerms):
     """Linear terms, and the dots of all pairs of columns' vectors.
 
@@ -126,12 +111,12 @@ class FactorizationTerms(LinearTerms):
     ) -> None:
         super().__init__(spec, dataset, num_outputs, seed=seed)
         self.vectors = ColumnVectors(spec, dataset, generator=generator, seed=seed)
-        self.products = PairProducts(spec.width, num_outputs)
+        self.products = OutputFactors(spec.width, num_outputs)
 
     def factorization_terms(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the sum of all terms float[B, C], and the vectors for an MLP (see `ColumnVectors`)."""
         vectors, flat = self.vectors(batch)
-        return self.linear_terms(batch) + self.products(vectors), flat
+        return self.linear_terms(batch) + self.products(pair_products(vectors)), flat
 
 
 class FM(FactorizationTerms):

@@ -17,13 +17,14 @@ from terarec.spec.dataset import (
     SparseInput,
 )
 from terarec.spec.graph import GraphEmbedding, GraphFeature, GraphLabel, GraphLayer, GraphModelSpec, GraphSpec
+from terarec.spec.interactions import FFMSpec, FiBiNETSpec, FinalMLPSpec, MaskNetSpec, PNNSpec
 from terarec.spec.model import (
-    Activation,
     AutoIntSpec,
     DCNSpec,
     DCNV2Spec,
     DeepFMSpec,
     DINSpec,
+    DLRMDCNV2Spec,
     DLRMSpec,
     DNNSpec,
     FMSpec,
@@ -34,6 +35,8 @@ from terarec.spec.model import (
     WideDeepSpec,
     XDeepFMSpec,
 )
+from terarec.spec.multitask import ESMMSpec, MMoESpec, PLESpec, SharedBottomSpec
+from terarec.spec.network import Activation
 from terarec.spec.optimizer import (
     AdaGradSpec,
     AdamSpec,
@@ -138,6 +141,7 @@ __all__ = [
     "DCNSpec",
     "DCNV2Spec",
     "DINSpec",
+    "DLRMDCNV2Spec",
     "DLRMSpec",
     "DNNSpec",
     "DatasetSpec",
@@ -146,11 +150,15 @@ __all__ = [
     "DenseOptimizerSpec",
     "DynamicTableSpec",
     "DynamicTablesSpec",
+    "ESMMSpec",
     "EvictionSpec",
     "ExponentialSchedule",
+    "FFMSpec",
     "FMSpec",
     "FTRLSpec",
     "FeatureSpec",
+    "FiBiNETSpec",
+    "FinalMLPSpec",
     "GraphEmbedding",
     "GraphFeature",
     "GraphLabel",
@@ -165,6 +173,8 @@ __all__ = [
     "LabelColumn",
     "LabelSpec",
     "LinearSchedule",
+    "MMoESpec",
+    "MaskNetSpec",
     "MetadataColumn",
     "MomentumSpec",
     "MultiClassSpec",
@@ -174,6 +184,8 @@ __all__ = [
     "OneSplit",
     "OptimizerSpec",
     "OverflowSpec",
+    "PLESpec",
+    "PNNSpec",
     "PairwiseSpec",
     "ParameterServerSpec",
     "PlateauSchedule",
@@ -199,6 +211,7 @@ __all__ = [
     "ServedTablesSpec",
     "ServingSpec",
     "ShardSpec",
+    "SharedBottomSpec",
     "SourceColumn",
     "SourceSpec",
     "SparseInput",

@@ -12,59 +12,18 @@ from typing import Any, ClassVar, Literal, get_args
 
 from terarec.spec import checks
 from terarec.spec.graph import GraphModelSpec
+from terarec.spec.interactions import FFMSpec, FiBiNETSpec, FinalMLPSpec, MaskNetSpec, PNNSpec
+from terarec.spec.multitask import ESMMSpec, MMoESpec, PLESpec, SharedBottomSpec
+from terarec.spec.network import (
+    FLAGS,
+    Activation,
+    ColumnPooling,
+    EmbeddedSpec,
+    NetworkSpec,
+    WideNetworkSpec,
+    check_wide,
+)
 from terarec.spec.tables import Initializer, StaticTablesSpec, TablesSpec
-
-Activation = Literal["relu", "gelu", "silu", "tanh", "sigmoid", "prelu", "dice"]
-DenseInit = Literal["default", "xavier_normal", "xavier_uniform", "kaiming_uniform", "normal"]
-ColumnPooling = Literal["sum", "mean"]
-
-_FLAGS = (False, True)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EmbeddedSpec:
-    """Base of the specs of models with embeddings.
-
-    Attributes:
-        width: Length D of every embedding vector.
-        pooling: Reduction of the vectors of a list column to one; an empty list gives zeros.
-        tables: Static, as large as the data set says, or dynamic; and the initial weights of their rows.
-    """
-
-    width: int = 16
-    pooling: ColumnPooling = "sum"
-    tables: TablesSpec = field(default_factory=StaticTablesSpec)
-
-    def __post_init__(self) -> None:
-        checks.positive_int(self, "width", maximum=checks.MOST_WIDTH)
-        checks.one_of(self, "pooling", get_args(ColumnPooling))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NetworkSpec(EmbeddedSpec):
-    """Base of the specs of models with dense layers. A hidden layer is: linear, batch norm, activation, dropout.
-
-    Attributes:
-        activation: Activation after each hidden layer.
-        batch_norm: Whether hidden layers are normalized over the batch (Ioffe and Szegedy 2015).
-        dropout: Probability of zeroing a hidden unit in training.
-        init: Initial weights of the dense layers. "default": Xavier-normal with normal biases of variance 1 / out, as
-            in DLRM's code; "xavier_normal" and "xavier_uniform" with zero biases; "kaiming_uniform": torch's own,
-            uniform within 1 / sqrt(in); "normal": standard deviation 0.01, with zero biases.
-    """
-
-    activation: Activation = "relu"
-    batch_norm: bool = False
-    dropout: float = 0.0
-    init: DenseInit = "default"
-
-    def __post_init__(self) -> None:
-        # Not ``super()``: a dataclass with slots is a second class, and ``super()`` would look for the first one.
-        EmbeddedSpec.__post_init__(self)
-        checks.one_of(self, "activation", get_args(Activation))
-        checks.one_of(self, "batch_norm", _FLAGS)
-        checks.finite_float(self, "dropout", low=0.0, high=0.95)
-        checks.one_of(self, "init", get_args(DenseInit))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +43,7 @@ class LRSpec:
 
     def __post_init__(self) -> None:
         checks.one_of(self, "pooling", get_args(ColumnPooling))
-        _check_wide(self)
+        check_wide(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,7 +59,7 @@ class FMSpec(EmbeddedSpec):
 
     def __post_init__(self) -> None:
         EmbeddedSpec.__post_init__(self)
-        _check_wide(self)
+        check_wide(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,25 +79,7 @@ class DNNSpec(NetworkSpec):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _WideNetworkSpec(NetworkSpec):
-    """Base of the specs of models with linear terms and one MLP.
-
-    Attributes:
-        hidden: Widths of the hidden layers.
-        wide_initializer: Initial weights of the keys in the linear terms; None for those of `tables`.
-    """
-
-    hidden: tuple[int, ...] = (256, 128)
-    wide_initializer: Initializer | None = "zeros"
-
-    def __post_init__(self) -> None:
-        NetworkSpec.__post_init__(self)
-        checks.widths(self, "hidden")
-        _check_wide(self)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WideDeepSpec(_WideNetworkSpec):
+class WideDeepSpec(WideNetworkSpec):
     """Wide & Deep (Cheng et al. 2016): a linear part over all columns and an MLP over their embeddings."""
 
     kind: ClassVar[str] = "wide_deep"
@@ -146,7 +87,7 @@ class WideDeepSpec(_WideNetworkSpec):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DeepFMSpec(_WideNetworkSpec):
+class DeepFMSpec(WideNetworkSpec):
     """DeepFM (Guo et al. 2017): a factorization machine and an MLP over the same vectors."""
 
     kind: ClassVar[str] = "deepfm"
@@ -171,7 +112,7 @@ class XDeepFMSpec(NetworkSpec):
         NetworkSpec.__post_init__(self)
         checks.widths(self, "cin")
         checks.widths(self, "hidden", allow_empty=True)
-        _check_wide(self)
+        check_wide(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -262,11 +203,11 @@ class AutoIntSpec(NetworkSpec):
             checks.positive_int(self, count, maximum=checks.MOST_LAYERS)
         checks.positive_int(self, "attention_width", maximum=checks.MOST_WIDTH)
         for flag in ("residual", "scale", "layer_norm", "wide"):
-            checks.one_of(self, flag, _FLAGS)
+            checks.one_of(self, flag, FLAGS)
         if self.attention_width % self.heads:
             checks.fail(self, "attention_width", f"a multiple of the heads ({self.heads})")
         checks.widths(self, "hidden", allow_empty=True)
-        _check_wide(self)
+        check_wide(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -291,6 +232,33 @@ class DLRMSpec(NetworkSpec):
         checks.one_of(self, "interaction", ("dot", "cat"))
         if self.bottom[-1] != self.width:
             # The interaction takes its output as one more vector next to those of the columns.
+            checks.fail(self, "bottom", f"a last layer as wide as the embedding ({self.width})")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DLRMDCNV2Spec(NetworkSpec):
+    """DLRM-DCNv2 (MLPerf): bottom MLP, low-rank cross layers over its output and all vectors, top MLP.
+
+    Attributes:
+        bottom: Widths of the bottom MLP's layers; the last must equal `width`. Not used without dense columns.
+        cross_layers: Number of cross layers.
+        rank: Rank of their kernels.
+        top: Widths of the top MLP's hidden layers; the layer to the logit is added.
+    """
+
+    kind: ClassVar[str] = "dlrm_dcnv2"
+    bottom: tuple[int, ...] = (512, 256, 16)
+    cross_layers: int = 3
+    rank: int = 512
+    top: tuple[int, ...] = (1024, 1024, 512, 256)
+
+    def __post_init__(self) -> None:
+        NetworkSpec.__post_init__(self)
+        checks.widths(self, "bottom")
+        checks.widths(self, "top")
+        checks.positive_int(self, "cross_layers", maximum=checks.MOST_LAYERS)
+        checks.positive_int(self, "rank", maximum=checks.MOST_WIDTH)
+        if self.bottom[-1] != self.width:
             checks.fail(self, "bottom", f"a last layer as wide as the embedding ({self.width})")
 
 
@@ -344,8 +312,8 @@ class DINSpec(NetworkSpec):
             checks.reject(self, "sequences", f"{min(both)!r} is a target and a history, expected one of them")
         checks.widths(self, "attention")
         checks.one_of(self, "attention_activation", get_args(Activation))
-        checks.one_of(self, "softmax", _FLAGS)
-        checks.one_of(self, "mask_missing", _FLAGS)
+        checks.one_of(self, "softmax", FLAGS)
+        checks.one_of(self, "mask_missing", FLAGS)
         checks.widths(self, "hidden")
 
 
@@ -390,7 +358,7 @@ class TwoTowerSpec(NetworkSpec):
         checks.positive_int(self, "vector_width", maximum=checks.MOST_WIDTH)
         checks.one_of(self, "similarity", ("dot", "cosine"))
         checks.finite_float(self, "temperature", low=0.0, open_low=True)
-        checks.one_of(self, "correct_sampling", _FLAGS)
+        checks.one_of(self, "correct_sampling", FLAGS)
         checks.finite_float(self, "frequency_decay", low=0.0, high=1.0, open_low=True)
         checks.positive_int(self, "frequency_buckets", maximum=checks.MOST_ROWS)
 
@@ -419,13 +387,10 @@ class PythonModelSpec:
             checks.reject(self, "options", f"got {min(reserved)!r}, which every factory is given, expected other names")
 
 
-def _check_wide(owner: object) -> None:
-    checks.one_of(owner, "wide_initializer", (*get_args(Initializer), None))
-
-
 ModelSpec = (
     LRSpec
     | FMSpec
+    | FFMSpec
     | DNNSpec
     | WideDeepSpec
     | DeepFMSpec
@@ -433,8 +398,17 @@ ModelSpec = (
     | DCNSpec
     | DCNV2Spec
     | AutoIntSpec
+    | PNNSpec
+    | FiBiNETSpec
+    | MaskNetSpec
+    | FinalMLPSpec
     | DLRMSpec
+    | DLRMDCNV2Spec
     | DINSpec
+    | SharedBottomSpec
+    | MMoESpec
+    | PLESpec
+    | ESMMSpec
     | TwoTowerSpec
     | GraphModelSpec
     | PythonModelSpec

@@ -10,6 +10,7 @@ from typing import ClassVar, Literal
 
 from terarec.spec import checks
 from terarec.spec.model import DLRMSpec, ModelSpec
+from terarec.spec.multitask import ESMMSpec
 from terarec.spec.optimizer import AdaGradSpec, AdamSpec, DenseOptimizerSpec, SparseOptimizerSpec
 from terarec.spec.schedule import ScheduleSpec
 from terarec.spec.tables import DEFAULT_OPTIMIZER
@@ -269,6 +270,9 @@ class RunSpec:
 
     def __post_init__(self) -> None:
         self._check_row_optimizers()
+        if isinstance(self.model, ESMMSpec) and not isinstance(self.objective, BinarySpec | None):
+            # Its outputs are the logits of products of probabilities.
+            checks.reject(self, "objective", f"got {self.objective.kind!r} for esmm, expected 'binary'")
         if not isinstance(self.data, str) or not self.data:
             checks.fail(self, "data", "the path of a prepared data set")
         if self.init_from is not None and (not isinstance(self.init_from, str) or not self.init_from):
