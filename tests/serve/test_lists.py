@@ -41,12 +41,14 @@ from terarec.spec import (
     SourceColumn,
     SourceSpec,
     TrainingSpec,
+    WatchingSpec,
     WideDeepSpec,
 )
 from terarec.spec.dataset import MISSING_KEY
 from terarec.train.run import build
 from tests.errors import at
 from tests.params import examples
+from tests.serve.conftest import running
 
 Records = dict[str, list[Any]]
 TYPES = {
@@ -206,6 +208,20 @@ EDGES: list[dict[str, Any]] = [
     {"price": 0.5, "user": MISSING_KEY, "shop": None, "tags": [None, "a", None], "items": [None, 3], "seen": [3, None]},
     {"price": 0.5, "user": 1, "shop": "x", "tags": None, "items": [], "seen": None},
 ]
+
+
+def test_lists_are_the_same_in_served_records(run: Path, session: InferenceSession, tmp_path: Path) -> None:
+    columns = {name: [record[name] for record in EDGES] for name in TYPES}
+    watching = WatchingSpec(record_directory=str(tmp_path / "served"), record_share=1.0)
+    with running(run, ServingSpec(name="lists", port=0, watching=watching)) as server:
+        scores = InferenceClient(server.url, "lists").infer(columns)["score"][:, 0]
+    score_files(session, [tmp_path / "served"], tmp_path / "scores.parquet")
+    np.testing.assert_allclose(pq.read_table(tmp_path / "scores.parquet")["score"], scores, rtol=0, atol=1e-6)
+    (file,) = (tmp_path / "served" / "lists").iterdir()
+    table = pq.read_table(file)
+    assert table["tags"].to_pylist() == [[None, None], [None, "a", None], []]
+    assert table["items"].to_pylist() == [[None], [None, 3], []]
+    assert table["user"].to_pylist() == [None, None, 1]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(24))

@@ -213,7 +213,17 @@ class ServeOptions:
             "shared_memory",
         ),
     ]
-    watching: Annotated[WatchingSpec, SpecFields("access_log", "access_log_share")]
+    watching: Annotated[
+        WatchingSpec,
+        SpecFields(
+            "access_log",
+            "access_log_share",
+            "record_directory",
+            "record_share",
+            "record_file_bytes",
+            "record_file_seconds",
+        ),
+    ]
     absent_is_missing: Annotated[
         bool, spec_option("absent_is_missing", ServingSpec, "absent_is_missing", is_plain=True)
     ] = False

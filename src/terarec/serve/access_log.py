@@ -9,13 +9,13 @@ import random
 import select
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from typing_extensions import override
 
-from terarec.errors import StorageError
+from terarec.errors import StorageError, TerarecError
 from terarec.serve.calls import Call
 from terarec.serve.sinks import QueuedSink
 from terarec.spec.checks import FieldError, shortened
@@ -64,17 +64,15 @@ class AccessLog(QueuedSink[Call]):
     def _write(self, items: Sequence[Call]) -> None:
         if not items:
             return
-        self._follow_renames()
-        lines = [_line(call) for call in items]
-        begin = 0
-        while begin < len(lines):
-            end, size = begin, 0
-            while end < len(lines) and (end == begin or size + len(lines[end]) <= select.PIPE_BUF):
-                size += len(lines[end])
-                end += 1
-            self._append(b"".join(lines[begin:end]))
-            self._count(end - begin)
-            begin = end
+        lines, begin = [_line(call) for call in items], 0
+        try:
+            self._follow_renames()
+            for piece in _pieces(lines):
+                self._append(b"".join(piece))
+                self._count(len(piece))
+                begin += len(piece)
+        except (TerarecError, OSError) as error:
+            self._fail(error, len(lines) - begin)
 
     def _append(self, text: bytes) -> None:
         if self._is_torn:
@@ -121,6 +119,18 @@ def _opened(path: str) -> int:
             f"got {path!r}, which cannot be opened ({os.strerror(error.errno or 0)}), expected a file to append to"
         )
         raise FieldError("WatchingSpec", "access_log", problem) from None
+
+
+def _pieces(lines: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    """Yield lines that are written at once."""
+    begin, size = 0, 0
+    for place, line in enumerate(lines):
+        if size + len(line) > select.PIPE_BUF and place > begin:
+            yield lines[begin:place]
+            begin, size = place, 0
+        size += len(line)
+    if lines:
+        yield lines[begin:]
 
 
 def _line(call: Call) -> bytes:

@@ -59,6 +59,13 @@ class RequestRouter(Protocol):
         """Return the counters of the model's version that scores without answering."""
 
 
+class RequestObserver(Protocol):
+    """Sees the requests that models score."""
+
+    def observe(self, request: InferRequest, model: ServedModel, answer: Future[InferResponse]) -> None:
+        """See a request, the version that scores it, and its answer to come. It does not wait."""
+
+
 class ServedModels:
     """The models of a server by name and version. Thread-safe.
 
@@ -67,11 +74,13 @@ class ServedModels:
     Attributes:
         loader: Loads models on request; None where clients may not.
         router: Chooses versions for requests that name none; None for the default ones.
+        observer: Sees all requests; None for nobody.
     """
 
     def __init__(self) -> None:
         self.loader: ModelLoader | None = None
         self.router: RequestRouter | None = None
+        self.observer: RequestObserver | None = None
         self._lock = threading.Lock()
         self._versions: dict[str, dict[str, ServedModel]] = {}
         self._defaults: dict[str, str] = {}
@@ -133,6 +142,8 @@ class ServedModels:
                     raise
         if router is not None:
             router.observe(request, name, answer)
+        if self.observer is not None:
+            self.observer.observe(request, model, answer)
         return answer
 
     def _is_served(self, model: ServedModel) -> bool:

@@ -26,6 +26,7 @@ from terarec.serve.loading import VersionLoader
 from terarec.serve.models import ServedModels
 from terarec.serve.publishing import UpdateReceiver
 from terarec.serve.served_model import ServedModel
+from terarec.serve.served_records import ServedRecords, check_record_directory
 from terarec.serve.session import InferenceSession
 from terarec.serve.statistics import StatisticsCounter
 from terarec.serve.statistics_board import StatisticsBoard, StatisticsWriter
@@ -37,6 +38,7 @@ from terarec.spec import Numbers, ServingSpec
 from terarec.spec.checks import FieldError
 from terarec.spec.serving import UpdateStreamSpec
 from terarec.spec.serving_repository import RepositorySpec
+from terarec.spec.serving_watching import WatchingSpec
 
 _RECEIVE_SECONDS = 0.5  # between two polls of a stream
 _GRACE_SECONDS = 10.0  # for calls of gRPC in flight after a stop
@@ -121,6 +123,7 @@ def serve(
             # Its library binds it later, and in every worker.
             bind(spec.host, spec.grpc_port, "ServingSpec", "grpc_").close()
         check_access_log(spec.watching)
+        check_record_directory(spec.watching)
         sockets = _Sockets(bound, tuple(admins))
         if shared is None:
             _run(sockets, _models(source, spec, options, stream), spec, accept)
@@ -148,24 +151,32 @@ def _run(
     # A client registers memory with one process, and its requests go to any of the workers.
     has_memory = spec.workers == 1
     with (
-        _call_sinks(spec) as calls,
+        _watchers(spec.watching) as watchers,
         loading as models,
         shared_memory(spec.access, sockets.clients, is_possible=has_memory) as memory,
     ):
-        api = InferenceApi(models, memory=memory, calls=calls)
-        transport = HttpTransport(api, spec, [sockets.clients], sockets.admins)
+        models.observer = watchers.records
+        api = InferenceApi(models, memory=memory, calls=watchers.calls)
+        sinks = (*watchers.calls, *(() if watchers.records is None else (watchers.records,)))
+        transport = HttpTransport(api, spec, [sockets.clients], sockets.admins, sinks=sinks)
         with _stopped_by_signals(transport.stop), _grpc(api, spec) as grpc_port:
             transport.run(lambda: started(transport.stop, grpc_port))
 
 
+class _Watchers(NamedTuple):
+    """Who watches the requests of this process: where calls go, and records."""
+
+    calls: tuple[CallSink, ...]
+    records: ServedRecords | None
+
+
 @contextlib.contextmanager
-def _call_sinks(spec: ServingSpec) -> Iterator[Sequence[CallSink]]:
-    """Give where the calls of this process go, and write what is left at the end."""
-    if spec.watching.access_log is None:
-        yield ()
-        return
-    with AccessLog(spec.watching) as log:
-        yield (log,)
+def _watchers(spec: WatchingSpec) -> Iterator[_Watchers]:
+    """Give who watches in the block, and write what is left at its end."""
+    with contextlib.ExitStack() as stack:
+        log = None if spec.access_log is None else stack.enter_context(AccessLog(spec))
+        records = None if spec.record_directory is None else stack.enter_context(ServedRecords(spec))
+        yield _Watchers(() if log is None else (log,), records)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from functools import partial
 from terarec.errors import ConfigError
 from terarec.serve.batcher import Batcher, ScoredPart
 from terarec.serve.calls import Call
-from terarec.serve.columns import ColumnReader
+from terarec.serve.columns import ColumnReader, RecordColumns
 from terarec.serve.joined_scoring import JoinedScoring
 from terarec.serve.live import LiveUpdates
 from terarec.serve.protocol import InferRequest, InferResponse, ModelMetadata, Tensor, TensorMetadata
@@ -107,6 +107,10 @@ class ServedModel:
             priority=priority,
             timeout_seconds=timeout / 1e6 or None,
         )
+
+    def records(self, request: InferRequest) -> RecordColumns:
+        """Return the raw columns of a request; errors are those of `submit`."""
+        return self._columns(request)
 
     def _answer(self, request_id: str | None, call: Call | None, part: ScoredPart) -> InferResponse:
         if call is not None:

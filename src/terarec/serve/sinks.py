@@ -12,7 +12,6 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from typing_extensions import override
 
-from terarec.errors import TerarecError
 from terarec.serve.repeating import Repeating
 
 _LOGGER = logging.getLogger(__name__)
@@ -50,7 +49,7 @@ class QueuedSink(Repeating, Generic[Item]):
     """Writes items in a thread of its own. What does not fit into its queue is lost and counted.
 
     No lock is taken for an item, and no thread is woken: the thread looks for items several times a second.
-    `_lock` guards the counts of what is lost.
+    `_lock` guards the counts.
 
     Attributes:
         label: Name in metrics and in the log.
@@ -82,13 +81,7 @@ class QueuedSink(Repeating, Generic[Item]):
         with self._polling:
             # Those that are there now: a thread that adds faster than this one writes must not keep it here.
             items = [self._waiting.popleft() for _ in range(len(self._waiting))]
-            before = self._written
-            try:
-                self._write(items)
-                self._is_failing = self._is_failing and self._written == before
-            except (TerarecError, OSError) as error:
-                self._fail(error)
-                self._lose("write_error", len(items) - (self._written - before))
+            self._write(items)
             return len(items)
 
     @override
@@ -98,11 +91,7 @@ class QueuedSink(Repeating, Generic[Item]):
 
     @abstractmethod
     def _write(self, items: Sequence[Item]) -> None:
-        """Write items, and count them by `_count`; also called without any, several times a second.
-
-        Raises:
-            OSError, TerarecError: Those that were not counted are lost.
-        """
+        """Write items, and count them by `_count` and `_fail`; also called without any, several times a second."""
 
     def _put(self, item: Item) -> None:
         """Take an item. Callable from any thread; it does not wait."""
@@ -112,14 +101,17 @@ class QueuedSink(Repeating, Generic[Item]):
             self._lose("queue_full", 1)
 
     def _count(self, written: int) -> None:
-        self._written += written  # by the one that writes alone
+        with self._lock:
+            self._written += written
+        self._is_failing = False
 
     def _lose(self, reason: str, count: int) -> None:
         with self._lock:
             self._lost[reason] += count
 
-    def _fail(self, error: Exception) -> None:
-        """Log an error, once until something is written again."""
+    def _fail(self, error: Exception, count: int) -> None:
+        """Count items that could not be written; the error is logged, once until something is written again."""
+        self._lose("write_error", count)
         if not self._is_failing:
             _LOGGER.warning("%s: %s; requests go on, and what is lost is counted", self.label, error)
         self._is_failing = True

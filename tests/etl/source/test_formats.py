@@ -188,7 +188,16 @@ def test_rows_do_not_depend_on_blocks_and_threads(tmp_path, monkeypatch, block_b
 
 
 def test_directories_globs_and_urls(tmp_path):
-    for name in ("b.tsv", "a.tsv", "sub/c.tsv", "_SUCCESS", ".hidden.tsv", "_tmp/d.tsv", "generated.json"):
+    for name in (
+        "b.tsv",
+        "a.tsv",
+        "sub/c.tsv",
+        "_SUCCESS",
+        ".hidden.tsv",
+        "_tmp/d.tsv",
+        "generated.json",
+        "e.tsv.partial",
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         write_lines(tmp_path / name, ["1"])
     spec = SourceSpec(format="delimited", columns=(SourceColumn(name="n", type="integer"),))
@@ -205,6 +214,13 @@ def test_directories_globs_and_urls(tmp_path):
     assert found(f"file://{tmp_path}/?.tsv") == ["a.tsv", "b.tsv"]
     with pytest.raises(DataNotFoundError, check=at(f"file://{tmp_path}/x.tsv")):
         found(f"file://{tmp_path}/x.tsv")
+
+
+@pytest.mark.parametrize("form", ["delimited", "json_lines", "arrow"])
+def test_files_named_parquet_are_read_as_such(tmp_path, form):
+    path = tmp_path / "a.parquet"
+    pq.write_table(arrow_table(), path)
+    check(mixed(form), path)
 
 
 def test_files_behind_a_url_read_as_local_ones(tmp_path):

@@ -12,8 +12,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from terarec.errors import ConfigError
+from terarec.etl.engine.score import EncodedFiles
 from terarec.etl.ops.quantiles import GrowingSample, NumberSample
-from terarec.etl.source.source import Source, open_source
+from terarec.etl.source.arrow_files import read_schema
+from terarec.etl.source.files import find_files
+from terarec.etl.source.hive import files_spec
+from terarec.etl.source.source import Source, open_source, read_as
 from terarec.etl.workflow import Workflow, workflow_of
 from terarec.etl.workflow.datasets import IdValues
 from terarec.etl.workflow.plan import columns_needed
@@ -156,38 +160,69 @@ class DataSummary:
     categories: Mapping[str, CategorySummary]
 
 
-def summarize(name: str, spec: DatasetSpec, blocks: Iterable[ColumnBlock], workflow: Workflow) -> DataSummary:
-    """Summarize all rows in one pass.
+class RowSummary:
+    """Summarizes rows that come block by block. For one thread.
+
+    Attributes:
+        rows: Rows so far.
 
     Args:
-        name: Name of the data.
         spec: Spec of their columns.
-        blocks: Blocks of their rows.
         workflow: Workflow that made them; it knows the values behind ids and the scales of numbers.
+        has_labels: Whether the rows have their labels.
     """
-    names = id_names(workflow, spec)
-    numbers = [_Numbers() for _ in (*spec.labels, *spec.dense)]
-    categories = [_Categories() for _ in spec.categorical]
-    rows = 0
-    for block in blocks:
+
+    def __init__(self, spec: DatasetSpec, workflow: Workflow, *, has_labels: bool = True) -> None:
+        self.rows = 0
+        self._workflow = workflow
+        self._features = tuple(column.name for column in spec.categorical)
+        self._names = id_names(workflow, spec)
+        labels = spec.labels if has_labels else ()
+        names = [*(column.name for column in labels), *(column.name for column in spec.dense)]
+        self._numbers = {name: _Numbers() for name in names}
+        self._categories = [_Categories() for _ in spec.categorical]
+
+    def add(self, numbers: Sequence[NDArray[np.float32]], keys: Sequence[Keys]) -> None:
+        """Add n rows.
+
+        Args:
+            numbers: Labels, where there are some, and dense columns, each float32[n, columns].
+            keys: Keys of each categorical column.
+        """
+        columns = np.hstack(numbers)
         # Of positions, as shards do not hold row ids.
-        hashes = xxh64_int64(np.arange(rows, rows + block.num_rows))
-        rows += block.num_rows
-        for gathered, column in zip(numbers, np.hstack([block.label, block.dense]).T, strict=True):
+        hashes = xxh64_int64(np.arange(self.rows, self.rows + len(columns)))
+        self.rows += len(columns)
+        for gathered, column in zip(self._numbers.values(), columns.T, strict=True):
             gathered.add(column.astype(np.float64), hashes)
-        for counted, keys in zip(categories, block.keys, strict=True):
-            counted.add(keys)
-    dense = spec.column_names[: len(numbers)]
-    return DataSummary(
-        name=name,
-        splits={split: spec.num_rows(split) for split in spec.splits},
-        rows=rows,
-        numbers={column: gathered.summary(workflow, column) for column, gathered in zip(dense, numbers, strict=True)},
-        categories={
-            column.name: counted.summary(names[column.name])
-            for column, counted in zip(spec.categorical, categories, strict=True)
-        },
-    )
+        for counted, ids in zip(self._categories, keys, strict=True):
+            counted.add(ids)
+
+    def summary(self, name: str, splits: Mapping[str, int] | None = None) -> DataSummary:
+        """Return the summary of the rows so far.
+
+        Args:
+            name: Name of the data.
+            splits: Split -> its rows; None for data without splits.
+        """
+        return DataSummary(
+            name=name,
+            splits=splits or {},
+            rows=self.rows,
+            numbers={column: found.summary(self._workflow, column) for column, found in self._numbers.items()},
+            categories={
+                column: counted.summary(self._names[column])
+                for column, counted in zip(self._features, self._categories, strict=True)
+            },
+        )
+
+
+def summarize(name: str, spec: DatasetSpec, blocks: Iterable[ColumnBlock], workflow: Workflow) -> DataSummary:
+    """Summarize all rows in one pass; arguments are those of `RowSummary`."""
+    rows = RowSummary(spec, workflow)
+    for block in blocks:
+        rows.add((block.label, block.dense), block.keys)
+    return rows.summary(name, {split: spec.num_rows(split) for split in spec.splits})
 
 
 class _Numbers:
@@ -236,10 +271,11 @@ class _Categories:
 def summarize_raw(files: Sequence[str | Path], reference: Path, *, allow_import: Sequence[str] = ()) -> DataSummary:
     """Return the summary of raw logs as the fitted workflow of the data set `reference` encodes them.
 
-    Values that this workflow never saw come out as rare or unseen. Nothing is split, and nothing is fitted.
+    Values that this workflow never saw come out as rare or unseen. Nothing is split, and nothing is fitted. Parquet
+    files may lack what records lack that a model scores, such as labels, which are not compared then.
 
     Args:
-        files: Files, directories, globs and URLs in the workflow's source format.
+        files: Files, directories, globs and URLs in the workflow's source format, or Parquet.
         reference: Data set that a workflow made.
         allow_import: Packages whose functions the workflow may name, as for `terarec.etl.workflow.Workflow.load`.
 
@@ -253,10 +289,25 @@ def summarize_raw(files: Sequence[str | Path], reference: Path, *, allow_import:
         steps = ", ".join(type(workflow.spec.steps[step]).__name__ for step in workflow.plan.grouped_steps)
         raise ConfigError(reference, f"its workflow looks at other rows ({steps}), expected the logs as a data set")
     workflow = workflow.with_sample_columns(weight=None, metadata=())  # which are not compared, and may be bad here
-    source = open_source(workflow.spec.source, files)
     dataset = workflow.dataset_spec()
     name = ", ".join(str(path).rstrip("/").rpartition("/")[2] for path in files)
-    return summarize(name, dataset, _raw_blocks(workflow, source), workflow)
+    if _lacks_columns(workflow, files):
+        rows = RowSummary(dataset, workflow, has_labels=False)
+        for block in EncodedFiles(workflow, files).blocks():
+            rows.add((block.records.dense,), block.records.keys)
+        return rows.summary(name)
+    return summarize(name, dataset, _raw_blocks(workflow, open_source(workflow.spec.source, files)), workflow)
+
+
+def _lacks_columns(workflow: Workflow, files: Sequence[str | Path]) -> bool:
+    """Return whether Parquet files lack a column of the workflow's source."""
+    places = find_files(files)
+    spec = read_as(workflow.spec.source, places)
+    if spec.format != "parquet":
+        return False
+    names = read_schema(places[0].path, "parquet").names
+    # Some columns may be in the names of directories.
+    return any(column.name not in names for column in files_spec(spec, places).columns)
 
 
 def _raw_blocks(workflow: Workflow, source: Source) -> Iterator[ColumnBlock]:
@@ -270,6 +321,7 @@ def summarize_dataset(
     *,
     name: str | None = None,
     allow_import: Sequence[str] = (),
+    most_rows: int | None = None,
 ) -> DataSummary:
     """Return the summary of rows of the data set in `directory`, called by a name and the splits.
 
@@ -277,6 +329,8 @@ def summarize_dataset(
         directory: Directory with ``dataset.json``.
         splits: Splits to summarize; None: all.
         name: Name of the data; None: that of the directory.
+        most_rows: Rows from which on row groups at even distances are summarized, about as many rows in all; None for
+            all rows.
         allow_import: Packages whose functions the workflow may name, as for `terarec.etl.workflow.Workflow.load`.
 
     Raises:
@@ -292,7 +346,7 @@ def summarize_dataset(
     workflow = workflow_of(directory, allow_import=allow_import)
     called = name or directory.absolute().name
     called = called if splits is None else f"{called} ({', '.join(wanted)})"
-    return summarize(called, spec, _blocks(directory, spec, wanted), workflow)
+    return summarize(called, spec, _blocks(directory, spec, wanted, most_rows), workflow)
 
 
 def names_apart(one: Path, other: Path) -> tuple[str, str]:
@@ -304,9 +358,15 @@ def names_apart(one: Path, other: Path) -> tuple[str, str]:
     return parts[-1], others[-1]
 
 
-def _blocks(directory: Path, spec: DatasetSpec, splits: Sequence[str]) -> Iterator[ColumnBlock]:
+def _blocks(directory: Path, spec: DatasetSpec, splits: Sequence[str], most_rows: int | None) -> Iterator[ColumnBlock]:
+    rows = sum(spec.num_rows(split) for split in splits)
+    # Of `every` row groups the first one, in the order of all shards.
+    every = 1 if most_rows is None else max(-(-rows // most_rows), 1)
+    place = 0
     for split in splits:
         for description in spec.shards(split):
             shard = open_shard(spec, directory / description.file, description.rows)
             for group in range(len(shard.group_rows)):
-                yield shard.read_group(group)
+                if place % every == 0:
+                    yield shard.read_group(group)
+                place += 1

@@ -26,7 +26,7 @@ from terarec.etl.ops.sequences import ITEM_BITS, MAX_ITEMS
 from terarec.etl.source.blocks import BadInputReport
 from terarec.etl.source.delimited import split_header
 from terarec.etl.source.files import find_files
-from terarec.etl.source.source import Sources, check_sources, open_source
+from terarec.etl.source.source import Sources, check_sources, open_source, read_as
 from terarec.etl.source.text import read_text
 from terarec.etl.workflow import Workflow
 from terarec.etl.workflow.earlier_rows import open_earlier_rows
@@ -268,6 +268,8 @@ def scoring_source(
     source = plan.spec.source
     if isinstance(paths, pa.Table):
         source = dataclasses.replace(source, format="parquet", encoding="utf-8")
+    else:
+        source = read_as(source, find_files(paths))
     has_names = source.format != "delimited" or source.header
     typed = {column.name: column for column in source.columns}
     for name in keep:

@@ -15,7 +15,7 @@ from typing import NoReturn
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
 from terarec.etl.source.blocks import SourceFile
 from terarec.io.opening import read_bytes
-from terarec.io.remote import file_system, is_remote
+from terarec.io.remote import PARTIAL_SUFFIX, file_system, is_remote
 from terarec.spec.codec import parse_json
 from terarec.spec.dataset import GENERATED_FILE
 
@@ -28,7 +28,8 @@ def find_files(paths: Sequence[str | Path]) -> tuple[SourceFile, ...]:
     """Return the files that `paths` name, in the order of `paths`.
 
     A directory means the files in it and below, a pattern for the files that it matches, both in the order of
-    `name_order`; names that begin with ``.`` or ``_`` in a directory are left out. The side file that a generator
+    `name_order`; names that begin with ``.`` or ``_`` in a directory are left out, and so are files of terarec under
+    construction. The side file that a generator
     writes next to logs is never one of them, since a shell that expands ``raw/*`` names it, too.
 
     Raises:
@@ -111,7 +112,9 @@ def _remote(url: str) -> Iterator[SourceFile]:
 
 
 def _is_data(parts: Sequence[str]) -> bool:
-    return parts[-1] != GENERATED_FILE and not any(part.startswith((".", "_")) for part in parts)
+    if parts[-1] == GENERATED_FILE or parts[-1].endswith(PARTIAL_SUFFIX):
+        return False
+    return not any(part.startswith((".", "_")) for part in parts)
 
 
 def _is_sidecar(path: Path) -> bool:

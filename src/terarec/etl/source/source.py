@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
@@ -250,7 +251,7 @@ def open_source(
     Text files may be compressed, by gzip, bz2, xz, zstd, lz4 or zip; their content says which.
 
     Args:
-        spec: Spec of the files.
+        spec: Spec of the files; those whose names all end in ``.parquet`` are read as Parquet in any case.
         sources: Paths in the order of their rows; a directory means the files in it and below, in the order of
             `name_order`, without those that begin with ``.`` or ``_``. Or a table in memory, which has the columns by
             name, whatever the format.
@@ -270,7 +271,18 @@ def open_source(
     if isinstance(checked, pa.Table):
         return Source([describe_table(checked)], spec, TableReader(spec, checked), policy, threads, limit)
     files = find_files(checked)
+    spec = read_as(spec, files)
     return Source(files, spec, with_directories(spec, files, reader_of), policy, threads, limit)
+
+
+def read_as(spec: SourceSpec, files: Sequence[SourceFile]) -> SourceSpec:
+    """Return how files are read: Parquet where all of their names say so, whatever the format of the other logs.
+
+    Served records are Parquet also where the model was trained on lines of text.
+    """
+    if spec.format == "parquet" or not all(file.path.endswith(".parquet") for file in files):
+        return spec
+    return dataclasses.replace(spec, format="parquet", encoding="utf-8")
 
 
 def reader_of(spec: SourceSpec) -> FormatReader:

@@ -14,6 +14,7 @@ from terarec.serve.http.security import Guard
 from terarec.serve.http.server import HttpServer
 from terarec.serve.http.watch_routes import add_dashboard, add_metrics
 from terarec.serve.metrics import Metrics
+from terarec.serve.sinks import Sink
 from terarec.spec import ServingSpec
 
 
@@ -25,6 +26,7 @@ class HttpTransport:
         spec: Limits, tokens and certificates.
         sockets: Listening sockets.
         admin_sockets: Listening sockets of administrators.
+        sinks: Where something about requests goes, for the metrics; None for those of `api`.
 
     Raises:
         ConfigError: A file without tokens or certificates.
@@ -37,6 +39,8 @@ class HttpTransport:
         spec: ServingSpec,
         sockets: Sequence[socket.socket],
         admin_sockets: Sequence[socket.socket] = (),
+        *,
+        sinks: Sequence[Sink] | None = None,
     ) -> None:
         self._api = api
         self._sockets, self._admin_sockets = sockets, admin_sockets
@@ -47,7 +51,7 @@ class HttpTransport:
         add_docs(routes)
         add_dashboard(routes)
         self._server = HttpServer(routes, spec, Guard(control, spec.access.allowed_hosts), api.calls)
-        add_metrics(routes, Metrics(api.models, lambda: self._server.errors, api.calls))
+        add_metrics(routes, Metrics(api.models, lambda: self._server.errors, api.calls if sinks is None else sinks))
 
     def run(self, started: Callable[[], None]) -> None:
         """Serve until `stop` is called.

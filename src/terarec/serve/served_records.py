@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ServedRecords`: a share of the requests, with their scores, as files of raw records."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from typing_extensions import override
+
+from terarec.errors import ConfigError, TerarecError
+from terarec.etl.cleaning import Cleaning
+from terarec.etl.columns import ColumnType
+from terarec.etl.workflow.raw_values import read_raw_values
+from terarec.io.files import AtomicFile
+from terarec.serve.protocol import Elements, InferRequest, InferResponse
+from terarec.serve.served_model import ServedModel
+from terarec.serve.session import InputColumn
+from terarec.serve.sinks import QueuedSink
+from terarec.spec.checks import FieldError
+from terarec.spec.serving_watching import WatchingSpec
+
+PREFIX = "served."
+"""Begins the names of what a server adds to the columns of a record."""
+
+_MOST_WAITING = 1024  # requests
+_MOST_BYTES = 64 << 20  # of the requests that wait
+_EVERY_SECONDS = 0.2
+_GROUP_ROWS, _GROUP_BYTES = 1 << 16, 16 << 20  # of the rows in memory, which become a row group
+
+
+class _Scored(NamedTuple):
+    """A request that was answered with scores.
+
+    Attributes:
+        request: The request.
+        model: The version that scored it.
+        response: Its answer.
+        time_us: Time of the answer, in microseconds since 1970.
+        num_bytes: About the memory of the request.
+    """
+
+    request: InferRequest
+    model: ServedModel
+    response: InferResponse
+    time_us: int
+    num_bytes: int
+
+
+class ServedRecords(QueuedSink[_Scored]):
+    """Writes a share of the requests to Parquet files, which ``terarec drift`` and ``prepare`` read as raw logs.
+
+    A file has the raw columns of a model, as clients sent them, and those of `PREFIX`. It appears complete, when it is
+    large or old enough. `_adding` guards `_num_bytes`; the rest belongs to the thread that writes.
+
+    Args:
+        spec: Directory, share and size of the files; its `record_directory` is not None.
+
+    Raises:
+        ConfigError: The directory cannot be made.
+    """
+
+    def __init__(self, spec: WatchingSpec) -> None:
+        self._directory = Path(spec.record_directory or "")
+        self._spec = spec
+        check_record_directory(spec)
+        self._adding = threading.Lock()
+        self._num_bytes = 0
+        self._files: dict[tuple[str, pa.Schema], _RecordFile] = {}
+        super().__init__("served_records", _MOST_WAITING, _EVERY_SECONDS)
+
+    def observe(self, request: InferRequest, model: ServedModel, answer: Future[InferResponse]) -> None:
+        """See a request and its answer to come, and keep both if they are in the share. It does not wait."""
+        if random.random() < self._spec.record_share:
+            answer.add_done_callback(partial(self._take, request, model))
+
+    def _take(self, request: InferRequest, model: ServedModel, answer: Future[InferResponse]) -> None:
+        if answer.cancelled() or answer.exception() is not None:
+            return
+        size = sum(_num_bytes(tensor.data) for tensor in request.inputs)
+        with self._adding:
+            is_taken = self._num_bytes + size <= _MOST_BYTES and len(self._waiting) < self._most_waiting
+            self._num_bytes += size if is_taken else 0
+        if is_taken:
+            self._put(_Scored(request, model, answer.result(), time.time_ns() // 1000, size))
+        else:
+            self._lose("queue_full", request.num_records)
+
+    @override
+    def close(self) -> None:
+        super().close()
+        for key in list(self._files):
+            self._finish(key)
+
+    @override
+    def _write(self, items: Sequence[_Scored]) -> None:
+        for item in items:
+            with self._adding:
+                self._num_bytes -= item.num_bytes
+            try:
+                table = _table(item)
+            except TerarecError as error:
+                self._fail(error, item.request.num_records)
+                continue
+            self._add(item.model.name, table)
+        for key in [key for key, file in self._files.items() if file.age >= self._spec.record_file_seconds]:
+            self._finish(key)
+
+    def _add(self, model: str, table: pa.Table) -> None:
+        key = (model, table.schema)
+        try:
+            if key not in self._files:
+                self._files[key] = _RecordFile(self._directory / model, table.schema)
+            self._files[key].add(table)
+        except (TerarecError, OSError) as error:
+            file = self._files.pop(key, None)
+            self._fail(error, table.num_rows if file is None else file.rows)
+            return
+        if self._files[key].num_bytes >= self._spec.record_file_bytes:
+            self._finish(key)
+
+    def _finish(self, key: tuple[str, pa.Schema]) -> None:
+        """Let a file appear."""
+        file = self._files.pop(key)
+        try:
+            file.finish()
+        except (TerarecError, OSError) as error:
+            self._fail(error, file.rows)
+        else:
+            self._count(file.rows)
+
+
+class _RecordFile:
+    """A file under construction.
+
+    Attributes:
+        rows: Its rows so far.
+
+    Args:
+        directory: Directory of the file.
+        schema: Its columns.
+    """
+
+    def __init__(self, directory: Path, schema: pa.Schema) -> None:
+        self.rows = 0
+        self._begun = time.monotonic()
+        self._tables: list[pa.Table] = []
+        self._table_rows = self._table_bytes = 0
+        now = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+        # Of several processes, and machines, each has a name of its own.
+        self._file = AtomicFile(directory / f"{now}-{os.urandom(4).hex()}.parquet", replace=False)
+        with self._file.guard():
+            self._writer = pq.ParquetWriter(self._file.partial, schema)
+
+    @property
+    def age(self) -> float:
+        """Seconds since its beginning."""
+        return time.monotonic() - self._begun
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes on the disk, and of the rows that are still in memory."""
+        return self._file.partial.stat().st_size + self._table_bytes
+
+    def add(self, table: pa.Table) -> None:
+        """Add rows; the file is gone after an error."""
+        self.rows += table.num_rows
+        self._tables.append(table)
+        self._table_rows += table.num_rows
+        self._table_bytes += table.nbytes
+        if self._table_rows >= _GROUP_ROWS or self._table_bytes >= _GROUP_BYTES:
+            self._write_group()
+
+    def finish(self) -> None:
+        """Let the file appear; it is gone after an error."""
+        self._write_group()
+        with self._file.guard():
+            self._writer.close()
+        self._file.commit()
+
+    def _write_group(self) -> None:
+        if not self._tables:
+            return
+        table = pa.concat_tables(self._tables).combine_chunks()
+        self._tables, self._table_rows, self._table_bytes = [], 0, 0
+        try:
+            with self._file.guard():
+                self._writer.write_table(table)
+        except BaseException:
+            with contextlib.suppress(OSError, pa.ArrowException):
+                self._writer.close()  # of a file that is gone
+            raise
+
+
+def check_record_directory(spec: WatchingSpec) -> None:
+    """Make the directory of served records, before a model is loaded, which may take minutes.
+
+    Raises:
+        ConfigError: It cannot be made, or written to.
+    """
+    if spec.record_directory is None:
+        return
+    directory = Path(spec.record_directory)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        is_writable = os.access(directory, os.W_OK | os.X_OK)
+        problem = "" if is_writable else "cannot be written to"
+    except OSError as error:
+        problem = f"cannot be made ({os.strerror(error.errno or 0)})"
+    if problem:
+        expected = "a directory for files of records"
+        raise FieldError(
+            "WatchingSpec", "record_directory", f"got {str(directory)!r}, which {problem}, expected {expected}"
+        )
+
+
+def _table(item: _Scored) -> pa.Table:
+    """Return the records of a request, and what a server adds to them."""
+    columns, num_records = item.model.records(item.request)
+    found = {column.name: _values(column, columns[column.name]) for column in item.model.session.inputs}
+    response = item.response
+    scores = np.asarray(response.outputs[0].data, dtype=np.float32).reshape(response.outputs[0].shape)
+    added = {
+        **{name: pa.array(column) for name, column in zip(item.model.session.score_names, scores.T, strict=True)},
+        "model": pa.repeat(response.model_name, num_records),
+        "version": pa.repeat(response.model_version, num_records),
+        "step": pa.repeat(pa.scalar(response.parameters["step"], pa.int64()), num_records),
+        "time": pa.repeat(pa.scalar(item.time_us, pa.timestamp("us", "UTC")), num_records),
+        "request": pa.repeat(pa.scalar(response.id, pa.string()), num_records),
+    }
+    for name, values in added.items():
+        if PREFIX + name in found:
+            raise ConfigError(f"column {PREFIX + name!r}", "has a name that served records need, expected another one")
+        found[PREFIX + name] = values
+    return pa.table(found)
+
+
+def _values(column: InputColumn, values: object) -> pa.Array:
+    # Texts stay as they are: a workflow trims and reads them, once more, when it reads the file.
+    kind = "text" if column.kind == "string" else column.kind
+    return read_raw_values(column.name, values, ColumnType(kind, column.hotness != 1), None, Cleaning())
+
+
+def _num_bytes(data: Elements) -> int:
+    if isinstance(data, np.ndarray) and data.dtype != np.object_:
+        return int(data.nbytes)
+    return int(data.nbytes) if isinstance(data, pa.Array) else sum(map(sys.getsizeof, data))
