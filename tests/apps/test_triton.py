@@ -6,13 +6,14 @@ import importlib.util
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 import time
 import types
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -138,7 +139,8 @@ def test_the_files_of_a_repository(repository: Path, session: InferenceSession) 
     stages = re.findall(r'model_name: "(\w+)"', configs["clicks"])
     assert stages == ["clicks_workflow", "clicks_lookup", "clicks_dense"]
     raw = [column.name for column in input_columns(session.workflow)]
-    assert re.findall(r'^input \{\n  name: "(\w+)"', configs["clicks"], re.MULTILINE) == raw
+    inputs = re.findall(r'^input \{\n  name: "([\w.]+)".*?^\}', configs["clicks"], re.MULTILINE | re.DOTALL)
+    assert inputs == [tensor for name in raw for tensor in (name, f"{name}.missing")]
     assert "/" not in configs["clicks_dense"], "it names no path of this machine"
 
 
@@ -293,19 +295,96 @@ def export_for_triton(run: Path, repository: Path, text: Literal["bytes", "utf8"
     export_triton(run, repository, TritonSpec(name="clicks", python_path=paths, text=text))
 
 
+@dataclass
+class _Sent:
+    """A tensor of a request, or of an answer, as Triton's python back end has them."""
+
+    name: str
+    array: np.ndarray
+
+    @classmethod
+    def from_dlpack(cls, name: str, tensor: torch.Tensor) -> "_Sent":
+        return cls(name, tensor.numpy())
+
+    def to_dlpack(self) -> Any:
+        return torch.utils.dlpack.to_dlpack(torch.from_numpy(self.array))
+
+    def as_numpy(self) -> np.ndarray:
+        return self.array
+
+
+def back_end() -> types.ModuleType:
+    """The names of Triton's python back end that its processes have, for requests that are lists of tensors."""
+    module = types.ModuleType("triton_python_backend_utils")
+    names = {
+        "Tensor": _Sent,
+        "TritonError": RuntimeError,
+        "InferenceResponse": types.SimpleNamespace,
+        "get_input_tensor_by_name": lambda request, name: next((one for one in request if one.name == name), None),
+        "triton_string_to_numpy": lambda name: {"TYPE_FP32": np.float32, "TYPE_INT64": np.int64}[name],
+    }
+    vars(module).update(names)
+    return module
+
+
+def test_requests_that_leave_optional_inputs_out(
+    repository: Path, session: InferenceSession, trained: TrainedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton calls the model with requests that say what is missing, and with some that do not, at once."""
+    parse = pytest.importorskip("google.protobuf.text_format").Parse
+    to_json = pytest.importorskip("google.protobuf.json_format").MessageToJson
+    messages = pytest.importorskip("tritonclient.grpc.model_config_pb2")
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", back_end())
+    folder = repository / "clicks_workflow"
+    config = parse((folder / CONFIG_FILE).read_text(), messages.ModelConfig())
+    assert all(tensor.optional == tensor.name.endswith(".missing") for tensor in config.input)
+    ensemble = parse((repository / "clicks" / CONFIG_FILE).read_text(), messages.ModelConfig())
+    # Triton demands that an ensemble and its steps agree on what is optional.
+    assert [(one.name, one.optional) for one in ensemble.input] == [(one.name, one.optional) for one in config.input]
+
+    model = runpy.run_path(str(folder / "1" / "model.py"))["TritonPythonModel"]()
+    arguments = {"model_repository": str(folder), "model_version": "1"}
+    model.initialize({**arguments, "model_config": to_json(config, preserving_proto_field_name=True)})
+    records = trained.records(0, 8)
+    plain = as_arrays(session.inputs, records)
+    missing = {name: np.array([[value in (None, "")] for value in values]) for name, values in records.items()}
+    filled = as_arrays(
+        session.inputs,
+        {name: [value if value not in (None, "") else 5 for value in values] for name, values in records.items()},
+    )
+    stated = {**filled, **{f"{name}.missing": mask for name, mask in missing.items()}}
+    assert any(mask.any() for mask in missing.values())
+
+    def request(arrays: dict[str, np.ndarray], rows: slice) -> list[_Sent]:
+        return [_Sent(name, array[rows]) for name, array in arrays.items()]
+
+    requests = [request(plain, slice(0, 3)), request(stated, slice(0, 8)), request(plain, slice(3, 8))]
+    answers = model.execute(requests)
+    outputs = [{one.name: one.array for one in answer.output_tensors} for answer in answers]
+    for name, array in outputs[1].items():
+        assert np.array_equal(np.concatenate([outputs[0][name], outputs[2][name]]), array)
+    wrong = request({**plain, "C1.missing": np.zeros((8, 2), bool)}, slice(0, 8))
+    (answer,) = model.execute([wrong])
+    assert "C1.missing: got [8, 2], expected [8, 1]" in str(answer.error)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(TRITON is None, reason=lacks("Triton", "pip install nvidia-pytriton"))
 def test_a_real_triton_scores_raw_records(trained: TrainedRun, session: InferenceSession, tmp_path: Path) -> None:
     export_for_triton(trained.path, tmp_path / "repository", "utf8")
     records = trained.records(0, 40)
     kinds = {column.name: column.kind for column in session.inputs}
-    records |= {name: [0 if one is None else one for one in records[name]] for name in DENSE}  # JSON has no NaN
     inputs = []
     for name, values in records.items():
         is_number = kinds[name] == "number"
-        held = np.array(values, float)[:, None] if is_number else as_utf8(values)
+        # JSON has no NaN: the numbers say beside them what is missing, the texts leave that optional input out.
+        held = np.array([[value or 0.0] for value in values], float) if is_number else as_utf8(values)
         shape, kind = list(held.shape), "FP64" if is_number else "UINT8"
         inputs.append({"name": name, "datatype": kind, "shape": shape, "data": held.ravel().tolist()})
+        if is_number:
+            missing = [value is None for value in values]
+            inputs.append({"name": f"{name}.missing", "datatype": "BOOL", "shape": [40, 1], "data": missing})
+    assert any(value is None for name in DENSE for value in records[name])
     with running(tmp_path / "repository", tmp_path / "triton.log") as url:  # ready once every model is
         request = urllib.request.Request(f"{url}/v2/models/clicks/infer", json.dumps({"inputs": inputs}).encode())
         with urllib.request.urlopen(request, timeout=60) as answer:

@@ -172,8 +172,9 @@ class TritonStages:
     def close(self) -> None:
         self._server.close()
 
-    def predict(self, records: Records) -> np.ndarray:
-        encoded = self._workflow(triton_tensors(self._inputs, records))
+    def predict(self, records: Records, *, says_missing: bool = False) -> np.ndarray:
+        tensors = missing_tensors if says_missing else triton_tensors
+        encoded = self._workflow(tensors(self._inputs, records))
         vectors = self._lookup({name: keys for name, keys in encoded.items() if name != "dense"})
         dense = DenseStage(self._dense, ["dense", *vectors], ["bought"])
         return dense({"dense": encoded["dense"], **vectors})["bought"]
@@ -192,6 +193,25 @@ def triton_tensors(columns: tuple[InputColumn, ...], records: Records) -> dict[s
         padded = [row + [fill[column.kind]] * (width - len(row)) for row in filled]
         tensors[column.name] = np.array(padded, dtypes[column.kind])
         if is_list:
+            tensors[f"{column.name}.lengths"] = np.array([[len(row)] for row in rows])
+    return tensors
+
+
+def missing_tensors(columns: tuple[InputColumn, ...], records: Records) -> dict[str, np.ndarray]:
+    """Raw records as a client sends them that says beside each column what is missing there."""
+    # Values that would be scored as such if nothing said that they are missing.
+    fill = {"number": (1e6, np.float64), "integer": (3, np.int64), "string": ("a", object)}
+    tensors = {}
+    for column in columns:
+        is_list = column.hotness != 1
+        rows = [(value or []) if is_list else [value] for value in records[column.name]]
+        width = max(map(len, rows)) + is_list
+        padded = [row + [None] * (width - len(row)) for row in rows]
+        value, dtype = fill[column.kind]
+        tensors[column.name] = np.array([[value if v is None else v for v in row] for row in padded], dtype)
+        tensors[f"{column.name}.missing"] = np.array([[v is None for v in row] for row in padded])
+        # A text that is empty and the lowest integer are missing, too. Else the padding says where lists end.
+        if is_list and any(row and row[-1] in (None, "", MISSING_KEY) for row in rows):
             tensors[f"{column.name}.lengths"] = np.array([[len(row)] for row in rows])
     return tensors
 
@@ -252,6 +272,7 @@ def test_every_path_gives_the_same_scores(
         "client": client.infer(columns)["score"],
         "client, arrow": client.infer({name: table[name] for name in TYPES})["score"],
         "triton": triton.predict(columns),
+        "triton, missing": triton.predict(columns, says_missing=True),
     }
     differences = {path: float(np.abs(found - expected).max()) for path, found in scores.items()}
     assert {path: difference for path, difference in differences.items() if difference > 2e-6} == {}
@@ -353,3 +374,15 @@ def test_triton_lists_without_lengths() -> None:
     given_keys = np.array([[4, MISSING_KEY, 5, MISSING_KEY], [MISSING_KEY] * 4])
     assert raw_values(column, given_keys) == [[4, None, 5], []]
     assert raw_values(column, given_keys, np.array([[4], [1]])) == [[4, None, 5, None], [None]]
+
+
+def test_triton_missing_values_of_lists_and_texts() -> None:
+    keys = InputColumn(name="c", kind="integer", hotness=None)
+    mask = np.array([[False, True, False, True], [True] * 4])
+    assert raw_values(keys, np.full((2, 4), 7), None, mask) == [[7, None, 7], []]
+    assert raw_values(keys, np.full((2, 4), 7), np.array([[4], [1]]), mask) == [[7, None, 7, None], [None]]
+    texts = InputColumn(name="c", kind="string", hotness=None)
+    encoded = np.full((2, 4, 1), ord("x"), np.uint8)  # UTF-8, whose mask is that of the texts and not of the bytes
+    assert raw_values(texts, encoded, None, mask) == [["x", None, "x"], []]
+    with pytest.raises(ConfigError, check=at("c.missing")):
+        raw_values(keys, np.full((2, 4), 7), None, mask[:, :2])

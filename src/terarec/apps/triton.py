@@ -20,7 +20,7 @@ from terarec.formats import read_dataset
 from terarec.io.directories import atomic_dir, check_replaceable
 from terarec.io.files import read_json, write_json
 from terarec.io.opening import copy_file
-from terarec.serve.padding import LENGTHS
+from terarec.serve.padding import LENGTHS, MISSING
 from terarec.serve.session import InputColumn, input_columns
 from terarec.spec import CacheSpec, DatasetSpec, Numbers, ServedTablesSpec, TritonSpec, to_data
 
@@ -278,12 +278,18 @@ def text_format(message: Message, indent: str = "") -> str:
 
 
 def _raw_inputs(column: InputColumn, text: str) -> list[Message]:
-    """Return the tensor of a raw column; of lists their lengths, too, since Triton's tensors have no null."""
+    """Return the tensors of a raw column: its values, and what Triton's tensors, which have no null, cannot say."""
     is_single = column.hotness == 1
-    lengths = [] if is_single else [_tensor(column.name + LENGTHS, "TYPE_INT64", [1])]
+    dims = [1 if is_single else -1]
+    lengths = [] if is_single else [_optional(column.name + LENGTHS, "TYPE_INT64", [1])]
+    optional = [*lengths, _optional(column.name + MISSING, "TYPE_BOOL", dims)]
     if column.kind == "string" and text == "utf8":
-        return [_tensor(column.name, "TYPE_UINT8", [-1] if is_single else [-1, -1]), *lengths]
-    return [_tensor(column.name, _RAW_TYPES[column.kind], [1 if is_single else -1]), *lengths]
+        return [_tensor(column.name, "TYPE_UINT8", [-1] if is_single else [-1, -1]), *optional]
+    return [_tensor(column.name, _RAW_TYPES[column.kind], dims), *optional]
+
+
+def _optional(name: str, data_type: str, dims: Sequence[int]) -> Message:
+    return Message(_tensor(name, data_type, dims), optional=Enum("true"))
 
 
 def _tensor(name: str, data_type: str, dims: Sequence[int]) -> Message:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -35,11 +34,12 @@ from terarec.export.scoring import dense_name
 from terarec.formats import read_dataset
 from terarec.models import GraphModel
 from terarec.models.artifact import load_without_tables
-from terarec.serve.padding import LENGTHS, unpad
+from terarec.serve.padding import LENGTHS, MISSING, unpad, with_missing
 from terarec.serve.record_batches import RecordBatches
 from terarec.serve.session import InputColumn, input_columns
 from terarec.serve.tables import ServedTables, serve_tables
 from terarec.spec import ParameterServerSpec
+from terarec.spec.checks import quoted
 from terarec.spec.dataset import MISSING_KEY
 
 DATASET, PROGRAM, TABLES = "dataset", "model.pt2", "tables.json"
@@ -67,7 +67,9 @@ class WorkflowStage:
     def __call__(self, arrays: Arrays) -> Arrays:
         """Encode B records: those of `raw_values`, in the columns' own types."""
         records = {
-            column.name: raw_values(column, arrays[column.name], arrays.get(column.name + LENGTHS))
+            column.name: raw_values(
+                column, arrays[column.name], arrays.get(column.name + LENGTHS), arrays.get(column.name + MISSING)
+            )
             for column in self._inputs
         }
         batch = self._batch(self.workflow.encode(records))
@@ -180,7 +182,10 @@ class DenseStage:
 
 
 def raw_values(
-    column: InputColumn, values: NDArray[np.generic], lengths: NDArray[np.generic] | None = None
+    column: InputColumn,
+    values: NDArray[np.generic],
+    lengths: NDArray[np.generic] | None = None,
+    is_missing: NDArray[np.generic] | None = None,
 ) -> RawValues:
     """Return the raw values of B records in a tensor [B, K]; K is 1 for a column of one value a record.
 
@@ -191,26 +196,30 @@ def raw_values(
         column: The column.
         values: The tensor.
         lengths: Length of each list, [B, 1]; None as for `terarec.serve.padding.unpad`.
+        is_missing: Further values that are missing, bool[B, K]; None for none.
 
     Raises:
-        ConfigError: Lengths that do not fit the tensor.
+        ConfigError: Lengths or missing values that do not fit the tensor.
     """
     if column.kind == "string" and values.dtype == np.uint8:
         encoded = values.astype(np.uint8, copy=False)
         values = _text(encoded if encoded.ndim == 3 else encoded[:, None])
+    flat = values.reshape(-1).tolist()
     if column.kind == "number":
-        rows = [[None if value != value else value for value in row] for row in values.tolist()]
+        elements = [None if value != value else value for value in flat]
     elif column.kind == "integer":
-        rows = [[None if value == MISSING_KEY else value for value in row] for row in values.tolist()]
+        elements = [None if value == MISSING_KEY else value for value in flat]
     else:
-        texts = (
-            (value.decode() if isinstance(value, bytes) else str(value) for value in row) for row in values.tolist()
-        )
-        rows = [[value or None for value in row] for row in texts]
+        elements = [(value.decode() if isinstance(value, bytes) else str(value)) or None for value in flat]
+    if is_missing is not None:
+        if is_missing.shape != values.shape:
+            got, expected = list(is_missing.shape), list(values.shape)
+            raise ConfigError(column.name + MISSING, f"got {got}, expected {expected} as {quoted(column.name)}")
+        elements = with_missing(elements, is_missing.reshape(-1).tolist())
     if column.hotness == 1:
-        return [row[0] for row in rows]
+        return elements
     return unpad(
-        list(chain.from_iterable(rows)),
+        elements,
         (values.shape[0], values.shape[1]),
         None if lengths is None else lengths.reshape(-1).tolist(),
         where=column.name,
@@ -268,17 +277,14 @@ class _TritonModel:
     def execute(self, requests: Sequence[object]) -> list[object]:
         """Answer each request; those of the same lengths are computed together."""
         backend = self._backend
-        given = [
-            {name: self._array(backend.get_input_tensor_by_name(request, name), name) for name in self._names}
-            for request in requests
-        ]
-        # Clients pad lists to lengths of their own, which cannot be joined.
-        groups: dict[tuple[tuple[int, ...], ...], list[int]] = {}
+        given = [self._arrays(request) for request in requests]
+        # Clients pad lists to lengths of their own and leave optional inputs out: such requests cannot be joined.
+        groups: dict[tuple[tuple[str, tuple[int, ...]], ...], list[int]] = {}
         for place, arrays in enumerate(given):
-            groups.setdefault(tuple(array.shape[1:] for array in arrays.values()), []).append(place)
+            groups.setdefault(tuple((name, array.shape[1:]) for name, array in arrays.items()), []).append(place)
         answers: list[object] = [None] * len(requests)
         for places in groups.values():
-            joined = {name: np.concatenate([given[place][name] for place in places]) for name in self._names}
+            joined = {name: np.concatenate([given[place][name] for place in places]) for name in given[places[0]]}
             try:
                 outputs = self._stage(joined)
             except Exception as error:  # the client gets any error
@@ -301,6 +307,11 @@ class _TritonModel:
 
     def _load(self, folder: Path, parameters: Mapping[str, str]) -> Stage:
         raise NotImplementedError
+
+    def _arrays(self, request: object) -> dict[str, NDArray[Any]]:
+        """Return the inputs of a request in the order of the configuration, without optional ones left out."""
+        tensors = {name: self._backend.get_input_tensor_by_name(request, name) for name in self._names}
+        return {name: self._array(tensor, name) for name, tensor in tensors.items() if tensor is not None}
 
     def _array(self, tensor: Any, name: str) -> NDArray[Any]:
         """Return the values of an input; numbers by DLPack, which does not depend on the version of NumPy."""
