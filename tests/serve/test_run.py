@@ -2,6 +2,7 @@
 """`serve` as a process and as a thread: address, signals, clean ends; and the client that calls it."""
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -23,6 +24,7 @@ from terarec.spec import ServingSpec
 from tests.errors import at
 from tests.processes import Python
 from tests.serve.conftest import CATEGORICAL, DENSE, TrainedRun
+from tests.waiting import PATIENCE
 
 PROGRAM = """
 import sys
@@ -45,6 +47,15 @@ def test_a_signal_ends_the_server_cleanly(process: Python, trained: TrainedRun, 
     client = InferenceClient(process.read_line(), model="dlrm")
     assert client.infer(trained.records(0, 3))["score"].shape == (3, 1)
     process.send_signal(number)
+    ended = process.wait()
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "stopped\n", "")
+
+
+def test_an_administrator_ends_the_server(process: Python) -> None:
+    url = process.read_line()
+    request = urllib.request.Request(f"{url}/v1/shutdown", method="POST")
+    with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+        assert json.load(answer) == {"draining": True}
     ended = process.wait()
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "stopped\n", "")
 

@@ -2,10 +2,12 @@
 """Several processes on one address: one copy of the tables, workers that are killed, errors, and the end."""
 
 import contextlib
+import json
 import os
 import signal
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +23,7 @@ from terarec.train.run import build
 from tests.errors import at
 from tests.processes import Python
 from tests.serve.conftest import TrainedRun
-from tests.waiting import wait_for
+from tests.waiting import PATIENCE, wait_for
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
@@ -37,12 +39,18 @@ print("stopped", flush=True)
 
 
 @contextlib.contextmanager
-def server_of(run: Path, workers: int) -> Iterator[tuple[Python, InferenceClient]]:
+def url_of(run: Path, workers: int) -> Iterator[tuple[Python, str]]:
     process = Python(PROGRAM, run, str(workers))
     try:
-        yield process, InferenceClient(f"http://127.0.0.1:{process.read_line()}", model="dlrm")
+        yield process, f"http://127.0.0.1:{process.read_line()}"
     finally:
         process.close()
+
+
+@contextlib.contextmanager
+def server_of(run: Path, workers: int) -> Iterator[tuple[Python, InferenceClient]]:
+    with url_of(run, workers) as (process, url):
+        yield process, InferenceClient(url, model="dlrm")
 
 
 def children(pid: int) -> list[int]:
@@ -90,6 +98,17 @@ def test_workers_end_with_the_process_that_started_them(trained: TrainedRun) -> 
     with server_of(trained.path, 2) as (process, _):
         workers = children(process.pid)
         os.kill(process.pid, signal.SIGKILL)
+        wait_for(lambda: not any(map(is_there, workers)))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_an_administrator_ends_all_workers(trained: TrainedRun) -> None:
+    with url_of(trained.path, 2) as (process, url):
+        workers = children(process.pid)
+        request = urllib.request.Request(f"{url}/v1/shutdown", method="POST")
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+            assert json.load(answer) == {"draining": True}
+        assert process.read_line() == "stopped"
         wait_for(lambda: not any(map(is_there, workers)))
 
 

@@ -88,7 +88,7 @@ def promote(options: PromoteOptions, show: Show) -> None:
         figures |= {**dataclasses.asdict(report), "path": str(report.path), "removed": list(report.removed)}
     pointer = repository.model(options.model).pointer()
     version = figures["version"]
-    show.result(f"Promoted version {version} of {options.model}", {**figures, **_roles(pointer)})
+    show.result(f"Promoted version {version} of {options.model}", {**figures, **pointer.roles()})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,21 +115,7 @@ def rollback(options: RollbackOptions, show: Show) -> None:
 
     pointer = ModelRepository(options.repository).known(options.model).roll_back(options.to)
     figures = {"repository": str(options.repository), "model": options.model, "version": pointer.current}
-    show.result(f"Version {pointer.current} of {options.model} answers", {**figures, **_roles(pointer)})
-
-
-def _roles(pointer: PointerSpec) -> dict[str, Any]:
-    """Return what the versions of a pointer do, for the output."""
-    split, shadow = pointer.split, pointer.shadow
-    return {
-        "answers": pointer.current,
-        "since": pointer.since or None,
-        "split_version": None if split is None else split.version,
-        "split_share": None if split is None else split.share,
-        "split_by": None if split is None else split.by,
-        "shadow_version": None if shadow is None else shadow.version,
-        "shadow_share": None if shadow is None else shadow.share,
-    }
+    show.result(f"Version {pointer.current} of {options.model} answers", {**figures, **pointer.roles()})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +167,7 @@ def _described(model: RepositoryModel) -> dict[str, Any]:
         )
     return {
         "model": model.name,
-        **_roles(pointer),
+        **pointer.roles(),
         "policy": to_data(model.spec().versions),
         "versions": versions,
         "history": to_data(pointer.history),

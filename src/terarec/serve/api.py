@@ -12,7 +12,7 @@ from typing import Any
 import terarec
 from terarec.errors import ConfigError
 from terarec.serve.calls import Call, CallSink
-from terarec.serve.models import ModelState, ServedModels
+from terarec.serve.models import ModelPointers, ModelState, ServedModels
 from terarec.serve.protocol import (
     InferRequest,
     InferResponse,
@@ -27,6 +27,7 @@ from terarec.serve.served_model import ServedModel
 from terarec.serve.shared_memory import Region, SharedMemory
 from terarec.serve.statistics import BatchCount, StageTimes
 from terarec.spec.checks import quoted
+from terarec.spec.serving_repository import PointerSpec, PromotionSpec
 
 EXTENSIONS = (
     "binary_tensor_data",
@@ -185,6 +186,32 @@ class InferenceApi:
             raise _no_control("unload", name)
         self.models.loader.unload(name)
 
+    def promote(self, name: str, version: int, spec: PromotionSpec) -> PointerSpec:
+        """Let a version that lies in the repository answer, or a share of the requests; return the new pointer.
+
+        This server follows at once; its index says whether the version is ready, or why it is refused.
+
+        Raises:
+            UnavailableError: The server has no model repository.
+            ConfigError: No such model or version, or a share where no version answers, or where this one does.
+            StorageError: Other changes of the pointer do not end.
+        """
+        return self._pointers("promote", name).promote(name, version, spec)
+
+    def roll_back(self, name: str, to: int | None = None) -> PointerSpec:
+        """Take back the last promotion of a model; return the new pointer.
+
+        Args:
+            name: Name of the model.
+            to: As in `terarec.serve.repository.RepositoryModel.roll_back`.
+
+        Raises:
+            UnavailableError: The server has no model repository.
+            ConfigError: No such model or version, or none that answered before.
+            StorageError: Other changes of the pointer do not end.
+        """
+        return self._pointers("roll back", name).roll_back(name, to)
+
     def infer(
         self, request: InferRequest, name: str, version: str | None = None, call: Call | None = None
     ) -> Future[InferResponse]:
@@ -299,6 +326,12 @@ class InferenceApi:
                 level = least if wanted[name] else level
             _LOGGER.setLevel(logging.DEBUG if wanted["log_verbose_level"] else level)
         return _log_settings()
+
+    def _pointers(self, call: str, name: str) -> ModelPointers:
+        if self.models.pointers is None:
+            problem = "this server has no versions to choose from, expected a model repository"
+            raise UnavailableError(f"failed to {call} {quoted(name)}", problem)
+        return self.models.pointers
 
     def _memory(self, call: str) -> SharedMemory:
         if self.memory is None:

@@ -15,6 +15,7 @@ from terarec.serve.protocol import InferRequest, InferResponse, ServerBusyError,
 from terarec.serve.served_model import ServedModel
 from terarec.serve.statistics import ShadowStatistics
 from terarec.spec.checks import quoted
+from terarec.spec.serving_repository import PointerSpec, PromotionSpec
 
 _MOST_GONE = 256
 """Versions that are no longer served and still shown in the index: a server may be given a new one every minute."""
@@ -46,6 +47,16 @@ class ModelLoader(Protocol):
         """Unload all versions of a model."""
 
 
+class ModelPointers(Protocol):
+    """Changes which versions of a repository answer; see `terarec.serve.repository.RepositoryModel`."""
+
+    def promote(self, name: str, version: int, spec: PromotionSpec) -> PointerSpec:
+        """Let a version of a model answer, or a share of the requests; return the new pointer."""
+
+    def roll_back(self, name: str, to: int | None) -> PointerSpec:
+        """Take back the last promotion of a model; return the new pointer."""
+
+
 class RequestRouter(Protocol):
     """Chooses versions for requests that name none."""
 
@@ -73,12 +84,14 @@ class ServedModels:
 
     Attributes:
         loader: Loads models on request; None where clients may not.
+        pointers: Changes which versions answer; None where there is no repository.
         router: Chooses versions for requests that name none; None for the default ones.
         observer: Sees all requests; None for nobody.
     """
 
     def __init__(self) -> None:
         self.loader: ModelLoader | None = None
+        self.pointers: ModelPointers | None = None
         self.router: RequestRouter | None = None
         self.observer: RequestObserver | None = None
         self._lock = threading.Lock()

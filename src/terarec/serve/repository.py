@@ -147,7 +147,10 @@ class RepositoryModel:
             numbers = ", ".join(map(str, self.versions))
             expected = f"one of {numbers}" if numbers else "a model with versions"
             raise ConfigError("version", f"model {self.name!r} has no version {version}, expected {expected}")
-        # A repository of another party must not make a server read elsewhere.
+        return self._inside(path)
+
+    def _inside(self, path: Path) -> Path:
+        # A repository of another party must not make a server read or write elsewhere.
         if not path.resolve().is_relative_to(self.path.parent.resolve()):
             raise FormatError(path, f"a link to {path.resolve()}, expected a directory inside {self.path.parent}")
         return path
@@ -272,8 +275,6 @@ class RepositoryModel:
             ConfigError: No such version, or none that answered before.
             StorageError: Other changes of the pointer do not end.
         """
-        if to is not None:
-            self.version_path(to)
 
         def change(pointer: PointerSpec) -> PointerSpec:
             ended = replace(pointer, split=None, shadow=None)
@@ -285,6 +286,7 @@ class RepositoryModel:
             if to is None and not before:
                 raise ConfigError("version", f"model {self.name!r} has no earlier version to return to")
             target = before[-1] if to is None else to
+            self.version_path(target)
             # Returning to an earlier version takes back all that were promoted after it; any other one comes on top.
             present = [pointer.current] if pointer.current not in (None, target) else []
             kept = before[: before.index(target)] if target in before else [*before, *present]
@@ -315,6 +317,7 @@ class RepositoryModel:
         return tuple(removed)
 
     def _change(self, change: Callable[[PointerSpec], PointerSpec]) -> PointerSpec:
+        self._inside(self.path)
         end = time.monotonic() + _LOCK_SECONDS
         while True:
             with file_lock(self.path / _POINTING) as is_held:

@@ -143,8 +143,12 @@ def _run(
     loading: contextlib.AbstractContextManager[ServedModels],
     spec: ServingSpec,
     started: Callable[[Callable[[], None], int | None], None],
+    shut_down: Callable[[], None] | None = None,
 ) -> None:
-    """Serve models on sockets until a signal, or until the function is called that `started` gets with gRPC's port."""
+    """Serve models on sockets until a signal, or until the function is called that `started` gets with gRPC's port.
+
+    An administrator calls `shut_down`, by default that function.
+    """
     # Here, because the package imports this module, and the server's libraries are an extra.
     from terarec.serve.http.assembly import HttpTransport
 
@@ -158,7 +162,14 @@ def _run(
         models.observer = watchers.records
         api = InferenceApi(models, memory=memory, calls=watchers.calls)
         sinks = (*watchers.calls, *(() if watchers.records is None else (watchers.records,)))
-        transport = HttpTransport(api, spec, [sockets.clients], sockets.admins, sinks=sinks)
+        transport = HttpTransport(
+            api,
+            spec,
+            [sockets.clients],
+            sockets.admins,
+            sinks=sinks,
+            shut_down=shut_down or (lambda: transport.stop()),
+        )
         with _stopped_by_signals(transport.stop), _grpc(api, spec) as grpc_port:
             transport.run(lambda: started(transport.stop, grpc_port))
 
@@ -249,7 +260,7 @@ def _run_workers(
                 others=partial(board.others, context.index),
             )
             with StatisticsWriter(board, context.index, counter):
-                _run(sockets, _installed(model), spec, lambda stop, _: context.started(stop))
+                _run(sockets, _installed(model), spec, lambda stop, _: context.started(stop), context.shut_down)
 
         workers = Workers(spec.workers, work, board.bury)
         # What is there now is not looked at by the garbage collector, whose marks would copy the pages.

@@ -22,7 +22,7 @@ from terarec.serve.repository import VERSION_FILE, ModelRepository, RepositoryMo
 from terarec.serve.routing import Route, Router
 from terarec.serve.served_model import ServedModel
 from terarec.spec.checks import quoted
-from terarec.spec.serving_repository import PointerSpec, RepositorySpec
+from terarec.spec.serving_repository import PointerSpec, PromotionSpec, RepositorySpec
 
 _LOGGER = logging.getLogger(__name__)
 _CLOSE_SECONDS = 30.0
@@ -136,6 +136,37 @@ class RepositoryWatcher(Repeating):
         done = threading.Event()
         self._jobs.put(done.set)
         done.wait()
+
+    def promote(self, name: str, version: int, spec: PromotionSpec) -> PointerSpec:
+        """Promote a version as `RepositoryModel.promote` does, and follow at once.
+
+        Raises:
+            ConfigError: No such model, or as `RepositoryModel.promote`.
+            StorageError: As `RepositoryModel.promote`.
+        """
+        model = self._repository.known(name)
+        pointer = model.promote(version, spec)
+        self._follow(model)
+        return pointer
+
+    def roll_back(self, name: str, to: int | None) -> PointerSpec:
+        """Take back a promotion as `RepositoryModel.roll_back` does, and follow at once.
+
+        Raises:
+            ConfigError: No such model, or as `RepositoryModel.roll_back`.
+            StorageError: As `RepositoryModel.roll_back`.
+        """
+        model = self._repository.known(name)
+        pointer = model.roll_back(to)
+        self._follow(model)
+        return pointer
+
+    def _follow(self, model: RepositoryModel) -> None:
+        # Also without polls: whoever changes the pointer through this server wants it to answer so.
+        with self._changed:
+            is_loaded = model.name in self._watched
+        if is_loaded or self._spec.control == "poll":
+            self._reconcile(model)
 
     @override
     def close(self) -> None:
@@ -337,4 +368,5 @@ def repository_models(spec: RepositorySpec, loader: VersionLoader) -> Iterator[S
         with RepositoryWatcher(models, loader, spec, router) as watcher:
             # As Triton: clients load and unload models only where nothing else does.
             models.loader = watcher if spec.control == "explicit" else None
+            models.pointers = watcher
             yield models

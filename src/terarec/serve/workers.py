@@ -30,7 +30,7 @@ STOP_SECONDS = 20.0
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 10.0
 """Pauses before a worker is started again that did not become ready: the first, and the longest of the doubled ones."""
 
-_READY = b"ready\n"
+_READY, _STOP = b"ready\n", b"stop\n"
 
 
 @dataclass(slots=True)
@@ -68,6 +68,10 @@ class WorkerContext:
         self.index = index
         self._reports = reports
         self._lifeline = lifeline
+
+    def shut_down(self) -> None:
+        """Let the process that started the worker stop all of them."""
+        os.write(self._reports, _STOP)
 
     def started(self, stop: Callable[[], None]) -> None:
         """Say that requests are accepted.
@@ -185,6 +189,8 @@ class Workers:
             if worker.received.startswith(_READY):
                 worker.is_ready = True
                 self._pauses.pop(worker.index, None)
+            if worker.is_ready and worker.received.endswith(_STOP):
+                return True
             if not text:
                 self._bury(worker, is_starting=is_starting)
         now = time.monotonic()

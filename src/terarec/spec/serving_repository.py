@@ -220,6 +220,19 @@ class PointerSpec:
         named = (self.current, self.split and self.split.version, self.shadow and self.shadow.version)
         return tuple(dict.fromkeys(version for version in named if version))
 
+    def roles(self) -> dict[str, int | float | str | None]:
+        """Return what the versions do, by name, for people and programs that read it."""
+        split, shadow = self.split, self.shadow
+        return {
+            "answers": self.current,
+            "since": self.since or None,
+            "split_version": None if split is None else split.version,
+            "split_share": None if split is None else split.share,
+            "split_by": None if split is None else split.by,
+            "shadow_version": None if shadow is None else shadow.version,
+            "shadow_share": None if shadow is None else shadow.share,
+        }
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VersionSpec:

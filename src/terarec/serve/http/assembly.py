@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from terarec.serve.access import AccessControl, is_loopback, tls_context
 from terarec.serve.api import InferenceApi
+from terarec.serve.http.admin_routes import add_administration
 from terarec.serve.http.api_routes import ApiRoutes
 from terarec.serve.http.openapi import add_docs
 from terarec.serve.http.security import Guard
@@ -27,6 +28,7 @@ class HttpTransport:
         sockets: Listening sockets.
         admin_sockets: Listening sockets of administrators.
         sinks: Where something about requests goes, for the metrics; None for those of `api`.
+        shut_down: Function that lets the whole server finish, for administrators; None for no such call.
 
     Raises:
         ConfigError: A file without tokens or certificates.
@@ -41,6 +43,7 @@ class HttpTransport:
         admin_sockets: Sequence[socket.socket] = (),
         *,
         sinks: Sequence[Sink] | None = None,
+        shut_down: Callable[[], None] | None = None,
     ) -> None:
         self._api = api
         self._sockets, self._admin_sockets = sockets, admin_sockets
@@ -48,6 +51,7 @@ class HttpTransport:
         control = AccessControl(spec.access, is_loopback=all(map(is_loopback, sockets)))
         self._paths = ApiRoutes(api, spec.max_request_bytes)
         routes = self._paths.routes()
+        add_administration(routes, api, shut_down)
         add_docs(routes)
         add_dashboard(routes)
         self._server = HttpServer(routes, spec, Guard(control, spec.access.allowed_hosts), api.calls)

@@ -13,6 +13,7 @@ from terarec.serve.http.messages import Request, Response, json_response
 from terarec.serve.http.routes import Route, Routes
 from terarec.serve.json_codec import MAX_DIMENSIONS
 from terarec.serve.protocol import DATATYPES
+from terarec.spec.serving_repository import MOST_VERSIONS
 
 _SUMMARIES: Mapping[str, str] = {
     "GET /v2": "Name and version of the server, and the extensions of the protocol that it has",
@@ -38,6 +39,9 @@ _SUMMARIES: Mapping[str, str] = {
     "POST /v2/{kind}sharedmemory/region/{region}/register": "Register a region of shared memory",
     "POST /v2/{kind}sharedmemory/region/{region}/unregister": "Forget a region of shared memory",
     "POST /v2/{kind}sharedmemory/unregister": "Forget all regions of shared memory",
+    "POST /v1/repository/models/{name}/promote": "Let a version of the repository answer, or a share of the requests",
+    "POST /v1/repository/models/{name}/rollback": "Return to an earlier version, or end a share",
+    "POST /v1/shutdown": "Finish the requests in flight, and end",
     "GET /": "A page that shows the metrics and scores a record",
     "GET /metrics": "Counters and durations for Prometheus",
     "GET /openapi.json": "This description",
@@ -46,6 +50,16 @@ _SUMMARIES: Mapping[str, str] = {
 
 _MEDIA_TYPES: Mapping[str, str] = {"/": "text/html", "/docs": "text/html", "/metrics": "text/plain"}
 """Path -> type of its answer, where that is not JSON."""
+
+_BODIES: Mapping[str, str] = {
+    "infer": "InferRequest",
+    "register": "Region",
+    "promote": "Promotion",
+    "rollback": "Rollback",
+}
+"""Last part of a path -> schema of its body."""
+
+_NEEDS_BODY = ("infer", "promote")
 
 _ERRORS: Mapping[str, str] = {
     "400": "Something in the request is invalid",
@@ -66,6 +80,7 @@ _DESCRIPTION = (
 )
 
 _PARAMETERS = {"type": "object", "additionalProperties": True}
+_VERSION = {"type": "integer", "minimum": 1, "maximum": MOST_VERSIONS}
 
 _SCHEMAS: Mapping[str, Any] = {
     "Error": {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]},
@@ -120,6 +135,24 @@ _SCHEMAS: Mapping[str, Any] = {
         },
         "required": ["key", "byte_size"],
     },
+    "Promotion": {
+        "type": "object",
+        "description": "Without a share and a shadow the version answers all requests.",
+        "properties": {
+            "version": _VERSION,
+            "share": {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+            "by": {"type": "string", "description": "Parameter or column whose value decides; with a share"},
+            "shadow": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+        },
+        "required": ["version"],
+        "additionalProperties": False,
+    },
+    "Rollback": {
+        "type": "object",
+        "description": "Without a version a share or a shadow ends, or else the version before answers again.",
+        "properties": {"to": _VERSION},
+        "additionalProperties": False,
+    },
 }
 
 
@@ -170,7 +203,8 @@ def _operation(route: Route) -> dict[str, Any]:
             for name in variables
         ]
     if body is not None:
-        operation["requestBody"] = {"required": route.path.endswith("/infer"), "content": {"application/json": body}}
+        is_required = route.path.rpartition("/")[2] in _NEEDS_BODY
+        operation["requestBody"] = {"required": is_required, "content": {"application/json": body}}
     if route.access != "open":
         operation["security"] = [{}, {"token": []}]
     return operation
@@ -179,11 +213,8 @@ def _operation(route: Route) -> dict[str, Any]:
 def _body(route: Route) -> dict[str, Any] | None:
     if route.method != "POST":
         return None
-    if route.path.endswith("/infer"):
-        return {"schema": {"$ref": "#/components/schemas/InferRequest"}}
-    if route.path.endswith("/register"):
-        return {"schema": {"$ref": "#/components/schemas/Region"}}
-    return {"schema": {"type": "object"}}
+    name = _BODIES.get(route.path.rpartition("/")[2])
+    return {"schema": {"type": "object"} if name is None else {"$ref": f"#/components/schemas/{name}"}}
 
 
 def _error(text: str) -> dict[str, Any]:
