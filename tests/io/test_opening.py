@@ -125,3 +125,21 @@ def test_an_error_that_a_copy_would_meet_too_is_not_hidden(tmp_path: Path) -> No
     with pytest.raises(FileExistsError):
         link_or_copy(tmp_path / "file", tmp_path / "taken")
     assert (tmp_path / "taken").read_bytes() == b"mine"
+
+
+def test_a_lock_file_that_its_holder_removes_meanwhile_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = tmp_path / "lock"
+    lock.touch()
+    status = os.stat
+
+    def status_before_removal(path: Any, **options: Any) -> os.stat_result:
+        found = status(path, **options)
+        if path == lock:
+            lock.unlink()
+        return found
+
+    monkeypatch.setattr(os, "stat", status_before_removal)
+    open_file(lock, "ab").close()
+    assert lock.is_file()

@@ -63,8 +63,11 @@ def open_file(path: str | Path, mode: Literal["rb", "ab"] = "rb", *, is_buffered
 def _descriptor(path: str | Path, mode: str) -> int:
     try:
         # Looked at before it is opened, which makes some devices act, and after it, as it may have been replaced.
-        if mode == "rb" or os.path.exists(path):
+        try:
             _check(path, os.stat(path))
+        except FileNotFoundError:  # also where it was there a moment before, as lock files are
+            if mode == "rb":
+                raise
         descriptor = os.open(path, _FLAGS[mode] | _ALWAYS, 0o666)
     except (FileNotFoundError, NotADirectoryError):
         raise DataNotFoundError(path, "no such file") from None
