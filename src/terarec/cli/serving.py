@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -224,6 +225,17 @@ class ServeOptions:
             "record_file_seconds",
         ),
     ]
+    drift: Annotated[
+        bool,
+        typer.Option(
+            "--drift",
+            help="Compare the inputs of a share of the requests (--record-share) with the training data, for the "
+            "dashboard and the metrics.",
+        ),
+    ] = False
+    drift_data: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Data set that --drift compares with; that of the training.")
+    ] = None
     absent_is_missing: Annotated[
         bool, spec_option("absent_is_missing", ServingSpec, "absent_is_missing", is_plain=True)
     ] = False
@@ -267,12 +279,15 @@ def serve(options: ServeOptions, show: Show) -> None:
     """Run ``terarec serve``."""
     if options.server.executor in ("onnxruntime", "openvino"):
         let_threads_sleep()  # theirs need the cores; before torch is imported
+    from terarec.apps.drift.watch import ServedDrift
     from terarec.config.files import load_served_tables, load_update_stream
     from terarec.serve import run
     from terarec.serve.listening import address_of
     from terarec.train.devices import describe_device, resolve_device
 
     source = _served(options)
+    check_unset({"--drift-data": options.drift_data is not None and not options.drift}, "without --drift")
+    drift = partial(ServedDrift, options.drift_data, allow_import=options.allow_import or ())
     device = resolve_device(options.device or "auto")
     batching = options.batching
     if options.target_p99 is not None:
@@ -319,6 +334,7 @@ def serve(options: ServeOptions, show: Show) -> None:
             allow_import=options.allow_import or (),
             numbers=options.numbers,
             stream=None if options.stream is None else load_update_stream(options.stream, options.kafka_config),
+            drift=drift if options.drift else None,
         )
 
 

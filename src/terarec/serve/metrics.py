@@ -11,6 +11,7 @@ from itertools import accumulate
 from typing import Literal
 
 from terarec.errors import ConfigError, MissingDependencyError
+from terarec.serve.input_drift import DriftWatch
 from terarec.serve.live import LiveUpdates
 from terarec.serve.models import ServedModels
 from terarec.serve.protocol import UnknownModelError
@@ -57,6 +58,12 @@ _OTHERS: Mapping[str, tuple[Kind, str, Sequence[str]]] = {
     ),
     "terarec_sink_written": ("counter", "Items that a sink, such as the access log, has written", ("sink",)),
     "terarec_sink_lost": ("counter", "Items that a sink has not written, by reason", ("sink", "reason")),
+    "terarec_input_drift": (
+        "gauge",
+        "Population stability index of what is scored against the training data",
+        (*_MODEL, "column"),
+    ),
+    "terarec_input_drift_records": ("gauge", "Records that the drift of the inputs rests on", _MODEL),
     "terarec_requests": ("counter", "Requests by outcome", (*_MODEL, "outcome")),
     "terarec_rejected_requests": ("counter", "Requests that got no scores, by reason", (*_MODEL, "reason")),
     "terarec_records": ("counter", "Records scored", _MODEL),
@@ -92,6 +99,7 @@ class Metrics:
         models: The models.
         errors: Function that returns the responses of errors by their status of HTTP; None for no such transport.
         sinks: Where something about requests goes.
+        drift: What compares records with the training data; None for nothing.
     """
 
     def __init__(
@@ -99,9 +107,10 @@ class Metrics:
         models: ServedModels,
         errors: Callable[[], Mapping[int, int]] | None = None,
         sinks: Sequence[Sink] = (),
+        drift: DriftWatch | None = None,
     ) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_ServerCollector(models, errors, sinks))
+        self._registry.register(_ServerCollector(models, errors, sinks, drift))
         ProcessCollector(registry=self._registry)
 
     def text(self) -> bytes:
@@ -113,11 +122,16 @@ class _ServerCollector(Collector):
     """Reads the counters of models and of the transport; arguments are those of `Metrics`."""
 
     def __init__(
-        self, models: ServedModels, errors: Callable[[], Mapping[int, int]] | None, sinks: Sequence[Sink]
+        self,
+        models: ServedModels,
+        errors: Callable[[], Mapping[int, int]] | None,
+        sinks: Sequence[Sink],
+        drift: DriftWatch | None,
     ) -> None:
         self._models = models
         self._errors = errors
         self._sinks = sinks
+        self._drift = drift
 
     def collect(self) -> Iterable[Metric]:
         families = _Families()
@@ -129,6 +143,12 @@ class _ServerCollector(Collector):
             families.add("terarec_sink_written", (sink.label,), counted.written)
             for reason, count in counted.lost.items():
                 families.add("terarec_sink_lost", (sink.label, reason), count)
+        for found in () if self._drift is None else self._drift.read():
+            labels = (found.model, found.version)
+            families.add("terarec_input_drift_records", labels, found.records)
+            for column in found.inputs:
+                if column.stability_index is not None:
+                    families.add("terarec_input_drift", (*labels, column.name), column.stability_index)
         for state in self._models.index():
             families.add("terarec_model_states", (state.name, state.version, state.state), 1)
             if state.state != "READY":

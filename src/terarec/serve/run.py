@@ -20,6 +20,7 @@ import torch
 from terarec.serve.access_log import AccessLog, check_access_log
 from terarec.serve.api import InferenceApi
 from terarec.serve.calls import CallSink
+from terarec.serve.input_drift import DriftWatch
 from terarec.serve.listening import address_of, bind, bind_admin, shared_memory
 from terarec.serve.live import LiveUpdates
 from terarec.serve.loading import VersionLoader
@@ -28,6 +29,7 @@ from terarec.serve.publishing import UpdateReceiver
 from terarec.serve.served_model import ServedModel
 from terarec.serve.served_records import ServedRecords, check_record_directory
 from terarec.serve.session import InferenceSession
+from terarec.serve.sinks import Sink
 from terarec.serve.statistics import StatisticsCounter
 from terarec.serve.statistics_board import StatisticsBoard, StatisticsWriter
 from terarec.serve.tables import ServedTables
@@ -83,6 +85,7 @@ def serve(
     allow_import: Sequence[str] = (),
     numbers: Numbers | None = None,
     stream: UpdateStreamSpec | None = None,
+    drift: Callable[[], DriftWatch] | None = None,
 ) -> None:
     """Serve a checkpoint of a run, or the models of a repository, until SIGINT, SIGTERM or `RunningServer.stop`.
 
@@ -95,6 +98,8 @@ def serve(
         allow_import: Packages whose functions the workflow may name, as for `terarec.etl.workflow.Workflow.load`.
         numbers: Numbers of rows and layers as in `InferenceSession.open`.
         stream: Stream from which the run's checkpoints are received into its directory; None for a run that is there.
+        drift: Function that returns what compares records with the training data, in each process that serves; None
+            for no comparison. `terarec.apps.drift.watch.ServedDrift` is one.
 
     Raises:
         ConfigError: A stream for tables in the memory of the device or for a repository, an address that cannot be
@@ -126,9 +131,9 @@ def serve(
         check_record_directory(spec.watching)
         sockets = _Sockets(bound, tuple(admins))
         if shared is None:
-            _run(sockets, _models(source, spec, options, stream), spec, accept)
+            _run(sockets, _models(source, spec, options, stream), spec, accept, drift)
         else:
-            _run_workers(sockets, shared, spec, options, accept)
+            _run_workers(sockets, shared, spec, options, accept, drift)
 
 
 class _Sockets(NamedTuple):
@@ -143,6 +148,7 @@ def _run(
     loading: contextlib.AbstractContextManager[ServedModels],
     spec: ServingSpec,
     started: Callable[[Callable[[], None], int | None], None],
+    drift: Callable[[], DriftWatch] | None,
     shut_down: Callable[[], None] | None = None,
 ) -> None:
     """Serve models on sockets until a signal, or until the function is called that `started` gets with gRPC's port.
@@ -155,19 +161,19 @@ def _run(
     # A client registers memory with one process, and its requests go to any of the workers.
     has_memory = spec.workers == 1
     with (
-        _watchers(spec.watching) as watchers,
+        _watchers(spec.watching, drift) as watchers,
         loading as models,
         shared_memory(spec.access, sockets.clients, is_possible=has_memory) as memory,
     ):
         models.observer = watchers.records
         api = InferenceApi(models, memory=memory, calls=watchers.calls)
-        sinks = (*watchers.calls, *(() if watchers.records is None else (watchers.records,)))
         transport = HttpTransport(
             api,
             spec,
             [sockets.clients],
             sockets.admins,
-            sinks=sinks,
+            sinks=watchers.sinks,
+            drift=watchers.drift,
             shut_down=shut_down or (lambda: transport.stop()),
         )
         with _stopped_by_signals(transport.stop), _grpc(api, spec) as grpc_port:
@@ -175,19 +181,27 @@ def _run(
 
 
 class _Watchers(NamedTuple):
-    """Who watches the requests of this process: where calls go, and records."""
+    """Who watches the requests of this process: where calls go, and records, and what compares these."""
 
     calls: tuple[CallSink, ...]
     records: ServedRecords | None
+    drift: DriftWatch | None
+
+    @property
+    def sinks(self) -> Sequence[Sink]:
+        """All that write."""
+        return (*self.calls, *(() if self.records is None else (self.records,)))
 
 
 @contextlib.contextmanager
-def _watchers(spec: WatchingSpec) -> Iterator[_Watchers]:
+def _watchers(spec: WatchingSpec, drift: Callable[[], DriftWatch] | None) -> Iterator[_Watchers]:
     """Give who watches in the block, and write what is left at its end."""
     with contextlib.ExitStack() as stack:
         log = None if spec.access_log is None else stack.enter_context(AccessLog(spec))
-        records = None if spec.record_directory is None else stack.enter_context(ServedRecords(spec))
-        yield _Watchers(() if log is None else (log,), records)
+        watch = None if drift is None else stack.enter_context(contextlib.closing(drift()))
+        wants_records = spec.record_directory is not None or watch is not None
+        records = stack.enter_context(ServedRecords(spec, watch)) if wants_records else None
+        yield _Watchers(() if log is None else (log,), records, watch)
 
 
 @contextlib.contextmanager
@@ -239,6 +253,7 @@ def _run_workers(
     spec: ServingSpec,
     options: _SessionOptions,
     started: Callable[[Callable[[], None], int | None], None],
+    drift: Callable[[], DriftWatch] | None,
 ) -> None:
     """Load a run, and serve it in forks of this process, which share what was loaded."""
     threads = max(torch.get_num_threads() // spec.workers, 1)
@@ -260,7 +275,7 @@ def _run_workers(
                 others=partial(board.others, context.index),
             )
             with StatisticsWriter(board, context.index, counter):
-                _run(sockets, _installed(model), spec, lambda stop, _: context.started(stop), context.shut_down)
+                _run(sockets, _installed(model), spec, lambda stop, _: context.started(stop), drift, context.shut_down)
 
         workers = Workers(spec.workers, work, board.bury)
         # What is there now is not looked at by the garbage collector, whose marks would copy the pages.

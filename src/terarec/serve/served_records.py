@@ -9,7 +9,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from datetime import UTC, datetime
 from functools import partial
@@ -26,6 +26,7 @@ from terarec.etl.cleaning import Cleaning
 from terarec.etl.columns import ColumnType
 from terarec.etl.workflow.raw_values import read_raw_values
 from terarec.io.files import AtomicFile
+from terarec.serve.input_drift import DriftWatch
 from terarec.serve.protocol import Elements, InferRequest, InferResponse
 from terarec.serve.served_model import ServedModel
 from terarec.serve.session import InputColumn
@@ -67,19 +68,21 @@ class ServedRecords(QueuedSink[_Scored]):
     large or old enough. `_adding` guards `_num_bytes`; the rest belongs to the thread that writes.
 
     Args:
-        spec: Directory, share and size of the files; its `record_directory` is not None.
+        spec: Directory, share and size of the files; None as the directory for no files.
+        drift: What compares the records with the training data; None for nothing.
 
     Raises:
         ConfigError: The directory cannot be made.
     """
 
-    def __init__(self, spec: WatchingSpec) -> None:
-        self._directory = Path(spec.record_directory or "")
+    def __init__(self, spec: WatchingSpec, drift: DriftWatch | None = None) -> None:
+        self._directory = None if spec.record_directory is None else Path(spec.record_directory)
         self._spec = spec
+        self._drift = drift
         check_record_directory(spec)
         self._adding = threading.Lock()
         self._num_bytes = 0
-        self._files: dict[tuple[str, pa.Schema], _RecordFile] = {}
+        self._files: dict[tuple[Path, pa.Schema], _RecordFile] = {}
         super().__init__("served_records", _MOST_WAITING, _EVERY_SECONDS)
 
     def observe(self, request: InferRequest, model: ServedModel, answer: Future[InferResponse]) -> None:
@@ -111,19 +114,22 @@ class ServedRecords(QueuedSink[_Scored]):
             with self._adding:
                 self._num_bytes -= item.num_bytes
             try:
-                table = _table(item)
+                columns, num_records = item.model.records(item.request)
+                found = {column.name: _values(column, columns[column.name]) for column in item.model.session.inputs}
+                if self._drift is not None:
+                    self._drift.add(item.model, found, num_records)
+                if self._directory is not None:
+                    self._add(self._directory / item.model.name, _table(item, found, num_records))
             except TerarecError as error:
                 self._fail(error, item.request.num_records)
-                continue
-            self._add(item.model.name, table)
         for key in [key for key, file in self._files.items() if file.age >= self._spec.record_file_seconds]:
             self._finish(key)
 
-    def _add(self, model: str, table: pa.Table) -> None:
-        key = (model, table.schema)
+    def _add(self, directory: Path, table: pa.Table) -> None:
+        key = (directory, table.schema)
         try:
             if key not in self._files:
-                self._files[key] = _RecordFile(self._directory / model, table.schema)
+                self._files[key] = _RecordFile(directory, table.schema)
             self._files[key].add(table)
         except (TerarecError, OSError) as error:
             file = self._files.pop(key, None)
@@ -132,7 +138,7 @@ class ServedRecords(QueuedSink[_Scored]):
         if self._files[key].num_bytes >= self._spec.record_file_bytes:
             self._finish(key)
 
-    def _finish(self, key: tuple[str, pa.Schema]) -> None:
+    def _finish(self, key: tuple[Path, pa.Schema]) -> None:
         """Let a file appear."""
         file = self._files.pop(key)
         try:
@@ -227,11 +233,9 @@ def check_record_directory(spec: WatchingSpec) -> None:
         )
 
 
-def _table(item: _Scored) -> pa.Table:
-    """Return the records of a request, and what a server adds to them."""
-    columns, num_records = item.model.records(item.request)
-    found = {column.name: _values(column, columns[column.name]) for column in item.model.session.inputs}
-    response = item.response
+def _table(item: _Scored, columns: Mapping[str, pa.Array], num_records: int) -> pa.Table:
+    """Return the raw columns of a request, and what a server adds to them."""
+    found, response = dict(columns), item.response
     scores = np.asarray(response.outputs[0].data, dtype=np.float32).reshape(response.outputs[0].shape)
     added = {
         **{name: pa.array(column) for name, column in zip(item.model.session.score_names, scores.T, strict=True)},

@@ -17,7 +17,7 @@ class WatchingSpec:
             access log.
         access_log_share: Share of the calls that are logged.
         record_directory: Directory to which Parquet files of scored records are written; None for none.
-        record_share: Share of the requests whose records are written.
+        record_share: Share of the requests whose records are written, or compared with the training data.
         record_file_bytes: Size from which a file of records is complete, and another one begins.
         record_file_seconds: Age from which it is complete.
 

@@ -11,6 +11,7 @@ from terarec.serve import ServedModels
 from terarec.serve.api import InferenceApi
 from terarec.serve.calls import CallSink
 from terarec.serve.http.assembly import HttpTransport
+from terarec.serve.input_drift import DriftWatch
 from terarec.serve.shared_memory import SharedMemory
 from terarec.spec import ServingSpec
 from tests.waiting import PATIENCE
@@ -34,7 +35,12 @@ class Served(NamedTuple):
 
 
 @contextlib.contextmanager
-def served(models: ServedModels, spec: ServingSpec | None = None, calls: Sequence[CallSink] = ()) -> Iterator[Served]:
+def served(
+    models: ServedModels,
+    spec: ServingSpec | None = None,
+    calls: Sequence[CallSink] = (),
+    drift: DriftWatch | None = None,
+) -> Iterator[Served]:
     """Serve models on a free port of this machine."""
     spec = ServingSpec() if spec is None else spec
     has_memory = spec.access.shared_memory is not False
@@ -45,7 +51,8 @@ def served(models: ServedModels, spec: ServingSpec | None = None, calls: Sequenc
         contextlib.closing(SharedMemory()) as memory,
     ):
         api = InferenceApi(models, memory=memory if has_memory else None, calls=calls)
-        transport = HttpTransport(api, spec, [bound], [admin] if spec.access.admin_port is not None else [])
+        admins = [admin] if spec.access.admin_port is not None else []
+        transport = HttpTransport(api, spec, [bound], admins, drift=drift)
         thread = threading.Thread(target=transport.run, args=(is_ready.set,))
         thread.start()
         try:

@@ -13,6 +13,7 @@ import pytest
 from terarec.serve import InferenceSession, ServedModels
 from tests.serve.conftest import TrainedRun
 from tests.serve.http.serving import served
+from tests.serve.http.test_drift_route import drift_of
 from tests.waiting import PATIENCE
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
@@ -41,7 +42,7 @@ def test_a_record_is_scored_in_a_browser(
     sync_api = pytest.importorskip("playwright.sync_api")
     record = {name: values[0] for name, values in trained.records(0, 1).items()}
     problems: list[str] = []
-    with served(models) as server, sync_api.sync_playwright() as driver:
+    with served(models, drift=drift_of(str(session.step))) as server, sync_api.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
         page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
@@ -58,6 +59,9 @@ def test_a_record_is_scored_in_a_browser(
         moves = [[cell.inner_text() for cell in row.query_selector_all("td")[:2]] for row in rows]
         page.wait_for_selector("#latency path[d^=M]", state="attached")  # two looks at the metrics, and a request
         assert page.inner_text("#models tr:nth-child(2)").split()[:3] == ["dlrm", str(session.step), "READY"]
+        cells = [row.query_selector_all("td") for row in page.query_selector_all("#drift tr")[1:]]
+        drifts = [tuple(cell.inner_text().strip() for cell in row[1:4]) for row in cells]
+        rests = page.inner_text("#rests")
         assert page.inner_text("#problem") == page.inner_text("#refused") == ""
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         background = page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -68,6 +72,9 @@ def test_a_record_is_scored_in_a_browser(
         page.wait_for_function("document.getElementById('refused').textContent.startsWith('I1: got')")
         browser.close()
     assert problems == []
+    assert drifts == [("C1", "0.71", "large"), ("I1", "0.12", "moderate"), ("C2", "\u2013", "")]
+    assert "the last 420 records of the sample, compared with 131,072 rows" in rests
+    assert "other, version 1: shop/data: no data set" in rests
     assert (background == "rgb(20, 22, 26)") == (scheme == "dark")
     score = float(session.predict(trained.records(0, 1))[0, 0])
     assert shown == pytest.approx(score, rel=1e-4)

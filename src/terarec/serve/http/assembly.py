@@ -13,7 +13,8 @@ from terarec.serve.http.api_routes import ApiRoutes
 from terarec.serve.http.openapi import add_docs
 from terarec.serve.http.security import Guard
 from terarec.serve.http.server import HttpServer
-from terarec.serve.http.watch_routes import add_dashboard, add_metrics
+from terarec.serve.http.watch_routes import add_dashboard, add_drift, add_metrics
+from terarec.serve.input_drift import DriftWatch
 from terarec.serve.metrics import Metrics
 from terarec.serve.sinks import Sink
 from terarec.spec import ServingSpec
@@ -29,6 +30,7 @@ class HttpTransport:
         admin_sockets: Listening sockets of administrators.
         sinks: Where something about requests goes, for the metrics; None for those of `api`.
         shut_down: Function that lets the whole server finish, for administrators; None for no such call.
+        drift: What compares records with the training data; None for nothing.
 
     Raises:
         ConfigError: A file without tokens or certificates.
@@ -44,6 +46,7 @@ class HttpTransport:
         *,
         sinks: Sequence[Sink] | None = None,
         shut_down: Callable[[], None] | None = None,
+        drift: DriftWatch | None = None,
     ) -> None:
         self._api = api
         self._sockets, self._admin_sockets = sockets, admin_sockets
@@ -55,7 +58,9 @@ class HttpTransport:
         add_docs(routes)
         add_dashboard(routes)
         self._server = HttpServer(routes, spec, Guard(control, spec.access.allowed_hosts), api.calls)
-        add_metrics(routes, Metrics(api.models, lambda: self._server.errors, api.calls if sinks is None else sinks))
+        add_drift(routes, drift)
+        sinks = api.calls if sinks is None else sinks
+        add_metrics(routes, Metrics(api.models, lambda: self._server.errors, sinks, drift))
 
     def run(self, started: Callable[[], None]) -> None:
         """Serve until `stop` is called.

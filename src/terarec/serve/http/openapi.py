@@ -44,6 +44,7 @@ _SUMMARIES: Mapping[str, str] = {
     "POST /v1/shutdown": "Finish the requests in flight, and end",
     "GET /": "A page that shows the metrics and scores a record",
     "GET /metrics": "Counters and durations for Prometheus",
+    "GET /drift": "Drift of what models score from their training data",
     "GET /openapi.json": "This description",
     "GET /docs": "A page of this description",
 }

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The paths of those who watch a server: ``/metrics``, which Prometheus scrapes, and the page ``/``."""
+"""The paths of those who watch a server: ``/metrics``, which Prometheus scrapes, ``/drift`` and the page ``/``."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import hashlib
+from dataclasses import asdict
 from importlib import resources
 
-from terarec.serve.http.messages import Request, Response
+from terarec.serve.http.messages import Request, Response, json_response
 from terarec.serve.http.routes import Route, Routes
+from terarec.serve.input_drift import DriftWatch
 from terarec.serve.metrics import CONTENT_TYPE, Metrics
 
 
@@ -21,6 +23,15 @@ def add_metrics(routes: Routes, metrics: Metrics) -> None:
         return Response(await asyncio.to_thread(metrics.text), media_type=CONTENT_TYPE)
 
     routes.add(Route("GET", "/metrics", scrape, "index"))
+
+
+def add_drift(routes: Routes, drift: DriftWatch | None) -> None:
+    """Add ``/drift``, the last comparisons of records with the training data; null where nothing is compared."""
+
+    async def read(_: Request) -> Response:
+        return json_response({"models": None if drift is None else [asdict(found) for found in drift.read()]})
+
+    routes.add(Route("GET", "/drift", read, "index"))
 
 
 def add_dashboard(routes: Routes) -> None:

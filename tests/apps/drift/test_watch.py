@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drift of served records against the training data, by the figures of whole data sets."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from terarec.apps.drift.compare import compare
+from terarec.apps.drift.summary import summarize_dataset
+from terarec.apps.drift.watch import ServedDrift
+from terarec.serve import InferenceSession, ServedModel, ServedModels
+from terarec.serve.input_drift import ModelDrift
+from terarec.serve.protocol import InferRequest
+from terarec.serve.served_records import ServedRecords
+from terarec.spec import WatchingSpec
+from tests.serve.conftest import CATEGORICAL, DENSE, TrainedRun
+from tests.serve.test_models import request_of
+from tests.waiting import PATIENCE, wait_for
+
+
+@pytest.fixture
+def drift() -> Iterator[ServedDrift]:
+    with closing(ServedDrift(every_seconds=None)) as watch:
+        yield watch
+
+
+def serve(session: InferenceSession, drift: ServedDrift, requests: Sequence[InferRequest]) -> None:
+    """Let a model score requests, all of which are in the sample."""
+    with ServedModels() as models, ServedRecords(WatchingSpec(record_share=1.0), drift) as records:
+        models.observer = records
+        models.install(ServedModel(session, name="dlrm", version="3"))
+        for request in requests:
+            models.submit(request, "dlrm").result(PATIENCE)
+
+
+def only(drift: ServedDrift) -> ModelDrift:
+    (found,) = drift.read()
+    return found
+
+
+def test_the_figures_are_those_of_whole_data_sets(
+    session: InferenceSession, trained: TrainedRun, drift: ServedDrift
+) -> None:
+    rows = len(trained.lines)
+    serve(session, drift, [request_of(trained, begin, min(begin + 500, rows)) for begin in range(0, rows, 500)])
+    assert drift.read() == []  # nothing is compared in the thread that writes
+    drift.poll()
+    found = only(drift)
+    reference = summarize_dataset(trained.data, ["train"])
+    report = compare(reference, summarize_dataset(trained.data, ["valid"]))
+    expected = {column.name: column for column in report.columns if column.name != "label"}
+    assert (found.model, found.version, found.problem) == ("dlrm", "3", "")
+    assert (found.records, found.reference_records) == (rows, reference.rows)
+    assert {column.name for column in found.inputs} == {*DENSE, *CATEGORICAL} == expected.keys()
+    for column in found.inputs:
+        assert column.stability_index == expected[column.name].stability_index
+        assert (column.missing, column.rare) == (expected[column.name].missing, expected[column.name].rare)
+    indices = [column.stability_index for column in found.inputs]
+    assert indices == sorted(indices, reverse=True)
+
+
+def test_columns_that_have_moved_come_first(session: InferenceSession, trained: TrainedRun, drift: ServedDrift) -> None:
+    request = request_of(trained, 0, 400)
+    moved = {"I1": [10**6] * 400, "C1": [""] * 400}
+    tensors = [replace(tensor, data=moved.get(tensor.name, tensor.data)) for tensor in request.inputs]
+    serve(session, drift, [replace(request, inputs=tuple(tensors))])
+    drift.poll()
+    first, second, third, *_ = only(drift).inputs
+    assert {first.name, second.name} == {"I1", "C1"}
+    assert all(column.stability_index is not None and column.stability_index > 2 for column in (first, second))
+    assert third.stability_index is not None
+    assert third.stability_index < 1
+    assert next(column for column in (first, second) if column.name == "C1").missing[1] == 1.0
+
+
+def test_the_last_records_are_compared(
+    session: InferenceSession, trained: TrainedRun, drift: ServedDrift, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("terarec.apps.drift.watch.WINDOW_RECORDS", 60)
+    for begin in (0, 40, 80):
+        serve(session, drift, [request_of(trained, begin, begin + 40)])
+        drift.poll()
+    assert only(drift).records == 80
+
+
+def test_training_data_that_are_not_there_are_a_problem_in_words(
+    session: InferenceSession, trained: TrainedRun, tmp_path: Path
+) -> None:
+    with closing(ServedDrift(tmp_path / "nothing", every_seconds=0.01)) as drift:
+        serve(session, drift, [request_of(trained, 0, 10)])
+        wait_for(drift.read)  # its own thread compares
+        found = only(drift)
+    assert str(tmp_path / "nothing") in found.problem
+    assert (found.records, found.inputs) == (0, ())
+
+
+def test_a_part_of_large_data_is_read(trained: TrainedRun) -> None:
+    complete = summarize_dataset(trained.data, ["train"])
+    part = summarize_dataset(trained.data, ["train"], most_rows=1)
+    assert 0 < part.rows <= complete.rows
+    assert summarize_dataset(trained.data, ["train"], most_rows=complete.rows).rows == complete.rows

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The path of the drift, and its metrics."""
+
+from collections.abc import Mapping, Sequence
+
+import httpx
+import pyarrow as pa
+from prometheus_client.parser import text_string_to_metric_families
+
+from terarec.serve import ServedModel, ServedModels
+from terarec.serve.input_drift import InputDrift, ModelDrift
+from tests.serve.http.serving import served
+from tests.waiting import PATIENCE
+
+
+class FixedDrift:
+    """Comparisons that are there already."""
+
+    def __init__(self, *found: ModelDrift) -> None:
+        self._found = found
+
+    def add(self, model: ServedModel, columns: Mapping[str, pa.Array], num_records: int) -> None:
+        raise AssertionError("no records are sampled here")
+
+    def read(self) -> Sequence[ModelDrift]:
+        return self._found
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def drift_of(version: str = "3") -> FixedDrift:
+    """Drift of a column that has moved, of one that has a little, and of one without values."""
+    inputs = (
+        InputDrift(name="C1", stability_index=0.71, missing=(0.01, 0.4), rare=(0.02, 0.03)),
+        InputDrift(name="I1", stability_index=0.12, missing=(0.2, 0.21), rare=(0.0, 0.0)),
+        InputDrift(name="C2", stability_index=None, missing=(0.0, 1.0), rare=(0.0, 0.0)),
+    )
+    found = ModelDrift(model="dlrm", version=version, records=420, reference_records=131072, inputs=inputs)
+    return FixedDrift(found, ModelDrift(model="other", version="1", problem="shop/data: no data set"))
+
+
+def test_the_last_comparisons_are_shown(models: ServedModels) -> None:
+    with served(models, drift=drift_of()) as server, httpx.Client(base_url=server.url, timeout=PATIENCE) as client:
+        dlrm, other = client.get("/drift").json()["models"]
+        text = client.get("/metrics").text
+    assert (dlrm["model"], dlrm["version"], dlrm["records"], dlrm["reference_records"]) == ("dlrm", "3", 420, 131072)
+    assert dlrm["inputs"][0] == {"name": "C1", "stability_index": 0.71, "missing": [0.01, 0.4], "rare": [0.02, 0.03]}
+    assert dlrm["inputs"][2]["stability_index"] is None
+    assert other["problem"] == "shop/data: no data set"
+    found = {family.name: family.samples for family in text_string_to_metric_families(text)}
+    indices = {sample.labels["column"]: sample.value for sample in found["terarec_input_drift"]}
+    assert indices == {"C1": 0.71, "I1": 0.12}
+    assert [sample.value for sample in found["terarec_input_drift_records"]] == [420, 0]
+
+
+def test_nothing_is_compared_without_being_asked(models: ServedModels) -> None:
+    with served(models) as server:
+        assert httpx.get(f"{server.url}/drift", timeout=PATIENCE).json() == {"models": None}
