@@ -2,8 +2,11 @@
 """Metrics in the text format of Prometheus, read by its own parser."""
 
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -11,8 +14,10 @@ from terarec.errors import ConfigError
 from terarec.serve import InferenceSession, ServedModel, ServedModels, ServedTables
 from terarec.serve.live import LiveUpdates
 from terarec.serve.metrics import Metrics
+from terarec.serve.routing import Route, Router
 from terarec.serve.statistics import DURATION_BOUNDS_NS, StageTimes, StatisticsCounter
 from terarec.spec import CacheSpec, HostMemorySpec, ParameterServerSpec
+from terarec.spec.serving_repository import ShadowSpec
 from tests.serve.conftest import TrainedRun
 from tests.serve.test_models import request_of
 from tests.waiting import PATIENCE, wait_for
@@ -111,3 +116,28 @@ def test_no_series_of_a_model_that_is_gone(session: InferenceSession) -> None:
     found = samples(models)
     assert value(found, "terarec_model_states", state="UNAVAILABLE") == 1
     assert ("terarec_weights_step", (("model", "dlrm"), ("version", "1"))) not in found
+
+
+def test_the_scores_of_a_second_version_are_compared(
+    session: InferenceSession, other_run: Path, trained: TrainedRun
+) -> None:
+    with ServedModels() as models, closing(Router(models)) as router:
+        models.router = router
+        models.install(ServedModel(session, name="dlrm", version="1"))
+        assert not any("shadow" in name and labels for name, labels in samples(models))
+        other = InferenceSession.open(other_run)
+        models.install(ServedModel(other, name="dlrm", version="2"), is_default=False)
+        router.set_route("dlrm", Route(shadow=ShadowSpec(version=2, share=1.0)))
+        for begin in (0, 40):
+            models.submit(request_of(trained, begin, begin + 40), "dlrm").result(timeout=PATIENCE)
+        wait_for(lambda: router.statistics("dlrm").requests == 2)
+        found = samples(models)
+    records = trained.records(0, 80)
+    differences = np.abs(session.predict(records).astype(np.float64) - other.predict(records))
+    assert value(found, "terarec_shadow_requests_total", version="2", outcome="success") == 2
+    assert value(found, "terarec_shadow_requests_total", version="2", outcome="dropped") == 0
+    assert value(found, "terarec_shadow_records_total", version="2") == 80
+    assert value(found, "terarec_shadow_largest_difference", version="2") == pytest.approx(differences.max(), abs=1e-6)
+    assert value(found, "terarec_shadow_difference_count", version="2") == 80
+    assert value(found, "terarec_shadow_difference_sum", version="2") == pytest.approx(differences.sum(), abs=1e-4)
+    assert value(found, "terarec_shadow_difference_bucket", version="2", le="0.1") == (differences <= 0.1).sum()

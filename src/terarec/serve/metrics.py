@@ -17,7 +17,7 @@ from terarec.serve.models import ServedModels
 from terarec.serve.protocol import UnknownModelError
 from terarec.serve.served_model import ServedModel
 from terarec.serve.sinks import Sink
-from terarec.serve.statistics import DURATION_BOUNDS_NS, BatchCount, ModelStatistics
+from terarec.serve.statistics import DIFFERENCES, DURATION_BOUNDS_NS, BatchCount, ModelStatistics, ShadowStatistics
 from terarec.serve.tables import ServedRun
 
 try:
@@ -70,6 +70,13 @@ _OTHERS: Mapping[str, tuple[Kind, str, Sequence[str]]] = {
     "terarec_queue_requests": ("gauge", "Requests that wait for a batch", _MODEL),
     "terarec_batch_delay_seconds": ("gauge", "Time that a request waits for others at present", _MODEL),
     "terarec_model_states": ("gauge", "1 for the state that a version of a model is in", (*_MODEL, "state")),
+    "terarec_shadow_requests": (
+        "counter",
+        "Requests that a version was to score without answering, by outcome",
+        (*_MODEL, "outcome"),
+    ),
+    "terarec_shadow_records": ("counter", "Records that a version has scored without answering", _MODEL),
+    "terarec_shadow_largest_difference": ("gauge", "Largest difference of its scores from those of answers", _MODEL),
     "terarec_weights_step": ("gauge", "Training steps of the weights that score", _MODEL),
     "terarec_weights_behind_seconds": ("gauge", "Age of the newest checkpoint that is not served yet, or 0", _MODEL),
     "terarec_deltas": ("counter", "Deltas that were applied", _MODEL),
@@ -149,6 +156,9 @@ class _ServerCollector(Collector):
             for column in found.inputs:
                 if column.stability_index is not None:
                     families.add("terarec_input_drift", (*labels, column.name), column.stability_index)
+        if (router := self._models.router) is not None:
+            for name in dict.fromkeys(state.name for state in self._models.index()):
+                _add_shadow(families, name, router.statistics(name))
         for state in self._models.index():
             families.add("terarec_model_states", (state.name, state.version, state.state), 1)
             if state.state != "READY":
@@ -170,6 +180,11 @@ class _Families:
         }
         self._histograms["terarec_batch_records"] = HistogramMetricFamily(
             "terarec_batch_records", "Records of a batch.", labels=_MODEL
+        )
+        self._histograms["terarec_shadow_difference"] = HistogramMetricFamily(
+            "terarec_shadow_difference",
+            "Absolute differences of the scores of a version that does not answer from those of answers.",
+            labels=_MODEL,
         )
         self._others: dict[str, CounterMetricFamily | GaugeMetricFamily] = {
             name: (CounterMetricFamily if kind == "counter" else GaugeMetricFamily)(name, f"{text}.", labels=labels)
@@ -207,6 +222,18 @@ def _add_model(families: _Families, model: ServedModel) -> None:
         _add_updates(families, labels, model.updates)
     if model.session.served is not None:
         _add_tables(families, labels, model.session.served)
+
+
+def _add_shadow(families: _Families, name: str, counted: ShadowStatistics) -> None:
+    if not counted.version:
+        return
+    labels = (name, counted.version)
+    for outcome, count in (("success", counted.requests), ("dropped", counted.dropped), ("error", counted.failed)):
+        families.add("terarec_shadow_requests", (*labels, outcome), count)
+    families.add("terarec_shadow_records", labels, counted.records)
+    families.add("terarec_shadow_largest_difference", labels, counted.max_difference)
+    total = counted.sum_difference
+    families.add_histogram("terarec_shadow_difference", labels, DIFFERENCES, counted.differences, total)
 
 
 def _size_counts(batches: Mapping[int, BatchCount]) -> Sequence[int]:
