@@ -21,6 +21,7 @@ HEAVY = (
     "onnx",
     "onnxruntime",
     "onnxscript",
+    "opentelemetry",
 )
 
 

@@ -127,6 +127,7 @@ def _read(path: str) -> str | None:
 _LIBRARIES = ("numpy", "pyarrow", "safetensors", "typer", "rich")
 EXTRAS = {
     "serve": ("httptools", "uvloop", "orjson", "prometheus-client", "grpcio", "protobuf", "pygrpc-native"),
+    "otel": ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"),
     "report": ("matplotlib", "jinja2"),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "tensorboard": ("tensorboard",),

@@ -223,6 +223,8 @@ class ServeOptions:
             "record_share",
             "record_file_bytes",
             "record_file_seconds",
+            "otlp_endpoint",
+            "trace_share",
         ),
     ]
     drift: Annotated[

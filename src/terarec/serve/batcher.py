@@ -32,10 +32,12 @@ class ScoredBatch(NamedTuple):
     Attributes:
         outcomes: For each request its scores, or its error.
         times: Durations of the stages, of which `queue` and `compute_output` are 0.
+        lookup_ns: Part of `times.compute_infer` in which rows were looked up; 0 where that is not timed.
     """
 
     outcomes: Sequence[Scored | Exception]
     times: StageTimes
+    lookup_ns: int = 0
 
 
 class ScoredPart(NamedTuple):
@@ -45,11 +47,13 @@ class ScoredPart(NamedTuple):
         scores: float32[B, C].
         step: Training steps of the weights that scored it.
         times: Durations of its stages; those of computing are of its batch, and `compute_output` is 0.
+        lookup_ns: As in `ScoredBatch`.
     """
 
     scores: NDArray[np.float32]
     step: int
     times: StageTimes
+    lookup_ns: int = 0
 
 
 class Batcher:
@@ -240,7 +244,7 @@ class Batcher:
                 continue
             queues.append(queued)
             num_records += waiting.records.num_records
-            part = ScoredPart(outcome.scores, outcome.step, scored.times._replace(queue=queued))
+            part = ScoredPart(outcome.scores, outcome.step, scored.times._replace(queue=queued), scored.lookup_ns)
             try:
                 answered = waiting.answer(part)
             except Exception as error:

@@ -26,6 +26,7 @@ from terarec.formats.block import Keys
 from terarec.ragged import Ragged, offsets_of
 from terarec.serve.batcher import ScoredBatch
 from terarec.serve.columns import RecordColumns
+from terarec.serve.lookup_times import take_lookup_ns
 from terarec.serve.session import InferenceSession, Scored
 from terarec.serve.statistics import StageTimes
 
@@ -42,6 +43,7 @@ class JoinedScoring:
 
     def __call__(self, requests: Sequence[RecordColumns]) -> ScoredBatch:
         """Return the scores of each request, or its error."""
+        take_lookup_ns()  # of a batch that failed
         begun = time.monotonic_ns()
         try:
             encoded, order = _encoded(self._session.workflow, requests)
@@ -59,7 +61,8 @@ class JoinedScoring:
                 end = begin + requests[place].num_records
                 outcomes[place] = Scored(found[begin:end], step)
                 begin = end
-        return ScoredBatch(outcomes, StageTimes(compute_input=read - begun, compute_infer=ended - read))
+        times = StageTimes(compute_input=read - begun, compute_infer=ended - read)
+        return ScoredBatch(outcomes, times, take_lookup_ns())
 
     def _each(self, requests: Sequence[RecordColumns]) -> ScoredBatch:
         """Score one request after the other."""
@@ -67,7 +70,8 @@ class JoinedScoring:
         times = StageTimes()
         for batch in alone:
             times = times.plus(batch.times)
-        return ScoredBatch([batch.outcomes[0] for batch in alone], times)
+        lookups = sum(batch.lookup_ns for batch in alone)
+        return ScoredBatch([batch.outcomes[0] for batch in alone], times, lookups)
 
 
 def _without_columns(error: Exception) -> Exception:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -41,6 +41,9 @@ from terarec.spec.checks import FieldError
 from terarec.spec.serving import UpdateStreamSpec
 from terarec.spec.serving_repository import RepositorySpec
 from terarec.spec.serving_watching import WatchingSpec
+
+if TYPE_CHECKING:
+    from terarec.serve.tracing import Traces
 
 _RECEIVE_SECONDS = 0.5  # between two polls of a stream
 _GRACE_SECONDS = 10.0  # for calls of gRPC in flight after a stop
@@ -127,8 +130,7 @@ def serve(
         if spec.grpc_port:
             # Its library binds it later, and in every worker.
             bind(spec.host, spec.grpc_port, "ServingSpec", "grpc_").close()
-        check_access_log(spec.watching)
-        check_record_directory(spec.watching)
+        _check_watching(spec.watching)
         sockets = _Sockets(bound, tuple(admins))
         if shared is None:
             _run(sockets, _models(source, spec, options, stream), spec, accept, drift)
@@ -199,9 +201,29 @@ def _watchers(spec: WatchingSpec, drift: Callable[[], DriftWatch] | None) -> Ite
     with contextlib.ExitStack() as stack:
         log = None if spec.access_log is None else stack.enter_context(AccessLog(spec))
         watch = None if drift is None else stack.enter_context(contextlib.closing(drift()))
+        traces = _traces(spec)
+        if traces is not None:
+            stack.enter_context(traces)
         wants_records = spec.record_directory is not None or watch is not None
         records = stack.enter_context(ServedRecords(spec, watch)) if wants_records else None
-        yield _Watchers(() if log is None else (log,), records, watch)
+        yield _Watchers(tuple(sink for sink in (log, traces) if sink is not None), records, watch)
+
+
+def _check_watching(spec: WatchingSpec) -> None:
+    """Raise for what cannot be written, or needs a library, before a model is loaded, which may take minutes."""
+    check_access_log(spec)
+    check_record_directory(spec)
+    if spec.otlp_endpoint is not None:
+        import terarec.serve.tracing  # noqa: F401
+
+
+def _traces(spec: WatchingSpec) -> Traces | None:
+    if spec.otlp_endpoint is None:
+        return None
+    # Here, since its libraries are an extra.
+    from terarec.serve.tracing import Traces
+
+    return Traces(spec)
 
 
 @contextlib.contextmanager

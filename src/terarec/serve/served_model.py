@@ -60,6 +60,8 @@ class ServedModel:
         self.session = session
         self.updates = updates
         self.options = ServedModelOptions() if options is None else options
+        if self.options.times_lookups:
+            session.time_lookups()
         self._columns = ColumnReader(
             session.inputs, max_batch=self.options.max_batch, absent_is_missing=self.options.absent_is_missing
         )
@@ -114,7 +116,7 @@ class ServedModel:
 
     def _answer(self, request_id: str | None, call: Call | None, part: ScoredPart) -> InferResponse:
         if call is not None:
-            call.scored(self.version, part.step, part.times)
+            call.scored(self.version, part.step, part.times, part.lookup_ns)
         output = Tensor(name=SCORE, datatype="FP32", shape=part.scores.shape, data=part.scores.reshape(-1))
         return InferResponse(
             model_name=self.name,

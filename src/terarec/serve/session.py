@@ -34,6 +34,7 @@ from terarec.models.trained_columns import check_columns
 from terarec.nn.objectives import build_objective
 from terarec.nn.precision import autocast
 from terarec.serve.executor_file import EXECUTORS_FILE, wants_programs
+from terarec.serve.lookup_times import time_lookups
 from terarec.serve.record_inputs import RecordInputs
 from terarec.serve.tables import ServedLookups, ServedRun, ServedTables, serve_tables
 from terarec.serve.weights import CurrentWeights, SessionWeights
@@ -121,6 +122,7 @@ class InferenceSession:
     ) -> None:
         self.numbers = numbers or Numbers()
         self._dataset_dir = dataset_dir
+        self._times_lookups = False
         self.served = served
         inputs = RecordInputs(workflow, dataset, dataset_dir, allow_import)
         self._weights = CurrentWeights(self._of(model.eval(), inputs, step, state))
@@ -246,7 +248,16 @@ class InferenceSession:
         # `narrow` works in place, and layers of int8 take no new weights: updates need the trained ones.
         changes_later = self.served is not None and self.numbers.precision == "int8"
         model = narrow(copy.deepcopy(trained) if changes_later else trained, self.numbers).eval()
+        if self._times_lookups:
+            time_lookups(model)
+            time_lookups(trained)
         return SessionWeights(model=model, trained=trained, inputs=inputs, step=step, state=state)
+
+    def time_lookups(self) -> None:
+        """Time the look-ups of rows in a batch from now on; see `terarec.serve.lookup_times.take_lookup_ns`."""
+        self._times_lookups = True
+        for model in {self._weights.current.model, self._weights.current.trained}:
+            time_lookups(model)
 
     def close(self) -> None:
         """Close the parameter server that this session started, if it did."""

@@ -98,7 +98,10 @@ class ServingSpec:
     def model_options(self) -> ServedModelOptions:
         """Return the options of the model that is served."""
         return ServedModelOptions(
-            max_batch=self.max_batch, absent_is_missing=self.absent_is_missing, batching=self.batching
+            max_batch=self.max_batch,
+            absent_is_missing=self.absent_is_missing,
+            batching=self.batching,
+            times_lookups=self.watching.otlp_endpoint is not None,
         )
 
 

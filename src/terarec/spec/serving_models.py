@@ -74,6 +74,7 @@ class ServedModelOptions:
         max_batch: Maximum number of records accepted in one request.
         absent_is_missing: Whether a column that a request does not have is taken as missing values.
         batching: Joining of requests into batches.
+        times_lookups: Whether the look-ups of rows in a batch are timed apart from its layers, for traces.
 
     Raises:
         ConfigError: A value out of range.
@@ -82,8 +83,10 @@ class ServedModelOptions:
     max_batch: int = 65536
     absent_is_missing: bool = False
     batching: BatchingSpec = field(default_factory=BatchingSpec)
+    times_lookups: bool = False
 
     def __post_init__(self) -> None:
         checks.positive_int(self, "max_batch", maximum=checks.MOST_BATCH)
         checks.instance(self, "absent_is_missing", bool, "true or false")
         checks.instance(self, "batching", BatchingSpec, "BatchingSpec(...)")
+        checks.instance(self, "times_lookups", bool, "true or false")

@@ -9,7 +9,7 @@ Needs the extra ``serve``: grpcio.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +18,7 @@ from typing import NoReturn, TypeAlias
 from terarec.errors import MissingDependencyError
 from terarec.serve.calls import Call
 from terarec.serve.grpc.messages import METHODS, SERVICE
-from terarec.serve.grpc.service import Failure, GrpcService, end_call, failure_of
+from terarec.serve.grpc.service import Failure, GrpcService, Metadata, end_call, failure_of
 from terarec.serve.grpc.streams import RequestStream
 from terarec.serve.protocol import ServerBusyError
 
@@ -26,9 +26,6 @@ try:
     import grpc
 except ModuleNotFoundError as error:
     raise MissingDependencyError(error.name, "not installed, expected pip install 'terarec[serve]'") from error
-
-Metadata: TypeAlias = Iterable[tuple[str, str | bytes]]
-"""Headers of a call; names are in lower case."""
 
 CheckCall: TypeAlias = Callable[[str, Metadata, bytes], None]
 """Takes the method of a call, its metadata and its message, and raises `TerarecError` if the call is not allowed."""
@@ -125,7 +122,7 @@ class GrpcioServer:
             return grpc.stream_stream_rpc_method_handler(partial(self._stream, service))
 
         def answer(body: bytes, context: grpc.ServicerContext) -> bytes:
-            call = service.begin(name, body, context.peer())
+            call = service.begin(name, body, context.peer(), context.invocation_metadata())
             try:
                 self._check(name, context.invocation_metadata(), body)
                 answered = _infer(service, body, context, call) if name == "ModelInfer" else service.call(name, body)
@@ -168,7 +165,7 @@ class GrpcioServer:
                 limit = self._limits.max_streams
                 raise ServerBusyError("server", f"{limit} streams are open, which is the limit; try again")
             self._num_streams += 1
-        stream = RequestStream(service, context.peer())
+        stream = RequestStream(service, context.peer(), context.invocation_metadata())
 
         def leave() -> None:
             stream.end()

@@ -22,9 +22,9 @@ import grpc
 from terarec.errors import MissingDependencyError
 from terarec.parallel import available_threads
 from terarec.serve.calls import Call
-from terarec.serve.grpc.grpcio_server import OTHER_CALLS, CheckCall, GrpcioServer, GrpcLimits, Metadata
+from terarec.serve.grpc.grpcio_server import OTHER_CALLS, CheckCall, GrpcioServer, GrpcLimits
 from terarec.serve.grpc.messages import METHODS, SERVICE
-from terarec.serve.grpc.service import Failure, GrpcService, PendingInference, end_call, failure_of
+from terarec.serve.grpc.service import Failure, GrpcService, Metadata, PendingInference, end_call, failure_of
 from terarec.serve.protocol import RequestTooLargeError, UnavailableError
 
 try:
@@ -111,7 +111,7 @@ class NativeServer:
                 if kind != EVENT_CALL or body is None or details is None:
                     self._cancel(number)  # the client has gone, or its deadline has passed
                     continue
-                call = service.begin(_UNARY[method], body, details[1])
+                call = service.begin(_UNARY[method], body, details[1], details[0])
                 try:
                     self._begin(service, number, call, _UNARY[method], body, details[0])
                 except Exception as error:

@@ -12,9 +12,9 @@ import grpc
 from terarec.io.opening import read_bytes
 from terarec.serve.access import Access, AccessControl, bearer_token
 from terarec.serve.api import InferenceApi
-from terarec.serve.grpc.grpcio_server import GrpcioServer, GrpcLimits, Metadata
+from terarec.serve.grpc.grpcio_server import GrpcioServer, GrpcLimits
 from terarec.serve.grpc.native_server import NativeServer
-from terarec.serve.grpc.service import GrpcService, parsed
+from terarec.serve.grpc.service import GrpcService, Metadata, parsed
 from terarec.serve.listening import address_of
 from terarec.spec import AccessSpec, ServingSpec
 from terarec.spec.checks import FieldError

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import CancelledError, Future
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
@@ -23,6 +23,9 @@ from terarec.spec.checks import one_line
 from terarec.user_code import describe, place_of
 
 _LOGGER = logging.getLogger(__name__)
+
+Metadata: TypeAlias = Iterable[tuple[str, str | bytes]]
+"""Headers of a call; names are in lower case."""
 
 _FINAL = "triton_final_response"
 """Parameter of the last response to a request of a stream; here each request has one response."""
@@ -143,12 +146,21 @@ class GrpcService:
             "LogSettings": self._log_settings,
         }
 
-    def begin(self, method: str, body: bytes, client: str = "") -> Call | None:
+    def begin(self, method: str, body: bytes, client: str, metadata: Metadata) -> Call | None:
         """Return the call that those who watch get to know; None where nobody does."""
         if not self._api.calls:
             return None
+        given = {name: value for name, value in metadata if isinstance(value, str)}
         return Call(
-            method=method, path=f"/{SERVICE}/{method}", client=client, sinks=self._api.calls, received_bytes=len(body)
+            protocol="grpc",
+            method=method,
+            path=f"/{SERVICE}/{method}",
+            route=f"{SERVICE}/{method}",
+            client=client,
+            sinks=self._api.calls,
+            received_bytes=len(body),
+            traceparent=given.get("traceparent", ""),
+            tracestate=given.get("tracestate", ""),
         )
 
     def call(self, method: str, body: bytes) -> bytes:

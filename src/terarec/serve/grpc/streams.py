@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from queue import Empty, SimpleQueue
 
-from terarec.serve.grpc.service import GrpcService, PendingInference
+from terarec.serve.grpc.service import GrpcService, Metadata, PendingInference
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -26,11 +26,13 @@ class RequestStream:
     Args:
         service: What answers.
         client: Address of the client.
+        metadata: Headers of the stream.
     """
 
-    def __init__(self, service: GrpcService, client: str = "") -> None:
+    def __init__(self, service: GrpcService, client: str = "", metadata: Metadata = ()) -> None:
         self._service = service
         self._client = client
+        self._metadata = tuple(metadata)
         self._pending: SimpleQueue[PendingInference | None] = SimpleQueue()
         self._places = threading.Semaphore(MOST_AHEAD)
         self._answered: PendingInference | None = None  # that the answering thread waits for
@@ -43,7 +45,7 @@ class RequestStream:
                 self._places.acquire()
                 if self._has_ended:
                     break
-                call = self._service.begin("ModelStreamInfer", body, self._client)
+                call = self._service.begin("ModelStreamInfer", body, self._client, self._metadata)
                 self._pending.put(self._service.infer(body, call))
         # The library's exception for a stream whose client has gone is of no public class.
         except Exception as error:

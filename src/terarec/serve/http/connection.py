@@ -258,6 +258,8 @@ class Connection(asyncio.Protocol):
                 method=request.method,
                 path=path,
                 client=self._peer,
+                traceparent=self._headers.get("traceparent", ""),
+                tracestate=self._headers.get("tracestate", ""),
                 sinks=self.server.calls,
                 begun_ns=self._begun_ns,
             )

@@ -161,6 +161,8 @@ class HttpServer:
             TerarecError: It is rejected.
         """
         route = self._routes.find(request)
+        if request.call is not None:
+            request.call.route = route.path
         self._guard.check(request, route.access)
         if route.check is not None:
             route.check(request)
