@@ -16,7 +16,7 @@ def needed_libraries(module: Path) -> str:
     return subprocess.run(["ldd", str(module)], capture_output=True, text=True, check=True).stdout
 
 
-@pytest.mark.parametrize("name", ["_embedding", "_encoding", "_rowfile"])
+@pytest.mark.parametrize("name", ["_embedding", "_encoding", "_rowfile", "_tensorflow"])
 @pytest.mark.skipif(sys.platform != "linux", reason="ldd reads ELF files")
 def test_the_core_links_neither_torch_nor_openmp(name: str) -> None:
     libraries = needed_libraries(Path(str(import_module(f"terarec.kernels.cpu.{name}").__file__)))

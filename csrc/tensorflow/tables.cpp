@@ -1,0 +1,412 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tensorflow/tables.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <new>
+#include <thread>
+#include <utility>
+
+#include "common/parallel.h"
+#include "common/platform.h"
+#include "embedding/kernels.h"
+#include "embedding/row_init.h"
+#include "embedding/update_tables.h"
+
+namespace terarec {
+namespace {
+
+// Ids of a unit of work without pooling; the core splits the work between bags.
+constexpr int64_t kUnitIds = 64;
+// Parts of a merge, whatever the number of threads, so that the order of its ids is fixed.
+constexpr int kMergeParts = 16;
+
+// Offsets of bags of ids that are not pooled: the kernels take the ids between the first and the last.
+std::vector<int64_t> unit_offsets(int64_t num_ids) {
+  std::vector<int64_t> offsets{0};
+  while (offsets.back() < num_ids) offsets.push_back(std::min(offsets.back() + kUnitIds, num_ids));
+  if (num_ids == 0) offsets.push_back(0);
+  return offsets;
+}
+
+// What the core takes in place of Bags: rows instead of ids, and offsets without pooling, too.
+struct RowBags {
+  RowBags(const Bags& bags, const int64_t* rows) : rows(rows), weights(bags.weights) {
+    if (bags.pooling == Pooling::kNone) own = unit_offsets(bags.num_ids);
+    offsets = own.empty() ? bags.offsets : own.data();
+    count = own.empty() ? bags.bags : static_cast<int64_t>(own.size()) - 1;
+  }
+
+  std::vector<int64_t> own;
+  const int64_t* rows;
+  const int64_t* offsets;
+  int64_t count;
+  const float* weights;
+};
+
+size_t bytes_of(int64_t rows, int64_t width) { return sizeof(float) * rows * width; }
+
+}  // namespace
+
+GrowingRows::GrowingRows(int64_t most_rows, int64_t width)
+    : memory_(reserve_memory(std::max<size_t>(1, bytes_of(most_rows, width)))), most_rows_(most_rows), width_(width) {
+  if (!memory_) throw TableError(TableError::kNoSpace, "the system has too little address space for the rows");
+}
+
+GrowingRows::~GrowingRows() {
+  if (memory_) unmap_huge(memory_, std::max<size_t>(1, bytes_of(most_rows_, width_)));
+}
+
+GrowingRows::GrowingRows(GrowingRows&& other) noexcept { *this = std::move(other); }
+
+GrowingRows& GrowingRows::operator=(GrowingRows&& other) noexcept {
+  std::swap(memory_, other.memory_);
+  std::swap(most_rows_, other.most_rows_);
+  std::swap(width_, other.width_);
+  std::swap(rows_, other.rows_);
+  return *this;
+}
+
+void GrowingRows::grow(int64_t rows) {
+  if (rows <= rows_) return;
+  if (rows > most_rows_ || !commit_memory(memory_, bytes_of(rows_, width_), bytes_of(rows, width_))) {
+    throw TableError(TableError::kNoSpace, "the system has too little memory for " + std::to_string(rows) + " rows");
+  }
+  rows_ = rows;
+}
+
+void MergedRows::write(int64_t width, int64_t* ids, float* sums, int threads) const {
+  parallel_for(threads, parts_.size(), [&](int64_t unit) {
+    const Part& part = parts_[unit];
+    if (part.rows == 0) return;
+    std::copy(part.ids.begin(), part.ids.end(), ids + part.first);
+    memcpy(sums + part.first * width, part.sums.get(), bytes_of(part.rows, width));
+  });
+}
+
+Table::Table(std::string name, int64_t width, int64_t rows, int64_t most_rows, const InitialRows& initial)
+    : name_(std::move(name)), width_(width), most_rows_(rows < 0 ? most_rows + 1 : rows), initial_(initial),
+      index_(rows < 0 ? std::make_unique<HashIndex>(mix(kMixStep)) : nullptr), used_(rows < 0 ? 1 : rows),
+      ids_(rows < 0 ? 1 : 0), weights_(most_rows_, width) {
+  weights_.grow(used_);
+}
+
+int64_t Table::size() const {
+  const Shared lock(mutex_);
+  return grows() ? used_ - 1 : used_;
+}
+
+void Table::fail(const BagFault& fault) const {
+  const std::string value = std::to_string(fault.value), at = std::to_string(fault.position);
+  if (fault.kind == BagFault::kOffset) {
+    throw TableError(TableError::kInvalid,
+                     "row_splits: got " + value + " at position " + at + ", expected numbers that rise from 0 to that of ids");
+  }
+  throw TableError(TableError::kInvalid, "ids: got " + value + " at position " + at + ", expected 0 <= id < " +
+                                             std::to_string(used_) + ", the rows of variable '" + name_ + "'");
+}
+
+void Table::check_ids(const int64_t* ids, int64_t num_ids) const {
+  for (int64_t i = 0; i < num_ids; i++) {
+    if (ids[i] < 0 || ids[i] >= used_) fail({BagFault::kKey, 0, 0, i, ids[i]});
+  }
+}
+
+// Rows of ids of a table that grows; without inserting, those of absent ids are 0.
+void Table::find(const int64_t* ids, int64_t num_ids, bool inserts, std::vector<int64_t>& rows, int threads) {
+  rows.resize(num_ids);
+  int64_t absent;
+  {
+    const Shared lock(mutex_);
+    absent = index_->find({ids, num_ids}, rows.data(), threads);
+  }
+  if (absent == 0) return;
+  if (inserts) {
+    const Alone lock(mutex_);
+    insert(ids, num_ids, rows.data(), threads);
+  } else {
+    for (int64_t& row : rows) row = std::max<int64_t>(row, 0);
+  }
+}
+
+// The caller has locked the table.
+void Table::find_present(const char* argument, const int64_t* ids, int64_t num_ids, std::vector<int64_t>& rows,
+                         int threads) const {
+  rows.resize(num_ids);
+  if (index_->find({ids, num_ids}, rows.data(), threads) == 0) return;
+  const auto first = std::find(rows.begin(), rows.end(), kAbsent) - rows.begin();
+  throw TableError(TableError::kInvalid, std::string(argument) + ": got " + std::to_string(ids[first]) +
+                                             " at position " + std::to_string(first) +
+                                             ", expected ids that variable '" + name_ + "' has");
+}
+
+// The caller has locked the table for itself.
+void Table::insert(const int64_t* ids, int64_t num_ids, int64_t* rows, int threads) {
+  std::vector<int64_t> added(num_ids);
+  const int64_t first = used_;
+  const int64_t count = index_->insert({ids, num_ids}, rows, {nullptr, 0, first, 1}, added.data(), threads);
+  if (count == 0) return;
+  try {
+    if (count < 0 || first + count > most_rows_) {
+      throw TableError(TableError::kNoSpace, "variable '" + name_ + "' is full: it has at most " +
+                                                 std::to_string(most_rows_ - 1) + " ids");
+    }
+    weights_.grow(first + count);
+    ids_.insert(ids_.end(), added.begin(), added.begin() + count);
+    used_ = first + count;
+    grow_states();
+  } catch (...) {
+    std::vector<int64_t> removed(std::max<int64_t>(count, 0));
+    if (count > 0) index_->erase({added.data(), count}, removed.data(), threads);
+    ids_.resize(first);
+    used_ = first;
+    throw;
+  }
+  initialize(added.data(), count, first, threads);
+  for (int state = 0; state < num_states_; state++) {
+    std::fill(states_[state].row(first), states_[state].row(first + count), initial_state_[state]);
+  }
+}
+
+void Table::initialize(const int64_t* ids, int64_t count, int64_t first_row, int threads) {
+  float* const values = weights_.row(first_row);
+  if (initial_.scale == 0) {
+    std::fill(values, values + count * width_, static_cast<float>(initial_.offset));
+    return;
+  }
+  std::vector<int64_t> targets(count);
+  for (int64_t i = 0; i < count; i++) targets[i] = i;
+  fill_keyed_rows({values, targets.data(), ids, count, width_, initial_.seed, initial_.scale, initial_.normal, threads});
+  if (initial_.offset == 0) return;
+  for (int64_t i = 0; i < count * width_; i++) values[i] += static_cast<float>(initial_.offset);
+}
+
+void Table::lookup(const Bags& bags, bool inserts, float* out, int threads) {
+  std::vector<int64_t> found;
+  if (grows()) find(bags.ids, bags.num_ids, inserts, found, threads);
+  const RowBags of(bags, grows() ? found.data() : bags.ids);
+  const Shared lock(mutex_);
+  const FeatureLayout layout{0, rows(), bags.pooling, 0};
+  const BagFault fault = bag_lookup({{weights_.row(0), RowType::kFloat32, width_}, of.rows, bags.num_ids, of.weights,
+                                     of.offsets, &layout, 1, of.count, out, threads});
+  if (fault.kind != BagFault::kNone) fail(fault);
+}
+
+MergedRows Table::merge(const Bags& bags, const float* grad, int threads) const {
+  std::vector<int64_t> found;
+  const Shared lock(mutex_);
+  if (grows()) {
+    found.resize(bags.num_ids);
+    index_->find({bags.ids, bags.num_ids}, found.data(), threads);
+    for (int64_t& row : found) row = std::max<int64_t>(row, 0);
+  }
+  const RowBags of(bags, grows() ? found.data() : bags.ids);
+  const FeatureLayout layout{0, rows(), bags.pooling, 0};
+  const UpdateGradients gradients{
+      weights_.row(0), RowType::kFloat32, width_, nullptr, threads,
+      {{of.rows, nullptr, bags.num_ids, of.weights, of.offsets, &layout, 1, of.count, grad, width_}}};
+  const BagFault fault = check_gradients(gradients);
+  if (fault.kind != BagFault::kNone) fail(fault);
+  MaxGradients maxima;
+  const std::vector<UpdateTable> tables = collect_tables(gradients, maxima);
+  maxima.fill(threads);
+  const std::vector<UpdateUnit> units = split_tables(tables, bags.num_ids, kMergeParts);
+  MergedRows merged;
+  merged.parts_.resize(units.size());
+  CallScratch scratch;
+  parallel_for(gradients.useful_threads(), units.size(), [&](int64_t unit) {
+    const UpdateRows sums = group_unit(units[unit], width_, scratch.of_thread());
+    MergedRows::Part& part = merged.parts_[unit];
+    part.sums = CallMemory(bytes_of(std::max<int64_t>(1, sums.groups), width_));
+    float* to = static_cast<float*>(part.sums.get());
+    for (int64_t g = 0; g < sums.groups; g++) {
+      const int64_t row = sums.rows[g];
+      if (grows() && row == 0) continue;
+      part.ids.push_back(grows() ? ids_[row] : row);
+      const float scale = sums.scales ? sums.scales[g] : 1.0f;
+      for (int64_t c = 0; c < width_; c++) to[c] = scale * sums.grads[g][c];
+      to += width_;
+    }
+    part.rows = static_cast<int64_t>(part.ids.size());
+  });
+  for (MergedRows::Part& part : merged.parts_) {
+    part.first = merged.size_;
+    merged.size_ += part.rows;
+  }
+  return merged;
+}
+
+// With s the sum of w_i r_i, a sum's gradient of w_i is d_i = r_i g; a mean's (s / W) is (d_i - sum(w_j d_j) / W) / W;
+// that of s / N, N being the root of the sum of squares, d_i / N - sum(w_j d_j) w_i / N^3.
+void Table::weight_gradient(const Bags& bags, const float* grad, float* out, int threads) const {
+  std::vector<int64_t> found;
+  const Shared lock(mutex_);
+  if (grows()) {
+    found.resize(bags.num_ids);
+    index_->find({bags.ids, bags.num_ids}, found.data(), threads);
+    for (int64_t& row : found) row = std::max<int64_t>(row, 0);
+  }
+  const RowBags of(bags, grows() ? found.data() : bags.ids);
+  const FeatureLayout layout{0, rows(), bags.pooling, 0};
+  const BagFault fault = row_dots({{weights_.row(0), RowType::kFloat32, width_}, of.rows, bags.num_ids, of.offsets,
+                                   &layout, 1, of.count, grad, width_, out, threads});
+  if (fault.kind != BagFault::kNone) fail(fault);
+  if (bags.pooling != Pooling::kMean && bags.pooling != Pooling::kSqrtn) return;
+  const bool mean = bags.pooling == Pooling::kMean;
+  for (int64_t b = 0; b < bags.bags; b++) {
+    const int64_t begin = bags.offsets[b], end = bags.offsets[b + 1];
+    const float factor = bag_factor(bags.pooling, end - begin, bags.weights + begin);
+    double total = 0;
+    for (int64_t i = begin; i < end; i++) total += static_cast<double>(bags.weights[i]) * out[i];
+    for (int64_t i = begin; i < end; i++) {
+      const double inner = total * factor * (mean ? 1.0 : bags.weights[i] * factor);
+      out[i] = static_cast<float>((out[i] - inner) * factor);
+    }
+  }
+}
+
+void Table::grow_states() {
+  for (int state = 0; state < num_states_; state++) states_[state].grow(used_);
+}
+
+void Table::have_states(int states, float initial) {
+  if (states < 0 || states > kMostStates) throw TableError(TableError::kInvalid, "states: expected 0 to 2");
+  const Alone lock(mutex_);
+  for (; num_states_ < states; num_states_++) {
+    GrowingRows state(most_rows_, width_);
+    state.grow(used_);
+    // The first one alone: second states, the moments of Adam and the sums of FTRL, begin with zeros.
+    const float value = num_states_ == 0 ? initial : 0.0f;
+    if (value != 0) std::fill(state.row(0), state.row(used_), value);
+    states_[num_states_] = std::move(state);
+    initial_state_[num_states_] = value;
+  }
+}
+
+int Table::states() const {
+  const Shared lock(mutex_);
+  return num_states_;
+}
+
+void Table::apply(const RowRule& rule, int64_t step, const int64_t* ids, int64_t num_ids, const float* grads,
+                  int threads) {
+  std::vector<int64_t> found;
+  const Alone lock(mutex_);
+  if (grows()) find_present("grads_and_vars", ids, num_ids, found, threads);
+  const std::vector<int64_t> offsets = unit_offsets(num_ids);
+  const FeatureLayout layout{0, rows(), Pooling::kNone, 0};
+  const int64_t bags = static_cast<int64_t>(offsets.size()) - 1;
+  const UpdateCall call{num_states_ > 0 ? states_[0].row(0) : nullptr,
+                        num_states_ > 1 ? states_[1].row(0) : nullptr,
+                        nullptr,
+                        rule,
+                        step,
+                        0,
+                        {weights_.row(0), RowType::kFloat32, width_, nullptr, threads,
+                         {{grows() ? found.data() : ids, nullptr, num_ids, nullptr, offsets.data(), &layout, 1, bags,
+                           grads, width_}}}};
+  const BagFault fault = row_update(call);
+  if (fault.kind != BagFault::kNone) fail(fault);
+}
+
+void Table::change(Change change, const int64_t* ids, int64_t num_ids, const float* values, int threads) {
+  std::vector<int64_t> found(grows() ? num_ids : 0);
+  const Alone lock(mutex_);
+  if (grows() && change == Change::kSet) insert(ids, num_ids, found.data(), threads);
+  else if (grows()) find_present("indices", ids, num_ids, found, threads);
+  else check_ids(ids, num_ids);
+  const int64_t* const rows = grows() ? found.data() : ids;
+  const float sign = change == Change::kSubtract ? -1.0f : 1.0f;
+  for (int64_t i = 0; i < num_ids; i++) {  // in order, as ids may repeat
+    float* const row = weights_.row(rows[i]);
+    const float* const from = values + i * width_;
+    if (change == Change::kSet) memcpy(row, from, bytes_of(1, width_));
+    else for (int64_t c = 0; c < width_; c++) row[c] += sign * from[c];
+  }
+}
+
+void Table::set_state(int state, const int64_t* ids, int64_t num_ids, const float* values, int threads) {
+  std::vector<int64_t> found;
+  const Alone lock(mutex_);
+  if (state < 0 || state >= num_states_) throw TableError(TableError::kInvalid, "state: no such state");
+  if (grows()) find_present("ids", ids, num_ids, found, threads);
+  else check_ids(ids, num_ids);
+  const int64_t* const rows = grows() ? found.data() : ids;
+  for (int64_t i = 0; i < num_ids; i++) {
+    memcpy(states_[state].row(rows[i]), values + i * width_, bytes_of(1, width_));
+  }
+}
+
+void Table::read(int64_t first, int64_t count, int64_t* ids, float* rows, float* const* states) const {
+  const Shared lock(mutex_);
+  const int64_t begin = first + (grows() ? 1 : 0);
+  if (first < 0 || count < 0 || begin + count > used_) {
+    throw TableError(TableError::kInvalid, "the number of rows of variable '" + name_ + "' changed meanwhile");
+  }
+  for (int64_t i = 0; i < count; i++) ids[i] = grows() ? ids_[begin + i] : begin + i;
+  if (rows) memcpy(rows, weights_.row(begin), bytes_of(count, width_));
+  for (int state = 0; states && state < num_states_; state++) {
+    memcpy(states[state], states_[state].row(begin), bytes_of(count, width_));
+  }
+}
+
+void Table::clear() {
+  const Alone lock(mutex_);
+  if (!grows()) throw TableError(TableError::kInvalid, "variable '" + name_ + "' has fixed rows");
+  const std::vector<int64_t> all(ids_.begin() + 1, ids_.end());
+  std::vector<int64_t> rows(all.size());
+  index_->erase({all.data(), static_cast<int64_t>(all.size())}, rows.data(), 1);
+  ids_.resize(1);
+  used_ = 1;
+}
+
+namespace {
+
+struct Registry {
+  std::mutex mutex;
+  std::map<int64_t, std::weak_ptr<Table>> tables;
+  int64_t next = 0;
+};
+
+// Never destroyed: kernels may outlive static objects.
+Registry& registry() {
+  static Registry* const only = new Registry;
+  return *only;
+}
+
+std::atomic<int> threads_of_calls{0};
+
+}  // namespace
+
+int64_t add_table(const std::shared_ptr<Table>& table) {
+  Registry& all = registry();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  for (auto entry = all.tables.begin(); entry != all.tables.end();) {
+    entry = entry->second.expired() ? all.tables.erase(entry) : std::next(entry);
+  }
+  all.tables[all.next] = table;
+  return all.next++;
+}
+
+std::shared_ptr<Table> table_of(int64_t number) {
+  Registry& all = registry();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  const auto entry = all.tables.find(number);
+  std::shared_ptr<Table> table = entry == all.tables.end() ? nullptr : entry->second.lock();
+  if (!table) {
+    throw TableError(TableError::kGone, "table: the variable of this op was deleted, or belongs to another process");
+  }
+  return table;
+}
+
+int table_threads() {
+  const int threads = threads_of_calls.load(std::memory_order_relaxed);
+  return threads > 0 ? threads : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
+
+void set_table_threads(int threads) { threads_of_calls.store(threads, std::memory_order_relaxed); }
+
+}  // namespace terarec

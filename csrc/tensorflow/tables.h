@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Embedding tables that own their rows and the optimizer's state of them, for callers whose tensors are plain memory.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <shared_mutex>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "embedding/bag_lookup.h"
+#include "embedding/hash_index.h"
+#include "embedding/result_memory.h"
+#include "embedding/row_update.h"
+
+namespace terarec {
+
+// What a caller did wrong, or what the system lacks, with the argument that it is about.
+class TableError : public std::runtime_error {
+ public:
+  enum Kind { kInvalid, kGone, kNoSpace };
+
+  TableError(Kind kind, const std::string& problem) : std::runtime_error(problem), kind(kind) {}
+
+  const Kind kind;
+};
+
+// Rows of floats in address space that gets memory as they grow, so that they never move.
+class GrowingRows {
+ public:
+  GrowingRows() = default;
+  // Throws TableError if the system has no address space.
+  GrowingRows(int64_t most_rows, int64_t width);
+  ~GrowingRows();
+  GrowingRows(GrowingRows&& other) noexcept;
+  GrowingRows& operator=(GrowingRows&& other) noexcept;
+
+  // Gives zeroed memory to the first `rows` rows; throws TableError if there is none.
+  void grow(int64_t rows);
+  float* row(int64_t row) const { return static_cast<float*>(memory_) + row * width_; }
+
+ private:
+  void* memory_ = nullptr;
+  int64_t most_rows_ = 0, width_ = 0, rows_ = 0;
+};
+
+// Initial values of the rows of new keys: `offset` plus numbers of a distribution with this scale; 0: none.
+struct InitialRows {
+  double offset = 0, scale = 0;
+  bool normal = false;  // else uniform
+  uint64_t seed = 0;
+};
+
+// Ids in bags. Without pooling every id is a bag, and there are no offsets and no weights.
+struct Bags {
+  const int64_t* ids;
+  int64_t num_ids;
+  const int64_t* offsets;  // bags + 1
+  int64_t bags;
+  const float* weights;  // of each id, or null
+  Pooling pooling;
+
+  int64_t results() const { return pooling == Pooling::kNone ? num_ids : bags; }
+};
+
+// Distinct ids, and the sum of the gradients of each.
+class MergedRows {
+ public:
+  int64_t size() const { return size_; }
+  void write(int64_t width, int64_t* ids, float* sums, int threads) const;
+
+ private:
+  friend class Table;
+  struct Part {
+    int64_t first, rows;  // in the result
+    CallMemory sums;
+    std::vector<int64_t> ids;
+  };
+  std::vector<Part> parts_;
+  int64_t size_ = 0;
+};
+
+// All calls may come from several threads; those that change rows wait for the others.
+class Table {
+ public:
+  static constexpr int kMostStates = 2;
+  enum class Change : int64_t { kSet = 0, kAdd = 1, kSubtract = 2 };
+
+  // A table of `rows` rows for ids below it, all zero; or for `rows` < 0, of any ids, at most `most_rows` of them.
+  Table(std::string name, int64_t width, int64_t rows, int64_t most_rows, const InitialRows& initial);
+
+  int64_t width() const { return width_; }
+  bool grows() const { return index_ != nullptr; }
+  // Number of rows, or of ids of a table that grows.
+  int64_t size() const;
+
+  // Fills `out` float[bags.results(), width]. An id that a growing table lacks is inserted, or counts as zeros.
+  void lookup(const Bags& bags, bool inserts, float* out, int threads);
+
+  // `grad` float[bags.results(), width]; ids that the table lacks are left out.
+  MergedRows merge(const Bags& bags, const float* grad, int threads) const;
+
+  // The gradient of the bags' weights, float[num_ids].
+  void weight_gradient(const Bags& bags, const float* grad, float* out, int threads) const;
+
+  // Gives the first `states` states memory, filled with `initial` in rows that did not have it.
+  void have_states(int states, float initial);
+  int states() const;
+
+  // Updates each row once with the sum of its gradients.
+  void apply(const RowRule& rule, int64_t step, const int64_t* ids, int64_t num_ids, const float* grads, int threads);
+
+  // Changes rows by float[num_ids, width]; later ones of a repeated id come last. Setting inserts ids.
+  void change(Change change, const int64_t* ids, int64_t num_ids, const float* values, int threads);
+  // The same for the state number `state`, of ids that the table has.
+  void set_state(int state, const int64_t* ids, int64_t num_ids, const float* values, int threads);
+
+  // Writes the first `count` ids, rising in a table that does not grow, with their rows, or those of a state.
+  void read(int64_t first, int64_t count, int64_t* ids, float* rows, float* const* states) const;
+
+  // Removes all ids of a table that grows.
+  void clear();
+
+ private:
+  using Shared = std::shared_lock<std::shared_mutex>;
+  using Alone = std::unique_lock<std::shared_mutex>;
+
+  int64_t rows() const { return used_; }
+  void find(const int64_t* ids, int64_t num_ids, bool inserts, std::vector<int64_t>& rows, int threads);
+  void find_present(const char* argument, const int64_t* ids, int64_t num_ids, std::vector<int64_t>& rows,
+                    int threads) const;
+  void insert(const int64_t* ids, int64_t num_ids, int64_t* rows, int threads);
+  void initialize(const int64_t* ids, int64_t count, int64_t first_row, int threads);
+  void grow_states();
+  void check_ids(const int64_t* ids, int64_t num_ids) const;
+  [[noreturn]] void fail(const BagFault& fault) const;
+
+  const std::string name_;
+  const int64_t width_, most_rows_;
+  const InitialRows initial_;
+  const std::unique_ptr<HashIndex> index_;  // null: ids are rows
+  mutable std::shared_mutex mutex_;
+  int64_t used_;  // rows in use; row 0 of a table that grows stands for ids that it lacks, and stays zero
+  std::vector<int64_t> ids_;  // of each row of a table that grows
+  GrowingRows weights_;
+  GrowingRows states_[kMostStates];
+  float initial_state_[kMostStates] = {};
+  int num_states_ = 0;
+};
+
+// The tables of this process by number, for ops that know no more of them.
+int64_t add_table(const std::shared_ptr<Table>& table);
+// Throws TableError if the table is gone.
+std::shared_ptr<Table> table_of(int64_t number);
+
+// Threads of a call.
+int table_threads();
+void set_table_threads(int threads);
+
+}  // namespace terarec

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Sparse Operation Kit's interface for TensorFlow: ``import terarec.tensorflow as sok``. It never imports torch.
+
+Names are imported on first use, and TensorFlow with the first of them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING
+
+from terarec.errors import MissingDependencyError
+from terarec.lazy_imports import lazy_names
+
+if TYPE_CHECKING:
+    from terarec.tensorflow.dump_files import assign, dump, export, load
+    from terarec.tensorflow.lookups import (
+        all2all_dense_embedding,
+        embedding_lookup,
+        embedding_lookup_sparse,
+        lookup_sparse,
+    )
+    from terarec.tensorflow.optimizers import SGD, Adam, OptimizerWrapper, filter_variables
+    from terarec.tensorflow.session import init, tf_version
+    from terarec.tensorflow.variables import DynamicVariable, Variable
+
+__all__ = [
+    "SGD",
+    "Adam",
+    "DynamicVariable",
+    "OptimizerWrapper",
+    "Variable",
+    "all2all_dense_embedding",
+    "assign",
+    "dump",
+    "embedding_lookup",
+    "embedding_lookup_sparse",
+    "export",
+    "filter_variables",
+    "init",
+    "load",
+    "lookup_sparse",
+    "tf_version",
+]
+
+_HOMES = {
+    "dump_files": ("assign", "dump", "export", "load"),
+    "lookups": ("all2all_dense_embedding", "embedding_lookup", "embedding_lookup_sparse", "lookup_sparse"),
+    "optimizers": ("SGD", "Adam", "OptimizerWrapper", "filter_variables"),
+    "session": ("init", "tf_version"),
+    "variables": ("DynamicVariable", "Variable"),
+}
+_MODULES = ("keras", "optimizers")
+"""Modules that are names of the package, as scripts use them."""
+
+
+if not TYPE_CHECKING:
+    _import_name, __dir__ = lazy_names(__name__, _HOMES)
+
+    def __getattr__(name: str) -> object:
+        if (name in __all__ or name in _MODULES) and importlib.util.find_spec("tensorflow") is None:
+            raise MissingDependencyError("tensorflow", "not installed, expected pip install 'terarec[tensorflow]'")
+        if name in _MODULES:
+            return importlib.import_module(f"{__name__}.{name}")
+        return _import_name(name)

@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layers and the optimizer for Keras 3 on TensorFlow: `Embedding`, `EmbeddingBag`, `OptimizerWrapper`.
+
+``keras.layers.Embedding(V, D)`` becomes ``sok.keras.Embedding(V, D)``: rows lie in the compiled core, and a step costs
+as much as the rows that it touches.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from terarec.errors import ConfigError
+from terarec.tensorflow.lookups import combine, embedding_lookup
+from terarec.tensorflow.ops import POOLINGS
+from terarec.tensorflow.optimizers import apply_rule, rows_of
+from terarec.tensorflow.rules import learning_rate, rule_of
+from terarec.tensorflow.tables import InitialRows, RowTable
+from terarec.tensorflow.variables import RowsVariable, Variable, live_variable
+
+_PACKAGE = "terarec"
+
+
+class RowsWeight(keras.Variable):
+    """A weight of a layer whose value is an embedding variable.
+
+    Args:
+        initializer: Initial values of a table of fixed rows.
+        new_rows: Initial values of new keys; then the table has at most as many keys as `shape` has rows.
+        kwargs: As for ``keras.Variable``.
+    """
+
+    def __init__(self, initializer: Any, *, new_rows: InitialRows | None = None, **kwargs: Any) -> None:
+        self._new_rows = new_rows
+        super().__init__(initializer, **kwargs)
+
+    def _initialize_with_initializer(self, initializer: Any) -> None:
+        name, (rows, width) = _free_name(self.path), self._shape
+        if self._new_rows is None:
+            value: RowsVariable = Variable(
+                initializer(self._shape, dtype="float32"), trainable=self.trainable, name=name
+            )
+        else:
+            table = RowTable(name, width, None, initial=self._new_rows, capacity=rows)
+            value = RowsVariable(table, trainable=self.trainable)
+        self._value = value
+
+    @property
+    def rows(self) -> RowsVariable:
+        """The embedding variable."""
+        return self._value
+
+
+class _Rows(keras.layers.Layer):
+    """A layer with a table [input_dim, output_dim]."""
+
+    def __init__(
+        self,
+        input_dim: int,
+        output_dim: int,
+        embeddings_initializer: Any = "uniform",
+        embeddings_regularizer: Any = None,
+        embeddings_constraint: None = None,
+        **kwargs: Any,
+    ) -> None:
+        if embeddings_constraint is not None:
+            raise ConfigError("embeddings_constraint", f"got {embeddings_constraint!r}, expected None for rows")
+        for name, size in (("input_dim", input_dim), ("output_dim", output_dim)):
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise ConfigError(name, f"got {size!r}, expected an integer > 0")
+        super().__init__(**kwargs)
+        if keras.backend.backend() != "tensorflow":
+            raise ConfigError("KERAS_BACKEND", f"got {keras.backend.backend()!r}, expected 'tensorflow'")
+        self.supports_jit = False  # XLA does not know the ops of tables
+        self.input_dim, self.output_dim = input_dim, output_dim
+        self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
+        self.embeddings_regularizer = keras.regularizers.get(embeddings_regularizer)
+
+    def build(self, input_shape: Any = None) -> None:
+        """Make the table."""
+        if self.built:
+            return
+        with tf.init_scope():
+            self.embeddings = RowsWeight(
+                self.embeddings_initializer,
+                shape=(self.input_dim, self.output_dim),
+                dtype="float32",
+                trainable=self.trainable,
+                name="embeddings",
+            )
+        self.embeddings.regularizer = self.embeddings_regularizer
+        self.built: bool = True
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments."""
+        return {
+            **super().get_config(),
+            "input_dim": self.input_dim,
+            "output_dim": self.output_dim,
+            "embeddings_initializer": keras.initializers.serialize(self.embeddings_initializer),
+            "embeddings_regularizer": keras.regularizers.serialize(self.embeddings_regularizer),
+        }
+
+
+@keras.saving.register_keras_serializable(package=_PACKAGE)
+class Embedding(_Rows):
+    """The layer of ``keras.layers.Embedding``, with a table of the core.
+
+    Args:
+        input_dim: Number of rows V; ids are 0 to V - 1.
+        output_dim: Width D of the rows.
+        embeddings_initializer: Initial values of the rows.
+        embeddings_regularizer: Regularisation of the whole table, which costs a copy of it in every step.
+        embeddings_constraint: None.
+        mask_zero: Whether id 0 is masked in the layers that follow.
+
+    Raises:
+        ConfigError: Another value.
+    """
+
+    def __init__(self, input_dim: int, output_dim: int, *args: Any, mask_zero: bool = False, **kwargs: Any) -> None:
+        super().__init__(input_dim, output_dim, *args, **kwargs)
+        self.mask_zero = self.supports_masking = mask_zero
+
+    def call(self, inputs: Any) -> Any:
+        """Return the rows [..., D] of ids [...], dense or ragged."""
+        ids = inputs if isinstance(inputs, tf.RaggedTensor) else tf.cast(inputs, tf.int64)
+        return tf.cast(embedding_lookup(self.embeddings.rows, ids), self.compute_dtype)
+
+    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
+        """Return where ids are not 0, if they are masked."""
+        return keras.ops.not_equal(inputs, 0) if self.mask_zero else None
+
+    def compute_output_spec(self, inputs: Any) -> Any:
+        """Return the result's shape and type."""
+        return keras.KerasTensor((*inputs.shape, self.output_dim), dtype=self.compute_dtype, ragged=inputs.ragged)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments."""
+        return {**super().get_config(), "mask_zero": self.mask_zero}
+
+
+@keras.saving.register_keras_serializable(package=_PACKAGE)
+class EmbeddingBag(_Rows):
+    """A layer that combines the rows of the ids of each sample.
+
+    Args:
+        input_dim: Number of rows V; ids are 0 to V - 1.
+        output_dim: Width D of the rows.
+        combiner: "sum", "mean" or "sqrtn".
+        embeddings_initializer: Initial values of the rows.
+        embeddings_regularizer: Regularisation of the whole table, which costs a copy of it in every step.
+        embeddings_constraint: None.
+
+    Raises:
+        ConfigError: Another value.
+    """
+
+    def __init__(self, input_dim: int, output_dim: int, combiner: str = "sum", *args: Any, **kwargs: Any) -> None:
+        if combiner not in POOLINGS:
+            raise ConfigError("combiner", f"got {combiner!r}, expected {', '.join(map(repr, POOLINGS))}")
+        super().__init__(input_dim, output_dim, *args, **kwargs)
+        self.combiner = combiner
+
+    def call(self, inputs: Any, weights: Any = None) -> Any:
+        """Return [B, D] for ids [B, n], dense, ragged or sparse, with weights of the same form or none."""
+        vectors = combine(self.embeddings.rows, inputs, weights, self.combiner)
+        if inputs.shape[0] is not None:
+            vectors.set_shape([inputs.shape[0], self.output_dim])
+        return tf.cast(vectors, self.compute_dtype)
+
+    def compute_output_spec(self, inputs: Any, weights: Any = None) -> Any:
+        """Return the result's shape and type."""
+        return keras.KerasTensor((inputs.shape[0], self.output_dim), dtype=self.compute_dtype)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments."""
+        return {**super().get_config(), "combiner": self.combiner}
+
+
+@keras.saving.register_keras_serializable(package=_PACKAGE)
+class OptimizerWrapper(keras.optimizers.Optimizer):
+    """An optimizer for `Model.compile` whose updates of embedding layers are the core's; see `sok.OptimizerWrapper`.
+
+    Args:
+        optimizer: SGD, Adam, Adagrad, Ftrl or RMSprop of Keras, or its name.
+        lazy: Whether rows without a gradient are left alone.
+        name: Name.
+
+    Raises:
+        ConfigError: Another optimizer, or an option that rows do not have.
+    """
+
+    def __init__(self, optimizer: Any, lazy: bool = True, name: str = "rows") -> None:
+        inner = keras.optimizers.get(optimizer)
+        super().__init__(learning_rate=0.0, name=name)
+        self.rule = rule_of(inner, lazy=lazy)
+        self.inner, self.lazy = inner, lazy
+        self._embeddings: list[RowsVariable] = []
+
+    @property
+    def learning_rate(self) -> Any:
+        """The wrapped optimizer's."""
+        return self.inner.learning_rate if hasattr(self, "inner") else 0.0
+
+    @learning_rate.setter
+    def learning_rate(self, rate: Any) -> None:
+        if hasattr(self, "inner"):
+            self.inner.learning_rate = rate
+
+    def build(self, variables: Any) -> None:
+        """Make the states."""
+        if self.built:
+            return
+        self._embeddings = [rows for one in variables if (rows := rows_of(one)) is not None]
+        for rows in self._embeddings:
+            rows.table.have_states(self.rule)
+        self.inner.build([one for one in variables if rows_of(one) is None])
+        self.built: bool = True
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+        """Update the variables; a gradient of None is skipped."""
+        variables = list(trainable_variables)
+        if not self.built:
+            with tf.init_scope():
+                self.build(variables)
+        pairs = [(grad, one) for grad, one in zip(grads, variables, strict=True) if grad is not None]
+        ours = [(grad, rows) for grad, one in pairs if (rows := rows_of(one)) is not None]
+        others = [(grad, one) for grad, one in pairs if rows_of(one) is None]
+        self.iterations.assign_add(1)
+        # Before the wrapped optimizer's step, which moves its schedule on.
+        apply_rule(self.rule, learning_rate(self.inner), self.iterations.value, ours)
+        if others:
+            self.inner.apply([grad for grad, _ in others], [one for _, one in others])
+        else:
+            self.inner.iterations.assign_add(1)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Save the number of steps, the wrapped optimizer's variables, and the states of rows."""
+        store["iterations"] = self.iterations.numpy()
+        for number, variable in enumerate(self.inner.variables):
+            store[f"inner_{number}"] = variable.numpy()
+        for number, rows in enumerate(self._embeddings):
+            for place, state in enumerate(rows.table.read()[2]):
+                store[f"rows_{number}_{place}"] = state
+
+    def load_own_variables(self, store: Any) -> None:
+        """Restore what `save_own_variables` saved."""
+        if not self.built:
+            raise ConfigError("optimizer", "is not built yet, expected build(model.trainable_variables) before")
+        self.iterations.assign(np.asarray(store["iterations"]))
+        for number, variable in enumerate(self.inner.variables):
+            variable.assign(np.asarray(store[f"inner_{number}"]))
+        for number, rows in enumerate(self._embeddings):
+            states = [np.asarray(store[f"rows_{number}_{place}"]) for place in range(len(self.rule.states))]
+            ids, values, _ = rows.table.read()
+            rows.restore(ids, values, states)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments."""
+        return {"optimizer": keras.optimizers.serialize(self.inner), "lazy": self.lazy, "name": self.name}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> OptimizerWrapper:
+        """Return the optimizer of `get_config`."""
+        return cls(**{**config, "optimizer": keras.optimizers.deserialize(config["optimizer"])})
+
+
+def _free_name(path: str) -> str:
+    # Models made again have layers of the same path; unlike a user's names these are not chosen to find them again.
+    number = 0
+    while live_variable(name := path if number == 0 else f"{path}_{number}") is not None:
+        number += 1
+    return name

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operations on tables in TensorFlow's graphs: the compiled ops, or NumPy functions where they cannot be loaded.
+
+Every operation takes the handle of the table's variable, which gradient tapes and the order of ops in a
+`tf.function` follow. The gradient of a lookup is a `tf.IndexedSlices` of distinct ids, each with the sum of its
+gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.eager.record import record_operation
+from tensorflow.python.ops.resource_variable_ops import variable_accessed
+
+from terarec.tensorflow.tables import OPS, RowTable, Rule
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+POOLINGS = {"sum": 0, "mean": 1, "sqrtn": 3}
+"""Combiner -> its number in the core."""
+NO_POOLING = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Bags:
+    """Ids int64[N] and where their bags begin and end.
+
+    Attributes:
+        ids: int64[N].
+        row_splits: int64[B + 1]; int64[0] without pooling, which gives a vector for each id.
+        weights: float32[N], or float32[0] for none.
+        pooling: Number of the combiner in the core.
+    """
+
+    ids: tf.Tensor
+    row_splits: tf.Tensor
+    weights: tf.Tensor
+    pooling: int
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """A step of an optimizer.
+
+    Attributes:
+        rule: The rule of rows.
+        numbers: Its numbers in this step, float64[n]; see `Rule.vector`.
+        step: Number of the step, int64[], from 1.
+    """
+
+    rule: Rule
+    numbers: tf.Tensor
+    step: tf.Tensor
+
+
+def single_ids(ids: tf.Tensor) -> Bags:
+    """Return ids int64[N] without pooling."""
+    return Bags(ids, tf.zeros([0], tf.int64), tf.zeros([0], tf.float32), NO_POOLING)
+
+
+class Ops(Protocol):
+    """What both implementations do."""
+
+    def lookup(self, table: RowTable, variable: tf.Variable, bags: Bags, *, inserts: bool) -> tf.Tensor:
+        """Return float32[B, D], or float32[N, D] without pooling; see `Table.lookup` of the core."""
+
+    def apply(self, table: RowTable, variable: tf.Variable, grad: tf.IndexedSlices, update: Update) -> None:
+        """Update each row of a gradient once."""
+
+    def change(self, table: RowTable, variable: tf.Variable, change: int, delta: tf.IndexedSlices) -> None:
+        """Set rows, or add to them or subtract from them."""
+
+    def read(self, table: RowTable, variable: tf.Variable) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return all ids int64[n] and their rows float32[n, D]."""
+
+    def size(self, table: RowTable, variable: tf.Variable) -> tf.Tensor:
+        """Return int64[2]: the number of rows and their width."""
+
+
+class CompiledOps:
+    """The ops of the core's library."""
+
+    def lookup(self, table: RowTable, variable: tf.Variable, bags: Bags, *, inserts: bool) -> tf.Tensor:
+        """See `Ops`."""
+        variable_accessed(variable)
+        return OPS.terarec_lookup(
+            variable.handle,
+            bags.ids,
+            bags.row_splits,
+            bags.weights,
+            table=table.number,
+            pooling=bags.pooling,
+            inserts=int(inserts),
+        )
+
+    def apply(self, table: RowTable, variable: tf.Variable, grad: tf.IndexedSlices, update: Update) -> None:
+        """See `Ops`."""
+        inputs = (grad.indices, grad.values, update.numbers, update.step)
+        OPS.terarec_apply(variable.handle, *inputs, table=table.number, rule=update.rule.number)
+
+    def change(self, table: RowTable, variable: tf.Variable, change: int, delta: tf.IndexedSlices) -> None:
+        """See `Ops`."""
+        OPS.terarec_change(variable.handle, delta.indices, delta.values, table=table.number, change=change)
+
+    def read(self, table: RowTable, variable: tf.Variable) -> tuple[tf.Tensor, tf.Tensor]:
+        """See `Ops`."""
+        variable_accessed(variable)
+        ids, rows = OPS.terarec_read(variable.handle, table=table.number)
+        return ids, rows
+
+    def size(self, table: RowTable, variable: tf.Variable) -> tf.Tensor:
+        """See `Ops`."""
+        return OPS.terarec_size(variable.handle, table=table.number)
+
+
+def _slices(indices: tf.Tensor, values: tf.Tensor, size: tf.Tensor) -> tf.IndexedSlices:
+    return tf.IndexedSlices(values, indices, dense_shape=size)
+
+
+if OPS is not None:
+
+    @tf.RegisterGradient("TerarecLookup")
+    def _lookup_gradient(op: tf.Operation, grad: tf.Tensor) -> list[tf.IndexedSlices | tf.Tensor | None]:
+        variable, _, _, weights = op.inputs
+        number, pooling = op.get_attr("table"), op.get_attr("pooling")
+        inputs = (*op.inputs, tf.convert_to_tensor(grad))
+        indices, values = OPS.terarec_merge(*inputs, table=number, pooling=pooling)
+        slices = _slices(indices, values, OPS.terarec_size(variable, table=number))
+        if weights.shape == [0]:
+            return [slices, None, None, None]
+        return [slices, None, None, OPS.terarec_weight_gradient(*inputs, table=number, pooling=pooling)]
+
+    @tf.RegisterGradient("TerarecRead")
+    def _read_gradient(op: tf.Operation, _: tf.Tensor, grad: tf.Tensor) -> tf.Tensor:
+        return grad
+
+
+class NumPyOps:
+    """The same by `tf.numpy_function`: no op library, but Python's lock in every step."""
+
+    def lookup(self, table: RowTable, variable: tf.Variable, bags: Bags, *, inserts: bool) -> tf.Tensor:
+        """See `Ops`."""
+        pooling, of = bags.pooling, table.core
+        inputs = [bags.ids, bags.row_splits, bags.weights]
+        variable_accessed(variable)
+        (vectors,) = _call(lambda i, s, w: (of.lookup(i, s, w, pooling, inserts),), inputs, "f")
+
+        def gradient(grad: tf.Tensor) -> list[tf.IndexedSlices | tf.Tensor]:
+            given = [*inputs, tf.convert_to_tensor(grad)]
+            indices, values = _call(lambda i, s, w, g: of.merge(i, s, w, g, pooling), given, "if")
+            (of_weights,) = _call(lambda i, s, w, g: (of.weight_gradient(i, s, w, g, pooling),), given, "f")
+            of_weights.set_shape(bags.weights.shape)
+            values.set_shape([None, table.width])
+            return [_slices(indices, values, self.size(table, variable)), of_weights]
+
+        record_operation("TerarecLookup", [vectors], [variable.handle, bags.weights], gradient)
+        return vectors
+
+    def apply(self, table: RowTable, variable: tf.Variable, grad: tf.IndexedSlices, update: Update) -> None:
+        """See `Ops`."""
+        number = update.rule.number
+
+        def run(ids: NDArray[Any], rows: NDArray[Any], numbers: NDArray[Any], step: NDArray[Any]) -> tuple[()]:
+            table.core.apply(ids, rows, numbers, int(step), number)
+            return ()
+
+        _call(run, [grad.indices, grad.values, update.numbers, update.step], "")
+
+    def change(self, table: RowTable, variable: tf.Variable, change: int, delta: tf.IndexedSlices) -> None:
+        """See `Ops`."""
+
+        def run(ids: NDArray[Any], rows: NDArray[Any]) -> tuple[()]:
+            table.core.change(ids, rows, change)
+            return ()
+
+        _call(run, [delta.indices, delta.values], "")
+
+    def read(self, table: RowTable, variable: tf.Variable) -> tuple[tf.Tensor, tf.Tensor]:
+        """See `Ops`."""
+        variable_accessed(variable)
+        ids, rows = _call(lambda: table.core.read()[:2], [], "if")
+        record_operation("TerarecRead", [rows], [variable.handle], lambda grad: [grad])
+        return ids, rows
+
+    def size(self, table: RowTable, variable: tf.Variable) -> tf.Tensor:
+        """See `Ops`."""
+        (size,) = _call(lambda: (np.array([table.core.size(), table.width]),), [], "i")
+        return size
+
+
+def _call(function: Callable[..., tuple[object, ...]], inputs: Sequence[tf.Tensor], types: str) -> list[tf.Tensor]:
+    """Call a function of arrays in the graph; `types` has "i" or "f" for each of its results."""
+
+    def run(*arrays: NDArray[Any]) -> list[object]:
+        # A function without a result still is a node of the graph: it returns a number that nobody reads.
+        return [*function(*arrays), np.int64(0)]
+
+    all_types = [*({"i": tf.int64, "f": tf.float32}[kind] for kind in types), tf.int64]
+    try:
+        return list(tf.nest.flatten(tf.numpy_function(run, inputs, all_types))[:-1])
+    # In a graph TensorFlow converts them so; outside of one they come as they are.
+    except ValueError as error:
+        raise tf.errors.InvalidArgumentError(None, None, str(error)) from error
+    except MemoryError as error:
+        raise tf.errors.ResourceExhaustedError(None, None, str(error)) from error
+
+
+ops: Ops = CompiledOps() if OPS is not None else NumPyOps()
+"""The implementation in use."""

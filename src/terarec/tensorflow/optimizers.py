@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Optimizers of embedding variables: `SGD`, `Adam`, and `OptimizerWrapper` for those of Keras and tf_keras."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from terarec.errors import ConfigError
+from terarec.tensorflow import ops as table_ops
+from terarec.tensorflow.ops import Update
+from terarec.tensorflow.rules import learning_rate, rule_of
+from terarec.tensorflow.tables import Rule
+from terarec.tensorflow.variables import RowsVariable, slices_of
+
+Pair = tuple[tf.Tensor | tf.IndexedSlices | None, tf.Variable]
+
+
+def filter_variables(variables: Iterable[tf.Variable]) -> tuple[list[tf.Variable], list[tf.Variable]]:
+    """Return the embedding variables, and the others."""
+    every = list(variables)
+    ours = [one for one in every if rows_of(one) is not None]
+    return ours, [one for one in every if rows_of(one) is None]
+
+
+def rows_of(variable: object) -> RowsVariable | None:
+    """Return the embedding variable that a variable is, or that a Keras layer's weight has; None for others."""
+    of_keras = getattr(variable, "_value", None)
+    value = of_keras if isinstance(of_keras, RowsVariable) else variable
+    return value if isinstance(value, RowsVariable) else None
+
+
+def apply_rule(rule: Rule, rate: tf.Tensor, step: tf.Tensor, pairs: Iterable[tuple[object, RowsVariable]]) -> None:
+    """Update the rows of each variable by its gradient; None is skipped, and a dense one updates all rows."""
+    update = Update(rule, rule.vector(rate), tf.cast(step, tf.int64))
+    for grad, variable in pairs:
+        if grad is None:
+            continue
+        if not isinstance(grad, tf.IndexedSlices):
+            if variable.table.grows:
+                raise ConfigError(
+                    "grads_and_vars", f"got a dense gradient of {variable.table.name!r}, expected of rows"
+                )
+            grad = tf.IndexedSlices(grad, tf.range(len(variable.table), dtype=tf.int64))
+        variable.table.have_states(rule)
+        slices = slices_of("grads_and_vars", grad, variable.table.width)
+        table_ops.ops.apply(variable.table, variable, slices, update)
+
+
+class SGD:
+    """Gradient descent for embedding variables: w <- w - lr g.
+
+    Attributes:
+        lr: Learning rate, a variable.
+
+    Args:
+        lr: Learning rate.
+    """
+
+    def __init__(self, lr: float = 0.001) -> None:
+        self.lr = tf.Variable(float(lr), trainable=False, name="learning_rate")
+
+    def apply_gradients(self, grads_and_vars: Iterable[Pair], global_step: object = None, name: object = None) -> None:
+        """Update the variables.
+
+        Raises:
+            ConfigError: One that is no embedding variable.
+        """
+        rule = Rule(kind="sgd", numbers={})
+        apply_rule(rule, self.lr, tf.constant(1, tf.int64), _rows_alone(grads_and_vars))
+
+
+class Adam(tf.Module):
+    """Adam for embedding variables alone, whose rows without a gradient move, too, as in a dense Adam.
+
+    Attributes:
+        iterations: Number of steps.
+        lr: Learning rate, a variable.
+
+    Args:
+        learning_rate: Learning rate.
+        beta_1: Decay of the first moment.
+        beta_2: Decay of the second moment.
+        epsilon: Constant that is added to the root of the second moment.
+        name: Name.
+        lazy: Whether rows without a gradient are left alone.
+        lr: The same as `learning_rate`.
+    """
+
+    def __init__(
+        self,
+        learning_rate: float = 0.001,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-7,
+        name: str = "Plugin_Adam",
+        *,
+        lazy: bool = False,
+        lr: float | None = None,
+    ) -> None:
+        super().__init__(name=name)
+        rate = learning_rate if lr is None else lr
+        self.lr = tf.Variable(float(rate), trainable=False, name="learning_rate")
+        self.iterations = tf.Variable(0, trainable=False, dtype=tf.int64, name="iterations")
+        numbers = {"beta1": float(beta_1), "beta2": float(beta_2), "eps_hat": float(epsilon)}
+        self._rule = Rule(kind="adam", numbers=numbers, states=("m", "v"), is_global=not lazy)
+
+    def apply_gradients(self, grads_and_vars: Iterable[Pair], global_step: object = None, name: object = None) -> None:
+        """Update the variables.
+
+        Raises:
+            ConfigError: One that is no embedding variable.
+        """
+        apply_rule(self._rule, self.lr, self.iterations.assign_add(1), _rows_alone(grads_and_vars))
+
+
+class OptimizerWrapper(tf.Module):
+    """An optimizer of Keras or tf_keras whose updates of embedding variables are the core's; it updates others itself.
+
+    Rows without a gradient are left alone, as SOK's wrapper does; with ``lazy=False`` Adam and RMSprop decay their
+    moments, as a dense optimizer does. For `Model.compile`, use `terarec.tensorflow.keras.OptimizerWrapper`.
+
+    Attributes:
+        optimizer: The wrapped optimizer, whose learning rate and schedule are used.
+        iterations: Number of steps.
+
+    Args:
+        optimizer: SGD, Adam, Adagrad, Ftrl or RMSprop, of Keras 3, tf_keras, or tf_keras's legacy ones.
+        lazy: Whether rows without a gradient are left alone.
+
+    Raises:
+        ConfigError: Another optimizer, or an option that rows do not have.
+    """
+
+    def __init__(self, optimizer: Any, *, lazy: bool = True) -> None:
+        super().__init__()
+        self.rule = rule_of(optimizer, lazy=lazy)
+        self.optimizer = optimizer
+        self.iterations = tf.Variable(0, trainable=False, dtype=tf.int64, name="iterations")
+
+    @property
+    def lr(self) -> tf.Tensor:
+        """The present learning rate."""
+        return learning_rate(self.optimizer)
+
+    # Not `get_slot`: checkpoints take objects with this method for optimizers whose states are variables.
+    def states(self, variable: RowsVariable) -> dict[str, tf.Tensor]:
+        """Return the states float32[n, D] of an embedding variable by name, their rows in the order of its table.
+
+        Raises:
+            ConfigError: It was in no step yet.
+        """
+        states = variable.table.read()[2]
+        if len(states) < len(self.rule.states):
+            raise ConfigError("variable", f"{variable.table.name!r} has no states yet, expected a step before")
+        return {name: tf.constant(state) for name, state in zip(self.rule.states, states, strict=False)}
+
+    def apply_gradients(self, grads_and_vars: Iterable[Pair], global_step: object = None, name: object = None) -> None:
+        """Update the variables; a gradient of None is skipped."""
+        pairs = [(grad, variable) for grad, variable in grads_and_vars if grad is not None]
+        ours = [(grad, rows) for grad, variable in pairs if (rows := rows_of(variable)) is not None]
+        others = [(grad, variable) for grad, variable in pairs if rows_of(variable) is None]
+        # Before the wrapped optimizer's step, which moves its schedule on.
+        apply_rule(self.rule, self.lr, self.iterations.assign_add(1), ours)
+        if others:
+            self.optimizer.apply_gradients(others)
+        else:
+            self.optimizer.iterations.assign_add(1)
+        if global_step is not None:
+            tf.convert_to_tensor(global_step.assign_add(1))  # type: ignore[attr-defined]
+
+
+def _rows_alone(pairs: Iterable[Pair]) -> list[tuple[object, RowsVariable]]:
+    ours = []
+    for grad, variable in pairs:
+        rows = rows_of(variable)
+        if rows is None:
+            raise ConfigError("grads_and_vars", f"got {type(variable).__name__}, expected embedding variables alone")
+        ours.append((grad, rows))
+    return ours

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of the compiled core: memory of rows and of an optimizer's state of them, apart from TensorFlow's."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from terarec.errors import ConfigError
+from terarec.kernels.environment import forced_cpu
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from terarec.kernels.cpu import _tensorflow as core
+
+_log = logging.getLogger(__name__)
+
+
+def _load() -> tuple[Any, str]:
+    """Return TensorFlow's functions of the ops, None where it cannot load the library, and the reason of that.
+
+    Raises:
+        KernelError: ``TERAREC_CPU`` is not a set of instructions.
+    """
+    spec = importlib.util.find_spec("terarec.kernels.cpu._tensorflow")
+    if spec is None or spec.origin is None:
+        raise ConfigError("terarec.tensorflow", "the compiled core has no tables, expected an installed terarec")
+    try:
+        # Before Python imports it: TensorFlow takes the ops that the first loading of a library registers.
+        functions, problem = tf.load_op_library(spec.origin), ""
+        if not hasattr(functions, "terarec_lookup"):
+            functions, problem = None, "it was loaded before TensorFlow"
+    except (tf.errors.OpError, RuntimeError) as error:
+        functions, problem = None, str(error)
+    return functions, problem
+
+
+OPS, _problem = _load()
+"""The ops, or None; then NumPy functions take their place."""
+if OPS is None:
+    _log.warning("the op library cannot be loaded, NumPy functions take its place: %s", _problem)
+
+if not TYPE_CHECKING:
+    from terarec.kernels.cpu import _tensorflow as core
+
+if (_forced := forced_cpu()) is not None:
+    core.select(_forced)
+core.set_threads(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+NUMBERS: tuple[str, ...] = tuple(core.number_names())
+"""Names of the numbers of an update rule, in the core's order."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InitialRows:
+    """Initial values of the rows of new keys.
+
+    Attributes:
+        offset: Number that is added to all.
+        scale: Half-width of the uniform, standard deviation of the normal distribution; 0 for neither.
+        is_normal: Whether the distribution is the normal one.
+        seed: With the key it determines a row.
+    """
+
+    offset: float = 0.0
+    scale: float = 0.0
+    is_normal: bool = False
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rule:
+    """The update of rows by an optimizer; the formulas are those of the specs in `terarec.spec.optimizer`.
+
+    Attributes:
+        kind: Name of the formula.
+        numbers: Its numbers but the learning rate.
+        states: Names of its states, as the optimizer calls them.
+        initial: Initial value of the first state.
+        is_global: Whether rows without a gradient are updated, too, as with a gradient of zero.
+    """
+
+    kind: str
+    numbers: dict[str, float]
+    states: tuple[str, ...] = ()
+    initial: float = 0.0
+    is_global: bool = False
+
+    def vector(self, learning_rate: tf.Tensor) -> tf.Tensor:
+        """Return all numbers as float64[n], in the order of `NUMBERS`."""
+        numbers = {**self.numbers, "updates_all_rows": float(self.is_global)}
+        rest = tf.constant([numbers.get(name, 0.0) for name in NUMBERS[1:]], tf.float64)
+        return tf.concat([tf.reshape(tf.cast(learning_rate, tf.float64), [1]), rest], axis=0)
+
+    @property
+    def number(self) -> int:
+        """The core's number of the formula."""
+        return core.rule_number(self.kind)
+
+
+class RowTable:
+    """A table of rows float32[D] by ids.
+
+    Attributes:
+        name: Name, which errors have.
+        width: Width D of the rows.
+        core: The table of the compiled core.
+        number: Its number, by which ops find it.
+
+    Args:
+        name: Name.
+        width: Width D of the rows.
+        rows: Number of rows, for ids below it; None for ids of any value, which get rows when they come.
+        initial: Initial values of rows of new ids.
+        capacity: The most ids of a table without a number of rows; None for what memory holds.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        width: int,
+        rows: int | None,
+        *,
+        initial: InitialRows | None = None,
+        capacity: int | None = None,
+    ) -> None:
+        start = initial if initial is not None else InitialRows()
+        most = capacity if capacity is not None else _memory_bytes() // (4 * width)
+        self.name, self.width = name, width
+        self.core: core.Table
+        self.number: int
+        self.core, self.number = core.new_table(
+            name,
+            width,
+            -1 if rows is None else rows,
+            most,
+            start.offset,
+            start.scale,
+            start.is_normal,
+            start.seed % 2**64,
+        )
+
+    @property
+    def grows(self) -> bool:
+        """Whether ids of any value get rows when they come."""
+        return self.core.grows
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return self.core.size()
+
+    def read(self) -> tuple[NDArray[np.int64], NDArray[np.float32], list[NDArray[np.float32]]]:
+        """Return copies of all ids int64[n], their rows float32[n, D], and the states, which have the same shape."""
+        return self.core.read()
+
+    def write(
+        self, ids: NDArray[np.int64], rows: NDArray[np.float32], states: list[NDArray[np.float32]] | None = None
+    ) -> None:
+        """Replace rows and states of `ids`; a table that grows has these ids alone then.
+
+        Raises:
+            ValueError: An id outside a table of fixed rows, or rows of another shape.
+        """
+        if self.grows:
+            self.core.clear()
+        self.core.change(np.ascontiguousarray(ids, np.int64), np.ascontiguousarray(rows, np.float32), SET)
+        if states:
+            self.core.have_states(len(states), 0.0)
+        for number, state in enumerate(states or ()):
+            self.core.set_state(number, np.ascontiguousarray(ids, np.int64), np.ascontiguousarray(state, np.float32))
+
+    def have_states(self, rule: Rule) -> None:
+        """Allocate the states of a rule, with its initial values, unless the table has them."""
+        self.core.have_states(len(rule.states), rule.initial)
+
+
+SET, ADD, SUBTRACT = 0, 1, 2
+"""Ways to change rows."""
+
+
+def _memory_bytes() -> int:
+    """Return the size of this machine's memory, which no table outgrows."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

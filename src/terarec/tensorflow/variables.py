@@ -1,0 +1,431 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Variable` and `DynamicVariable`: variables of TensorFlow whose rows lie in the compiled core."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.checkpoint.tensor_callable import Callable as TensorCallable
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable, VariableSpec
+
+from terarec.errors import ConfigError
+from terarec.tensorflow import ops as table_ops
+from terarec.tensorflow.ops import Bags, single_ids
+from terarec.tensorflow.tables import ADD, SET, SUBTRACT, InitialRows, RowTable
+
+_live: weakref.WeakValueDictionary[str, RowsVariable] = weakref.WeakValueDictionary()
+_numbers = {"sok_static_Variable": itertools.count(), "sok_dynamic_Variable": itertools.count()}
+
+
+class RowsVariable(ResourceVariable):
+    """A variable of TensorFlow that stands for a table; its own tensor is empty.
+
+    Gradients, `tf.nn.embedding_lookup`, `tf.gather`, `scatter_add`, checkpoints and optimizers of Keras 3 work as with
+    another variable. Reading all of it, as ``variable + 0`` does, copies the table.
+
+    Attributes:
+        table: The rows.
+
+    Args:
+        table: The rows.
+        trainable: Whether gradient tapes watch it by themselves.
+    """
+
+    def __init__(self, table: RowTable, *, trainable: bool) -> None:
+        if tf.distribute.has_strategy():
+            raise ConfigError(
+                "strategy",
+                f"got {type(tf.distribute.get_strategy()).__name__}, expected none: make embeddings outside of "
+                "`strategy.scope()`, and train on several machines with one process each",
+            )
+        self.table = table
+        self._resource: tf.Tensor | None = None
+        with tf.init_scope():
+            super().__init__(
+                initial_value=tf.zeros([0, table.width]),
+                trainable=trainable,
+                name=table.name,
+                dtype=tf.float32,
+                shape=tf.TensorShape([None, table.width]),
+            )
+        _live[table.name] = self
+
+    @property
+    def handle(self) -> tf.Tensor:
+        """The resource that gradients and the order of ops follow."""
+        return self._resource
+
+    # TensorFlow's fast path in C reads a variable by this attribute without asking the variable. Where it is not a
+    # tensor, the variable is converted as others are, by `value`.
+    @property
+    def _handle(self) -> None:
+        return None
+
+    @_handle.setter
+    def _handle(self, resource: tf.Tensor) -> None:
+        self._resource = resource
+
+    def __tf_tracing_type__(self, signature_context: Any) -> VariableSpec:
+        number = signature_context.alias_global_id(self.handle._id)
+        signature_context.add_placeholder(number, self)
+        return VariableSpec(shape=self.shape, dtype=self.dtype, trainable=self.trainable, alias_id=number)
+
+    def is_initialized(self, name: str | None = None) -> tf.Tensor:
+        """Return True: rows have values from the first."""
+        return tf.constant(True)
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        """[V, D], or [None, D] for a table that grows."""
+        return tf.TensorShape([None if self.table.grows else len(self.table), self.table.width])
+
+    def __array__(self, dtype: np.dtype[Any] | None = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.numpy(), dtype)
+
+    @property
+    def size(self) -> tf.Tensor:
+        """Number of rows and their width, int64[2]."""
+        return table_ops.ops.size(self.table, self)
+
+    def look_up(self, bags: Bags, *, inserts: bool = True) -> tf.Tensor:
+        """Return the vectors float32[B, D] of bags, or float32[N, D] without pooling.
+
+        Args:
+            bags: Ids.
+            inserts: Whether ids that a growing table lacks get rows; else they count as rows of zeros.
+        """
+        vectors = table_ops.ops.lookup(self.table, self, bags, inserts=inserts)
+        vectors.set_shape([None, self.table.width])
+        return vectors
+
+    def sparse_read(self, indices: tf.Tensor, name: str | None = None) -> tf.Tensor:
+        """Return the rows float32[..., D] of ids [...]."""
+        ids = whole_numbers("indices", indices)
+        with tf.name_scope(name or "Gather"):
+            vectors = self.look_up(single_ids(tf.reshape(ids, [-1])))
+            vectors = tf.reshape(vectors, tf.concat([tf.shape(ids), [self.table.width]], axis=0))
+            vectors.set_shape(ids.shape.concatenate(self.table.width))
+            return vectors
+
+    def gather_nd(self, indices: tf.Tensor, name: str | None = None) -> tf.Tensor:
+        """Return rows by ids [..., 1]."""
+        return tf.gather_nd(self.read_value(), indices, name=name)
+
+    def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
+        _, rows = table_ops.ops.read(self.table, self)
+        rows.set_shape(self.shape)
+        return rows
+
+    def assign(
+        self, value: tf.Tensor, use_locking: bool | None = None, name: str | None = None, read_value: bool = True
+    ) -> RowsVariable:
+        """Set all rows to `value` [V, D]."""
+        return self._change_all(SET, value)
+
+    def assign_add(
+        self, delta: tf.Tensor, use_locking: bool | None = None, name: str | None = None, read_value: bool = True
+    ) -> RowsVariable:
+        """Add `delta` [V, D]."""
+        return self._change_all(ADD, delta)
+
+    def assign_sub(
+        self, delta: tf.Tensor, use_locking: bool | None = None, name: str | None = None, read_value: bool = True
+    ) -> RowsVariable:
+        """Subtract `delta` [V, D]."""
+        return self._change_all(SUBTRACT, delta)
+
+    def scatter_add(
+        self, sparse_delta: tf.IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> RowsVariable:
+        """Add rows; an id may repeat."""
+        return self.change(ADD, sparse_delta)
+
+    def scatter_sub(
+        self, sparse_delta: tf.IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> RowsVariable:
+        """Subtract rows; an id may repeat."""
+        return self.change(SUBTRACT, sparse_delta)
+
+    def scatter_update(
+        self, sparse_delta: tf.IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> RowsVariable:
+        """Set rows; a growing table gets those that it lacks."""
+        return self.change(SET, sparse_delta)
+
+    def change(self, change: int, delta: tf.IndexedSlices) -> RowsVariable:
+        """Change rows in the way `change`, one of those of `terarec.tensorflow.tables`."""
+        table_ops.ops.change(self.table, self, change, slices_of("sparse_delta", delta, self.table.width))
+        return self
+
+    def _change_all(self, change: int, value: tf.Tensor) -> RowsVariable:
+        if self.table.grows:
+            raise ConfigError("assign", f"{self.table.name!r} has ids of any value, expected sok.assign with indices")
+        value = tf.cast(tf.convert_to_tensor(value), tf.float32)
+        if not value.shape.is_compatible_with(self.shape):
+            raise ConfigError("value", f"got shape {value.shape}, expected {self.shape}")
+        return self.change(change, tf.IndexedSlices(value, tf.range(self.shape[0], dtype=tf.int64)))
+
+    def _not_for_rows(self, *_: object, **__: object) -> None:
+        raise ConfigError(
+            f"variable {self.table.name!r}",
+            "does not do this, expected scatter_add, scatter_sub, scatter_update or assign",
+        )
+
+    scatter_max = scatter_min = scatter_mul = scatter_div = batch_scatter_update = _not_for_rows
+    scatter_nd_add = scatter_nd_sub = scatter_nd_update = scatter_nd_max = scatter_nd_min = _not_for_rows
+    _strided_slice_assign = count_up_to = __deepcopy__ = __copy__ = _not_for_rows
+
+    # What `tf.train.Checkpoint` and Keras save and restore: all of the table.
+    def _serialize_to_tensors(self) -> dict[str, TensorCallable]:
+        contents: list[list[np.ndarray]] = []
+
+        def part(number: int) -> tf.Tensor:
+            if number == 0:  # they are read in their order
+                ids, rows, states = self.table.read()
+                states += [np.zeros((0, self.table.width), np.float32)] * (2 - len(states))
+                contents[:] = [[ids, rows, *states]]
+            return tf.constant(contents[0][number])
+
+        types = {"ids": tf.int64, "rows": tf.float32, "state_0": tf.float32, "state_1": tf.float32}
+        return {
+            name: TensorCallable(lambda number=number: part(number), dtype, self.device)
+            for number, (name, dtype) in enumerate(types.items())
+        }
+
+    def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> tf.Operation:
+        ids, rows, *states = (restored_tensors[name].numpy() for name in ("ids", "rows", "state_0", "state_1"))
+        self.restore(ids, rows, [state for state in states if len(state)])
+        return tf.no_op()
+
+    def restore(self, ids: np.ndarray, rows: np.ndarray, states: Sequence[np.ndarray]) -> None:
+        """Replace ids int64[n], rows float32[n, D] and states float32[n, D] by saved ones.
+
+        Raises:
+            ConfigError: Rows of another width, or another number of them for a table of fixed rows.
+        """
+        expected = f"{'n' if self.table.grows else len(self.table)} x {self.table.width}"
+        if rows.ndim != 2 or rows.shape[1] != self.table.width or not (self.table.grows or len(ids) == len(self.table)):
+            raise ConfigError(
+                f"variable {self.table.name!r}",
+                f"got saved rows {' x '.join(map(str, rows.shape))}, expected {expected}",
+            )
+        self.table.write(ids, rows, list(states))
+
+    def _export_to_saved_model_graph(self, *_: object, **__: object) -> list[tf.Tensor]:
+        raise ConfigError(
+            f"variable {self.table.name!r}",
+            "a SavedModel cannot hold its rows, expected tf.train.Checkpoint, sok.dump or Keras's save_weights",
+        )
+
+
+class Variable(RowsVariable):
+    """An embedding table of a fixed number of rows.
+
+    Args:
+        initial_value: Rows [V, D], or one row [D]; a tensor, an array, lists or a function without arguments.
+        trainable: Whether gradient tapes watch it by themselves; None: yes.
+        validate_shape: As for `tf.Variable`; no effect.
+        caching_device: As for `tf.Variable`; no effect.
+        name: Name; None for ``sok_static_Variable_<n>``.
+        dtype: float32.
+        constraint: None.
+        shape: [V, D], with `initializer`.
+        initializer: Function of shape and dtype.
+        mode: None or "distributed": row r is on rank r % N. "localized:k": all rows are on rank k.
+
+    Raises:
+        ConfigError: Another shape, dtype or mode, or a name that another variable has.
+    """
+
+    def __init__(
+        self,
+        initial_value: object = None,
+        trainable: bool | None = None,
+        validate_shape: bool = True,
+        caching_device: object = None,
+        name: str | None = None,
+        dtype: object = None,
+        constraint: None = None,
+        shape: Sequence[int] | None = None,
+        initializer: Callable[..., tf.Tensor] | None = None,
+        mode: str | None = None,
+    ) -> None:
+        self.mode = checked_mode(mode)
+        _check_plain(dtype, constraint)
+        if (initial_value is None) == (initializer is None):
+            raise ConfigError("initial_value", "expected it, or shape and initializer")
+        if initializer is not None:
+            if shape is None or len(shape) != 2:
+                raise ConfigError("shape", f"got {shape!r}, expected [rows, dimension] with an initializer")
+            initial_value = initializer(shape=tuple(map(int, shape)), dtype=tf.float32)
+        elif callable(initial_value):
+            initial_value = initial_value()
+        rows = np.atleast_2d(np.asarray(initial_value, np.float32))
+        if rows.ndim != 2 or not rows.shape[1]:
+            raise ConfigError("initial_value", f"got shape {list(rows.shape)}, expected [rows, dimension]")
+        table = RowTable(new_name(name, "sok_static_Variable"), rows.shape[1], len(rows))
+        table.write(np.arange(len(rows)), rows)
+        super().__init__(table, trainable=trainable is not False)
+
+
+class DynamicVariable(RowsVariable):
+    """An embedding table of ids of any value, which get rows when they are first looked up.
+
+    Args:
+        dimension: Width D of the rows.
+        initializer: Initial values of rows: None, "" or "random", "normal", "uniform", "ones", "zeros", or a number as
+            text. "random" is uniform in (0, 1] for "hbm" and normal for "hybrid", as SOK has it.
+        var_type: "hbm", of any number of ids, or "hybrid", of at most `max_capacity`; None for "hybrid".
+        name: Name; None for ``sok_dynamic_Variable_<n>``.
+        constraint: None.
+        trainable: Whether gradient tapes watch it by themselves.
+        key_type: int64 or int32; None for int64.
+        dtype: float32.
+        mode: None or "distributed": id k is on rank k % N. "localized:k": all ids are on rank k.
+        max_capacity: The most ids of "hybrid". One more raises `tf.errors.ResourceExhaustedError`.
+        options: Options of SOK's memory, which have no effect here: memory grows with the ids.
+
+    Raises:
+        ConfigError: Another value, or a name that another variable has.
+    """
+
+    def __init__(
+        self,
+        dimension: int,
+        initializer: str | None = None,
+        var_type: str | None = None,
+        name: str | None = None,
+        constraint: None = None,
+        trainable: bool = True,
+        key_type: object = None,
+        dtype: object = None,
+        mode: str | None = None,
+        *,
+        max_capacity: int | None = None,
+        **options: object,
+    ) -> None:
+        self.mode = checked_mode(mode)
+        _check_plain(dtype, constraint)
+        self.backend_type = var_type or "hybrid"
+        if self.backend_type not in ("hbm", "hybrid"):
+            raise ConfigError("var_type", f"got {var_type!r}, expected 'hbm' or 'hybrid'")
+        self.key_type = tf.as_dtype(key_type or tf.int64)
+        if self.key_type not in (tf.int64, tf.int32):
+            raise ConfigError("key_type", f"got {key_type!r}, expected tf.int64 or tf.int32")
+        unknown = sorted(set(options) - _MEMORY_OPTIONS)
+        if unknown:
+            raise ConfigError(unknown[0], f"is unknown, expected one of {', '.join(sorted(_MEMORY_OPTIONS))}")
+        if isinstance(dimension, bool) or not isinstance(dimension, int | np.integer) or dimension < 1:
+            raise ConfigError("dimension", f"got {dimension!r}, expected an integer > 0")
+        self.dimension, self.initializer_str = int(dimension), initializer or ""
+        is_bounded = self.backend_type == "hybrid" and max_capacity is not None
+        own_name = new_name(name, "sok_dynamic_Variable")
+        initial = _initial_rows(initializer, own_name, is_hybrid=self.backend_type == "hybrid")
+        capacity = max_capacity if is_bounded else None
+        super().__init__(
+            RowTable(own_name, self.dimension, None, initial=initial, capacity=capacity), trainable=trainable
+        )
+
+    @property
+    def indices(self) -> tf.Tensor:
+        """All ids, int64[n]."""
+        return table_ops.ops.read(self.table, self)[0]
+
+
+_MEMORY_OPTIONS = {
+    "init_capacity",
+    "max_hbm_for_vectors",
+    "max_load_factor",
+    "max_bucket_size",
+    "block_size",
+    "device_id",
+    "io_by_cpu",
+}
+
+
+def whole_numbers(argument: str, ids: object) -> tf.Tensor:
+    """Return ids as int64.
+
+    Raises:
+        ConfigError: They are no integers; names the argument.
+    """
+    tensor = tf.convert_to_tensor(ids)
+    if not tensor.dtype.is_integer:
+        raise ConfigError(argument, f"got {tensor.dtype.name}, expected int32 or int64")
+    return tf.cast(tensor, tf.int64)
+
+
+def slices_of(argument: str, delta: object, width: int) -> tf.IndexedSlices:
+    """Return rows and their ids, float32[n, D] and int64[n].
+
+    Raises:
+        ConfigError: They are no `tf.IndexedSlices`, or have another width; names the argument.
+    """
+    if not isinstance(delta, tf.IndexedSlices):
+        raise ConfigError(argument, f"got {type(delta).__name__}, expected tf.IndexedSlices")
+    rows = tf.cast(tf.convert_to_tensor(delta.values), tf.float32)
+    if not rows.shape.is_compatible_with([None, width]):
+        raise ConfigError(argument, f"got values of shape {rows.shape}, expected [n, {width}]")
+    return tf.IndexedSlices(rows, whole_numbers(argument, delta.indices), delta.dense_shape)
+
+
+def checked_mode(mode: object) -> str | None:
+    """Return a mode of one process; None for "distributed".
+
+    Raises:
+        ConfigError: Another one, or a rank that there is not.
+    """
+    if mode in (None, "distributed", "localized:0"):
+        return None if mode == "distributed" else str(mode) if mode else None
+    raise ConfigError("mode", f"got {mode!r}, expected None, 'distributed' or 'localized:0' of this single process")
+
+
+def new_name(name: str | None, prefix: str) -> str:
+    """Return the name of a new variable.
+
+    Raises:
+        ConfigError: A living variable has it.
+    """
+    if name is None:
+        return next(own for number in _numbers[prefix] if (own := f"{prefix}_{number}") not in _live)
+    if name in _live:
+        raise ConfigError("name", f"got {name!r}, which another variable has, expected a new one")
+    return name
+
+
+def live_variable(name: str) -> RowsVariable | None:
+    """Return the variable of a name, None if there is none."""
+    return _live.get(name)
+
+
+def _check_plain(dtype: object, constraint: object) -> None:
+    if dtype is not None and tf.as_dtype(dtype) != tf.float32:
+        raise ConfigError("dtype", f"got {tf.as_dtype(dtype).name}, expected float32")
+    if constraint is not None:
+        raise ConfigError(
+            "constraint", "expected None: rows that a step does not touch would have to be projected, too"
+        )
+
+
+def _initial_rows(initializer: str | None, name: str, *, is_hybrid: bool) -> InitialRows:
+    # Of the name, so that tables differ; Python's own hash of a text differs in every process.
+    seed = int.from_bytes(name.encode()[-8:].ljust(8, b"\0"), "little")
+    word = initializer or "random"
+    if word in ("ones", "zeros"):
+        return InitialRows(offset=float(word == "ones"))
+    if word == "uniform" or (word == "random" and not is_hybrid):
+        return InitialRows(offset=0.5, scale=0.5, seed=seed)
+    if word in ("normal", "random"):
+        return InitialRows(scale=1.0, is_normal=True, seed=seed)
+    try:
+        return InitialRows(offset=float(word))
+    except (TypeError, ValueError):
+        raise ConfigError(
+            "initializer",
+            f"got {initializer!r}, expected 'random', 'normal', 'uniform', 'ones', 'zeros' or a number as text",
+        ) from None

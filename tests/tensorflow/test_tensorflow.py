@@ -1,0 +1,539 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plugin for TensorFlow: one module in one process, as TensorFlow takes seconds to import.
+
+Optimizers are compared with formulas in float64 (`tests.tensorflow.formulas`), lookups with those of `tf.nn`.
+"""
+
+import importlib.util
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.params import in_every_run
+from tests.processes import run_new_python
+from tests.programs import lacks
+from tests.tensorflow import formulas
+
+if importlib.util.find_spec("tensorflow") is None:
+    pytest.skip(lacks("tensorflow", "pip install 'terarec[tensorflow]'"), allow_module_level=True)
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import tensorflow as tf
+
+import terarec.tensorflow as sok
+from terarec.errors import ConfigError, DataNotFoundError, FormatError
+from terarec.tensorflow import ops as table_ops
+from terarec.tensorflow.dump_files import HEADER_BYTES
+
+ROWS, WIDTH = 37, 5
+
+
+@pytest.fixture(params=["compiled", "numpy"])
+def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run a test with the op library, then with the functions that take its place."""
+    assert isinstance(table_ops.ops, table_ops.CompiledOps)  # it loads here
+    if request.param == "numpy":
+        monkeypatch.setattr(table_ops, "ops", table_ops.NumPyOps())
+    return str(request.param)
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(7)
+
+
+def table(rng: np.random.Generator, rows: int = ROWS) -> NDArray[np.float32]:
+    return rng.normal(size=(rows, WIDTH)).astype(np.float32)
+
+
+def ragged(rng: np.random.Generator, rows: int = 6, below: int = ROWS, dtype: Any = tf.int64) -> tf.RaggedTensor:
+    """Rows of ids, of which some repeat; the second row is empty."""
+    sizes = rng.integers(1, 5, rows)
+    sizes[1] = 0
+    ids = rng.integers(0, below, sizes.sum()) % 11
+    return tf.RaggedTensor.from_row_lengths(tf.constant(ids, dtype), sizes)
+
+
+def batches(rng: np.random.Generator, count: int) -> Iterator[tuple[tf.RaggedTensor, tf.Tensor]]:
+    for _ in range(count):
+        yield ragged(rng), tf.constant(rng.normal(size=(6, WIDTH)), tf.float32)
+
+
+@pytest.mark.usefixtures("implementation")
+@pytest.mark.parametrize(
+    ("combiner", "is_weighted", "in_graph"),
+    in_every_run(
+        [("sum", False, True), ("mean", True, True), ("sqrtn", True, False), ("mean", False, False)],
+        itertools.product(["sum", "mean", "sqrtn"], [False, True], [False, True]),
+    ),
+)
+def test_lookups_and_gradients_equal_those_of_tf_nn(
+    rng: np.random.Generator, combiner: str, is_weighted: bool, in_graph: bool
+) -> None:
+    start, ids = table(rng), ragged(rng)
+    ours, theirs = sok.Variable(start), tf.Variable(start)
+    factors = tf.Variable(rng.uniform(0.5, 2.0, ids.flat_values.shape).astype(np.float32))
+
+    def run(function: Any, variable: tf.Variable) -> tuple[tf.Tensor, Any]:
+        with tf.GradientTape() as tape:
+            weights = ids.with_flat_values(tf.convert_to_tensor(factors)) if is_weighted else None
+            vectors = function(variable, ids, weights, combiner=combiner)
+            loss = tf.reduce_sum(vectors**3)
+        return vectors, tape.gradient(loss, [variable, factors])
+
+    wrapped = tf.function(run) if in_graph else run
+    vectors, gradients = wrapped(sok.embedding_lookup_sparse, ours)
+    expected, expected_gradients = run(tf.nn.embedding_lookup_sparse, theirs)
+    np.testing.assert_allclose(vectors, expected, atol=1e-6)
+    np.testing.assert_allclose(
+        tf.convert_to_tensor(gradients[0]), tf.convert_to_tensor(expected_gradients[0]), rtol=1e-5, atol=1e-5
+    )
+    assert len(np.unique(gradients[0].indices)) == len(gradients[0].indices)
+    if is_weighted:
+        np.testing.assert_allclose(gradients[1], expected_gradients[1], rtol=1e-4, atol=1e-5)
+    else:
+        assert gradients[1] is None
+
+
+@pytest.mark.usefixtures("implementation")
+def test_functions_of_tensorflow_take_our_variables(rng: np.random.Generator) -> None:
+    start = table(rng)
+    variable, ids = sok.Variable(start), tf.constant([[3, 3], [36, 0]])
+    for read in (tf.nn.embedding_lookup, tf.gather, sok.embedding_lookup):
+        np.testing.assert_array_equal(read(variable, ids), start[ids])
+    bags = ragged(rng).to_sparse()
+    ours, theirs = (tf.nn.embedding_lookup_sparse(one, bags, None) for one in (variable, tf.constant(start)))
+    np.testing.assert_allclose(ours, theirs, atol=1e-6)
+    assert variable.shape == (ROWS, WIDTH)
+    np.testing.assert_array_equal(variable.numpy(), start)
+    # TensorFlow's fast path in C reads variables by itself.
+    np.testing.assert_allclose(tf.reduce_sum(variable, axis=0), start.sum(0), rtol=1e-5)
+    np.testing.assert_allclose(variable * 2.0, 2 * start)
+    with tf.GradientTape() as tape:
+        loss = tf.nn.l2_loss(variable)
+    np.testing.assert_array_equal(tape.gradient(loss, variable), start)
+
+
+@pytest.mark.usefixtures("implementation")
+def test_rows_are_assigned_and_scattered_as_in_a_variable(rng: np.random.Generator) -> None:
+    start, more = table(rng), table(rng)
+    ours, theirs = sok.Variable(start), tf.Variable(start)
+    delta = tf.IndexedSlices(tf.constant(more[:4]), tf.constant([5, 0, 5, 36]))
+    for one in (ours, theirs):
+        one.assign_add(more)
+        one.assign_sub(2 * more)
+        one.scatter_add(delta)
+        one.scatter_sub(tf.IndexedSlices(delta.values * 3, delta.indices))
+        one.scatter_update(tf.IndexedSlices(delta.values[:2], delta.indices[:2]))
+    np.testing.assert_allclose(ours.numpy(), theirs.numpy(), atol=1e-6)
+    ours.assign(start)
+    np.testing.assert_array_equal(ours.numpy(), start)
+    with pytest.raises(ConfigError, match="value"):
+        ours.assign(start[:3])
+    with pytest.raises(ConfigError):
+        ours.scatter_mul(delta)
+
+
+OPTIMIZERS = {
+    "sgd": (lambda: keras.optimizers.SGD(0.5), lambda: formulas.sgd(0.5)),
+    "momentum": (lambda: keras.optimizers.SGD(0.1, 0.9), lambda: formulas.momentum(0.1, 0.9)),
+    "nesterov": (
+        lambda: keras.optimizers.SGD(0.1, 0.9, nesterov=True),
+        lambda: formulas.momentum(0.1, 0.9, nesterov=True),
+    ),
+    "adam": (lambda: keras.optimizers.Adam(0.01), lambda: formulas.adam(0.01, 0.9, 0.999, 1e-7, lazy=True)),
+    "adagrad": (lambda: keras.optimizers.Adagrad(0.05), lambda: formulas.adagrad(0.05, 0.1, 1e-7)),
+    "ftrl": (
+        lambda: keras.optimizers.Ftrl(0.05, l1_regularization_strength=0.01, l2_regularization_strength=0.02, beta=0.5),
+        lambda: formulas.ftrl(0.05, 0.1, 0.01, 0.02, 0.5),
+    ),
+    "rmsprop": (lambda: keras.optimizers.RMSprop(0.01, 0.9), lambda: formulas.rmsprop(0.01, 0.9, 1e-7, lazy=True)),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_dynamic"),
+    in_every_run(
+        [("sgd", False), ("nesterov", False), ("adam", False), ("adam", True), ("adagrad", False), ("ftrl", True)],
+        itertools.product(OPTIMIZERS, [False, True]),
+    ),
+)
+def test_a_hundred_steps_equal_the_formula(rng: np.random.Generator, kind: str, is_dynamic: bool) -> None:
+    make, formula = OPTIMIZERS[kind]
+    start = table(rng)
+    keys = np.arange(ROWS) * 2**50 - 99 if is_dynamic else np.arange(ROWS)
+    if is_dynamic:
+        variable = sok.DynamicVariable(WIDTH)
+        sok.assign(variable, keys, start)
+    else:
+        variable = sok.Variable(start)
+    _compare(rng, variable, keys, start, sok.OptimizerWrapper(make()), formula())
+
+
+def test_a_hundred_steps_without_the_op_library_equal_the_formula(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_ops, "ops", table_ops.NumPyOps())
+    make, formula = OPTIMIZERS["adam"]
+    start = table(rng)
+    _compare(rng, sok.Variable(start), np.arange(ROWS), start, sok.OptimizerWrapper(make()), formula())
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "formula"),
+    [
+        (lambda: sok.SGD(0.5), lambda: formulas.sgd(0.5)),
+        (lambda: sok.Adam(0.01), lambda: formulas.adam(0.01, 0.9, 0.999, 1e-7, lazy=False)),
+        (lambda: sok.Adam(0.01, lazy=True), lambda: formulas.adam(0.01, 0.9, 0.999, 1e-7, lazy=True)),
+        (
+            lambda: sok.OptimizerWrapper(keras.optimizers.Adam(0.01), lazy=False),
+            lambda: formulas.adam(0.01, 0.9, 0.999, 1e-7, lazy=False),
+        ),
+        (
+            lambda: sok.OptimizerWrapper(keras.optimizers.RMSprop(0.01, 0.9), lazy=False),
+            lambda: formulas.rmsprop(0.01, 0.9, 1e-7, lazy=False),
+        ),
+    ],
+    ids=["sgd", "adam", "lazy adam", "dense adam", "dense rmsprop"],
+)
+def test_the_plugins_own_optimizers_equal_the_formula(rng: np.random.Generator, optimizer: Any, formula: Any) -> None:
+    start = table(rng)
+    _compare(rng, sok.Variable(start), np.arange(ROWS), start, optimizer(), formula())
+
+
+def _compare(
+    rng: np.random.Generator,
+    variable: tf.Variable,
+    keys: NDArray[np.int64],
+    start: NDArray[np.float32],
+    optimizer: Any,
+    formula: formulas.Formula,
+) -> None:
+    """Train 100 steps of a square loss, in a function of TensorFlow and in float64."""
+    weights = start.astype(np.float64)
+
+    @tf.function(reduce_retracing=True)
+    def step(ids: tf.RaggedTensor, target: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum((sok.lookup_sparse(variable, ids, combiners="mean") - target) ** 2)
+        optimizer.apply_gradients([(tape.gradient(loss, variable), variable)])
+        return loss
+
+    for ids, target in batches(rng, 100):
+        loss = step(ids.with_flat_values(tf.gather(tf.constant(keys), ids.flat_values)), target)
+        expected, gradient = 0.0, np.zeros_like(weights)
+        touched = np.zeros(len(weights), bool)
+        for row, want in zip(ids.to_list(), target.numpy().astype(np.float64), strict=True):
+            vector = weights[row].mean(0) if row else np.zeros(WIDTH)
+            expected += ((vector - want) ** 2).sum()
+            for key in row:
+                gradient[key] += 2 * (vector - want) / len(row)
+                touched[key] = True
+        formula.apply(weights, gradient, touched)
+        np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    order = np.argsort(keys)
+    found, rows = sok.export(variable)
+    np.testing.assert_array_equal(found, keys[order])
+    np.testing.assert_allclose(rows, weights[order], rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SGD", "Adagrad", "Ftrl", "Adam", "RMSprop"])
+def test_a_hundred_steps_equal_those_of_the_legacy_optimizer(rng: np.random.Generator, name: str) -> None:
+    tf_keras = pytest.importorskip("tf_keras", reason=lacks("tf_keras", "pip install tf_keras"))
+    start = table(rng)
+    ours, theirs = sok.Variable(start), tf.Variable(start)
+    stock = getattr(tf_keras.optimizers.legacy, name)(0.05)
+    wrapper = sok.OptimizerWrapper(getattr(tf_keras.optimizers.legacy, name)(0.05), lazy=False)
+    for ids, target in batches(rng, 100):
+        losses = []
+        for variable, optimizer in ((ours, wrapper), (theirs, stock)):
+            with tf.GradientTape() as tape:
+                vectors = tf.nn.embedding_lookup_sparse(variable, ids, None, "mean")
+                loss = tf.reduce_sum((vectors - target) ** 2)
+            optimizer.apply_gradients([(tape.gradient(loss, variable), variable)])
+            losses.append(loss)
+        np.testing.assert_allclose(*losses, rtol=1e-5)
+    np.testing.assert_allclose(ours.numpy(), theirs.numpy(), atol=2e-6)
+
+
+def test_a_schedule_and_dense_variables_go_through_the_wrapper(rng: np.random.Generator) -> None:
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.5, 1, 0.5)
+    optimizer = sok.OptimizerWrapper(keras.optimizers.SGD(schedule))
+    rows, dense = sok.Variable(np.zeros((3, 2))), tf.Variable(np.zeros(2, np.float32))
+    for _ in range(2):
+        slices = tf.IndexedSlices(tf.ones([2, 2]), tf.constant([1, 1]))
+        optimizer.apply_gradients([(slices, rows), (tf.ones(2), dense), (None, rows)])
+    np.testing.assert_allclose(dense, [-0.75, -0.75])
+    np.testing.assert_allclose(rows.numpy(), [[0, 0], [-1.5, -1.5], [0, 0]])
+    assert int(optimizer.iterations) == 2
+    assert sok.filter_variables([rows, dense]) == ([rows], [dense])
+
+
+def test_stock_optimizers_of_keras_update_rows_as_dense_variables(rng: np.random.Generator) -> None:
+    start = table(rng)
+    for make in (lambda: keras.optimizers.SGD(0.1), lambda: keras.optimizers.Adam(0.01)):
+        results = []
+        for one in (sok.Variable(start), tf.Variable(start)):
+            optimizer = make()
+            for _ in range(3):
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_sum(tf.nn.embedding_lookup(one, [4, 2, 36]) ** 2)
+                optimizer.apply_gradients([(tape.gradient(loss, one), one)])
+            results.append(one.numpy())
+        np.testing.assert_allclose(*results, atol=1e-6)
+
+
+def test_lookup_sparse_takes_lists_of_every_kind(rng: np.random.Generator) -> None:
+    first, second = table(rng), table(rng)
+    dynamic = sok.DynamicVariable(WIDTH, initializer="0.5", var_type="hbm")
+    ids = ragged(rng)
+    dense = tf.constant([[1, 2], [0, 0], [5, 9], [1, 1], [2, 2], [3, 4]])
+    params = [sok.Variable(first), sok.Variable(second), dynamic]
+    vectors = sok.lookup_sparse(params, [ids, dense, ids.to_sparse()], combiners=["sum", "mean", "sqrtn"])
+    np.testing.assert_allclose(vectors[0], tf.nn.embedding_lookup_sparse(first, ids, None, "sum"), atol=1e-6)
+    np.testing.assert_allclose(vectors[1], second[dense.numpy()].mean(1), atol=1e-6)
+    sizes = ids.row_lengths().numpy()
+    np.testing.assert_allclose(vectors[2][:, 0], 0.5 * np.sqrt(sizes), atol=1e-6)
+    assert dynamic.size.numpy().tolist() == [len(np.unique(ids.flat_values)), WIDTH]
+    assert dynamic.shape.as_list() == [None, WIDTH]
+    single = sok.lookup_sparse(params[0], ids)
+    assert single.shape == (6, WIDTH)
+    np.testing.assert_array_equal(single[1], np.zeros(WIDTH))
+
+
+@pytest.mark.parametrize(
+    ("initializer", "var_type", "low", "high"),
+    [(None, "hbm", 0.0, 1.0), ("uniform", "hybrid", 0.0, 1.0), ("ones", "hybrid", 1.0, 1.0), ("-2", "hbm", -2.0, -2.0)],
+)
+def test_new_keys_get_the_initial_values_of_sok(
+    initializer: str | None, var_type: str, low: float, high: float
+) -> None:
+    variable = sok.DynamicVariable(8, initializer, var_type)
+    keys = np.array([0, -(2**63), 2**63 - 1, 5])
+    rows = sok.all2all_dense_embedding(variable, keys).numpy()
+    assert low <= rows.min() <= rows.max() <= high
+    np.testing.assert_array_equal(rows, sok.all2all_dense_embedding(variable, keys))
+    assert len(np.unique(rows, axis=0)) == (4 if low < high else 1)
+
+
+def test_a_bounded_variable_refuses_one_key_too_many() -> None:
+    variable = sok.DynamicVariable(2, "zeros", "hybrid", max_capacity=3)
+    sok.all2all_dense_embedding(variable, tf.constant([7, 8, 9]))
+    with pytest.raises(tf.errors.ResourceExhaustedError, match="is full"):
+        sok.all2all_dense_embedding(variable, tf.constant([7, 10]))
+    assert sorted(sok.export(variable)[0].numpy()) == [7, 8, 9]
+    assert variable.size.numpy().tolist() == [3, 2]
+
+
+def trained(variable: tf.Variable, optimizer: Any) -> None:
+    for ids in ([1, 2, 2], [2, 5, 0]):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(sok.embedding_lookup(variable, tf.constant(ids)) ** 2)
+        optimizer.apply_gradients([(tape.gradient(loss, variable), variable)])
+
+
+@pytest.mark.parametrize("is_dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("way", ["dump", "checkpoint"])
+def test_saved_rows_and_states_continue_as_if_never_saved(
+    rng: np.random.Generator, tmp_path: Path, is_dynamic: bool, way: str
+) -> None:
+    start = table(rng, 6)
+
+    def make() -> tuple[tf.Variable, Any]:
+        if is_dynamic:
+            variable = sok.DynamicVariable(WIDTH, "zeros", name="saved")
+            sok.assign(variable, np.arange(6), start)
+        else:
+            variable = sok.Variable(start, name="saved")
+        return variable, sok.OptimizerWrapper(keras.optimizers.Adam(0.1))
+
+    variable, optimizer = make()
+    trained(variable, optimizer)
+    if way == "dump":
+        sok.dump(tmp_path, variable, optimizer)
+    else:
+        path = tf.train.Checkpoint(rows=variable, optimizer=optimizer).save(str(tmp_path / "c"))
+    trained(variable, optimizer)
+    expected = sok.export(variable)
+    del variable, optimizer
+
+    again, optimizer = make()
+    if way == "dump":
+        again.scatter_update(tf.IndexedSlices(tf.zeros([2, WIDTH]), tf.constant([2, 5])))
+        sok.load(tmp_path, [again], [optimizer])
+        optimizer.iterations.assign(2)
+    else:
+        tf.train.Checkpoint(rows=again, optimizer=optimizer).restore(path).assert_consumed()
+    trained(again, optimizer)
+    for got, want in zip(sok.export(again), expected, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_dumped_files_are_those_of_sok(rng: np.random.Generator, tmp_path: Path) -> None:
+    start = table(rng, 3)
+    variable = sok.Variable(start, name="user/id:x")
+    sok.dump(str(tmp_path), [variable])
+    keys, weights = ((tmp_path / f"user_id_x-{kind}").read_bytes() for kind in ("key", "weight"))
+    header = f"{'user/id:x':>256}".encode() + bytes(4) + b" " * 32 + (1).to_bytes(4, "big")
+    assert keys == header + np.arange(3, dtype="<i8").tobytes()
+    assert weights[256:260] == (1).to_bytes(4, "big")
+    assert weights[292:] == (5).to_bytes(4, "big") + start.tobytes()
+    # SOK writes the keys of a static table as they come; rows are sorted by them.
+    order = [2, 0, 1]
+    (tmp_path / "user_id_x-key").write_bytes(header + np.array(order, "<i8").tobytes())
+    sok.load(tmp_path, variable)
+    np.testing.assert_array_equal(variable.numpy()[order], start)
+
+
+def test_files_that_do_not_fit_raise_and_change_nothing(rng: np.random.Generator, tmp_path: Path) -> None:
+    start = table(rng, 3)
+    variable = sok.Variable(start, name="fits")
+    with pytest.raises(DataNotFoundError, match="fits-key"):
+        sok.load(tmp_path, variable)
+    sok.dump(tmp_path, variable)
+    other = sok.Variable(np.ones((3, 2)), name="fits2")
+    for kind in ("key", "weight"):
+        (tmp_path / f"fits-{kind}").rename(tmp_path / f"fits2-{kind}")
+    with pytest.raises(FormatError, match="expected 3 rows of 2"):
+        sok.load(tmp_path, other)
+    weights = (tmp_path / "fits2-weight").read_bytes()
+    (tmp_path / "fits-weight").write_bytes(weights)
+    for content in (weights, weights[: HEADER_BYTES - 1], (tmp_path / "fits2-key").read_bytes()[:-1]):
+        (tmp_path / "fits-key").write_bytes(content)
+        with pytest.raises(FormatError):
+            sok.load(tmp_path, variable)
+    np.testing.assert_array_equal(variable.numpy(), start)
+    np.testing.assert_array_equal(other.numpy(), np.ones((3, 2)))
+    with pytest.raises(ConfigError, match="optimizer"):
+        sok.dump(tmp_path, variable, sok.OptimizerWrapper(keras.optimizers.Adam()))
+
+
+def model(layer: Any, head: Any) -> keras.Model:
+    return keras.Sequential([layer, keras.layers.Flatten(), head])
+
+
+def test_a_layer_trains_as_that_of_keras_and_is_saved_with_the_optimizer(
+    rng: np.random.Generator, tmp_path: Path
+) -> None:
+    # Distinct ids in a batch: Keras 3's optimizers do not sum the gradients of repeated ones.
+    x = np.stack([rng.permutation(ROWS)[:36].reshape(12, 3) for _ in range(2)]).reshape(24, 3)
+    y = rng.normal(size=(24, 1)).astype(np.float32)
+    start = table(rng)
+    results = []
+    for layer in (sok.keras.Embedding, keras.layers.Embedding):
+        keras.utils.set_random_seed(3)
+        own = model(layer(ROWS, WIDTH, embeddings_initializer=keras.initializers.Constant(0)), keras.layers.Dense(1))
+        own.build((None, 3))
+        own.layers[0].set_weights([start])
+        own.compile("sgd", "mse")
+        history = own.fit(x, y, batch_size=12, epochs=3, shuffle=False, verbose=0)
+        results.append((history.history["loss"], own.layers[0].get_weights()[0]))
+    np.testing.assert_allclose(results[0][0], results[1][0], rtol=1e-5)
+    np.testing.assert_allclose(results[0][1], results[1][1], atol=1e-6)
+
+    keras.utils.set_random_seed(3)
+    own = model(sok.keras.Embedding(ROWS, WIDTH), keras.layers.Dense(1))
+    own.compile(sok.keras.OptimizerWrapper(keras.optimizers.Adam(0.01)), "mse")
+    own.fit(x, y, batch_size=12, epochs=2, shuffle=False, verbose=0)
+    own.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(own.predict(x, verbose=0), again.predict(x, verbose=0))
+    losses = [one.fit(x, y, batch_size=12, epochs=2, shuffle=False, verbose=0) for one in (own, again)]
+    assert losses[0].history["loss"] == losses[1].history["loss"]
+    own.save_weights(tmp_path / "w.weights.h5")
+    again.load_weights(tmp_path / "w.weights.h5")
+    np.testing.assert_array_equal(own.get_weights()[0], again.get_weights()[0])
+    with pytest.raises(ConfigError, match="SavedModel"):
+        own.export(tmp_path / "saved", verbose=False)
+
+
+def test_a_layer_of_bags_takes_every_kind_of_ids(rng: np.random.Generator) -> None:
+    start, ids = table(rng), ragged(rng)
+    for combiner in ("sum", "mean", "sqrtn"):
+        layer = sok.keras.EmbeddingBag(ROWS, WIDTH, combiner)
+        layer.build()
+        layer.set_weights([start])
+        expected = tf.nn.embedding_lookup_sparse(start, ids, None, combiner)
+        for kind in (ids, ids.to_sparse()):
+            np.testing.assert_allclose(layer(kind), expected, atol=1e-6)
+        weights = tf.constant([[2.0, 0.5]] * 3)
+        dense = tf.constant([[1, 2], [3, 4], [5, 5]])
+        got = layer(dense, weights)
+        factor = {"sum": 1.0, "mean": 2.5, "sqrtn": np.sqrt(4.25)}[combiner]
+        np.testing.assert_allclose(got, (start[dense] * weights.numpy()[..., None]).sum(1) / factor, atol=1e-6)
+    copy = sok.keras.EmbeddingBag.from_config(layer.get_config())
+    assert (copy.input_dim, copy.output_dim, copy.combiner) == (ROWS, WIDTH, "sqrtn")
+
+
+def test_bad_input_names_the_argument(rng: np.random.Generator, implementation: str) -> None:
+    known = f"known by {implementation}"  # errors keep the variable of the first run alive
+    variable = sok.Variable(table(rng), name=known)
+    ids = ragged(rng)
+    for wrong in ([[ROWS]], [[-1]]):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=f"ids: got {wrong[0][0]} .* variable '{known}'"):
+            sok.lookup_sparse(variable, tf.ragged.constant(wrong))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="ids: got 37"):
+        variable.scatter_add(tf.IndexedSlices(tf.ones([1, WIDTH]), tf.constant([ROWS])))
+    cases: list[tuple[str, Any]] = [
+        ("combiner", lambda: sok.lookup_sparse(variable, ids, combiners="max")),
+        ("combiners", lambda: sok.lookup_sparse([variable], [ids], combiners=["sum", "sum"])),
+        ("params", lambda: sok.lookup_sparse([variable], [ids, ids])),
+        ("params", lambda: sok.lookup_sparse(tf.Variable(table(rng)), ids)),
+        ("sp_ids", lambda: sok.lookup_sparse(variable, ids.with_flat_values(tf.cast(ids.flat_values, tf.float32)))),
+        ("sp_ids", lambda: sok.lookup_sparse(variable, tf.constant([1, 2]))),
+        ("sp_weights", lambda: sok.lookup_sparse(variable, ids, tf.ragged.constant([[1.0]]))),
+        ("indices", lambda: sok.all2all_dense_embedding(variable, tf.constant([1.0]))),
+        ("name", lambda: sok.Variable(table(rng), name=known)),
+        ("dtype", lambda: sok.Variable(table(rng), dtype=tf.float64)),
+        ("mode", lambda: sok.Variable(table(rng), mode="localized:1")),
+        ("initial_value", lambda: sok.Variable(np.zeros((2, 3, 4)))),
+        ("shape", lambda: sok.Variable(shape=[3], initializer=tf.zeros_initializer())),
+        ("dimension", lambda: sok.DynamicVariable(0)),
+        ("var_type", lambda: sok.DynamicVariable(4, var_type="disk")),
+        ("initializer", lambda: sok.DynamicVariable(4, "glorot")),
+        ("key_type", lambda: sok.DynamicVariable(4, key_type=tf.float32)),
+        ("no_such_option", lambda: sok.DynamicVariable(4, no_such_option=1)),
+        ("optimizer", lambda: sok.OptimizerWrapper(keras.optimizers.Lion())),
+        ("optimizer.clipnorm", lambda: sok.OptimizerWrapper(keras.optimizers.SGD(clipnorm=1.0))),
+        ("grads_and_vars", lambda: sok.SGD().apply_gradients([(tf.ones(1), tf.Variable([1.0]))])),
+        ("grads_and_vars", lambda: sok.SGD().apply_gradients([(tf.IndexedSlices(tf.ones([1, 3]), [0]), variable)])),
+        ("comm_tool", lambda: sok.init("carrier pigeon")),
+        ("var", lambda: sok.export(tf.Variable([1.0]))),
+        ("input_dim", lambda: sok.keras.Embedding(0, 3)),
+        ("combiner", lambda: sok.keras.EmbeddingBag(3, 3, "max")),
+    ]
+    for where, call in cases:
+        with pytest.raises(ConfigError) as raised:
+            call()
+        assert raised.value.where == where
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope(), pytest.raises(ConfigError) as raised:
+        sok.Variable(table(rng))
+    assert raised.value.where == "strategy"
+
+
+def test_an_op_whose_variable_is_gone_says_so() -> None:
+    variable = sok.Variable(np.zeros((2, 2)))
+    number, handle = variable.table.number, variable.handle
+    del variable
+    with pytest.raises(tf.errors.FailedPreconditionError, match="was deleted"):
+        table_ops.OPS.terarec_size(handle, table=number)
+
+
+def test_the_plugin_never_loads_torch() -> None:
+    program = (
+        "import sys, terarec.tensorflow as sok; assert 'tensorflow' not in sys.modules;"
+        "sok.init(); v = sok.Variable([[1.0, 2.0]]); sok.keras.Embedding(2, 2);"
+        "sok.SGD(1.0).apply_gradients([(v * 0.5, v)]); print(v.numpy().tolist(), 'torch' in sys.modules)"
+    )
+    result = run_new_python(program, environment={"TF_CPP_MIN_LOG_LEVEL": "3"})
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split("\n")[0] == "[[0.5, 1.0]] False"
