@@ -3,7 +3,6 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,12 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from terarec.apps.recommend import Catalogue, Recommender, Towers
-from terarec.apps.synthetic.movielens import generate
+from terarec.apps.recommend import Catalogue, Recommender
+from terarec.apps.towers import Towers
 from terarec.errors import ConfigError
-from terarec.etl import prepare
-from terarec.etl.ready import PRESETS
-from terarec.etl.workflow import Workflow
 from terarec.serve import InferenceSession
-from terarec.spec import DLRMSpec, ItemIndexSpec, PrepareOptions, RunSpec, TrainingSpec, TwoTowerSpec
-from terarec.train.run import build
+from terarec.spec import ItemIndexSpec
+from tests.apps.conftest import FilmRuns
 from tests.cli.conftest import figures, rejected
 from tests.cli.test_docs import unnamed
 from tests.errors import at
@@ -29,41 +25,13 @@ from tests.errors import at
 USERS = {"userId": [1, 2, 10**9, None], "past_movies": [[3, 5, 8], [], [1], None]}
 
 
-@dataclass(frozen=True)
-class Trained:
-    """Two runs on ratings of films, and the films."""
-
-    towers: Path
-    ranker: Path
-    films: pa.Table
-
-    def catalogue(self) -> Catalogue:
-        return Catalogue(self.films, "movieId")
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    root = tmp_path_factory.mktemp("recommend")
-    generate(root / "raw", rows=2_000, seed=3)
-    workflow = Workflow.of(PRESETS["movielens"](min_count=1, history=5))
-    options = PrepareOptions(tables={"movies": (str(root / "raw" / "movies.csv"),)}, threads=1)
-    prepare(workflow, [root / "raw" / "ratings.csv"], root / "data", options)
-    towers = TwoTowerSpec(
-        user=("userId", "past_movies", "past_count"), item=("movieId", "genres"), width=8, hidden=(), vector_width=8
-    )
-    training = TrainingSpec(batch_size=64, max_steps=20, reader_threads=1)
-    for name, model in (("towers", towers), ("ranker", DLRMSpec(width=4, bottom=(4,), top=(8,)))):
-        build(RunSpec(data=str(root / "data"), model=model, training=training), root / name).fit()
-    return Trained(root / "towers", root / "ranker", pa.csv.read_csv(root / "raw" / "movies.csv"))
-
-
-def of_all_items(trained: Trained, users: Mapping[str, list[Any]], user: int) -> tuple[np.ndarray, np.ndarray]:
+def of_all_items(film_runs: FilmRuns, users: Mapping[str, list[Any]], user: int) -> tuple[np.ndarray, np.ndarray]:
     """The towers' and the ranking model's scores of every film for one user."""
-    films = trained.films.column("movieId").to_pylist()
+    films = film_runs.films.column("movieId").to_pylist()
     records = {name: [values[user]] * len(films) for name, values in users.items()} | {"movieId": films}
-    towers = InferenceSession.open(trained.towers)
+    towers = InferenceSession.open(film_runs.towers)
     logits = towers.predict(records)[:, 0]
-    return logits, InferenceSession.open(trained.ranker).predict(records)[:, 0]
+    return logits, InferenceSession.open(film_runs.ranker).predict(records)[:, 0]
 
 
 def in_order(films: list[int], scores: np.ndarray) -> list[int]:
@@ -71,35 +39,35 @@ def in_order(films: list[int], scores: np.ndarray) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def recommender(trained: Trained) -> Recommender:
-    return Recommender.open(trained.towers, trained.catalogue(), ranker=trained.ranker)
+def recommender(film_runs: FilmRuns) -> Recommender:
+    return Recommender.open(film_runs.towers, film_runs.catalogue(), ranker=film_runs.ranker)
 
 
-def test_the_towers_alone_give_the_items_of_the_greatest_scores(trained: Trained) -> None:
-    recommender = Recommender.open(trained.towers, trained.catalogue())
-    films = trained.films.column("movieId").to_pylist()
+def test_the_towers_alone_give_the_items_of_the_greatest_scores(film_runs: FilmRuns) -> None:
+    recommender = Recommender.open(film_runs.towers, film_runs.catalogue())
+    films = film_runs.films.column("movieId").to_pylist()
     found = recommender.recommend(USERS, 6)
     for user, items in enumerate(found.items):
-        scores, _ = of_all_items(trained, USERS, user)
+        scores, _ = of_all_items(film_runs, USERS, user)
         assert items == in_order(films, scores)[:6]
         assert np.allclose(1 / (1 + np.exp(-np.array(found.scores[user]))), np.sort(scores)[::-1][:6], atol=1e-5)
 
 
-def test_candidates_are_ranked_by_the_ranking_model(trained: Trained, recommender: Recommender) -> None:
-    films = trained.films.column("movieId").to_pylist()
+def test_candidates_are_ranked_by_the_ranking_model(film_runs: FilmRuns, recommender: Recommender) -> None:
+    films = film_runs.films.column("movieId").to_pylist()
     found = recommender.recommend(USERS, 5, candidates=30)
     for user, items in enumerate(found.items):
-        logits, scores = of_all_items(trained, USERS, user)
+        logits, scores = of_all_items(film_runs, USERS, user)
         retrieved = np.argsort(-logits, kind="stable")[:30]
         ranked = retrieved[np.argsort(-scores[retrieved], kind="stable")][:5]
         assert items == [films[place] for place in ranked]
         assert np.allclose(found.scores[user], scores[ranked], atol=1e-6)
     everything = recommender.recommend(USERS, 5, candidates=len(films))
-    assert everything.items[1] == in_order(films, of_all_items(trained, USERS, 1)[1])[:5]
+    assert everything.items[1] == in_order(films, of_all_items(film_runs, USERS, 1)[1])[:5]
 
 
-def test_filters(trained: Trained, recommender: Recommender) -> None:
-    films = trained.films.column("movieId").to_pylist()
+def test_filters(film_runs: FilmRuns, recommender: Recommender) -> None:
+    films = film_runs.films.column("movieId").to_pylist()
     first = recommender.recommend(USERS, 5, candidates=30)
     again = recommender.recommend(USERS, 5, candidates=30, exclude=[*first.items[:2], [], [10**9]])
     assert not set(again.items[0]) & set(first.items[0])
@@ -118,28 +86,28 @@ def test_columns_may_be_arrays(recommender: Recommender) -> None:
     assert recommender.recommend({"userId": [], "past_movies": []}).items == []
 
 
-def test_an_index_is_kept_until_the_items_change(trained: Trained, tmp_path: Path) -> None:
-    made = Recommender.open(trained.towers, trained.catalogue(), index_dir=tmp_path / "index")
+def test_an_index_is_kept_until_the_items_change(film_runs: FilmRuns, tmp_path: Path) -> None:
+    made = Recommender.open(film_runs.towers, film_runs.catalogue(), index_dir=tmp_path / "index")
     time = (tmp_path / "index" / "index.json").stat().st_mtime_ns
-    again = Recommender.open(trained.towers, trained.catalogue(), index_dir=tmp_path / "index")
+    again = Recommender.open(film_runs.towers, film_runs.catalogue(), index_dir=tmp_path / "index")
     assert (tmp_path / "index" / "index.json").stat().st_mtime_ns == time
     assert np.array_equal(made.index.vectors, again.index.vectors)
-    fewer = Catalogue(trained.films.slice(3), "movieId")
-    assert len(Recommender.open(trained.towers, fewer, index_dir=tmp_path / "index").index) == len(fewer)
+    fewer = Catalogue(film_runs.films.slice(3), "movieId")
+    assert len(Recommender.open(film_runs.towers, fewer, index_dir=tmp_path / "index").index) == len(fewer)
     exact = ItemIndexSpec(method="exact")
-    Recommender.open(trained.towers, fewer, index=exact, index_dir=tmp_path / "index")
+    Recommender.open(film_runs.towers, fewer, index=exact, index_dir=tmp_path / "index")
     assert (tmp_path / "index" / "index.json").stat().st_mtime_ns > time
 
 
-def test_the_command_line(trained: Trained, recommender: Recommender, tmp_path: Path) -> None:
+def test_the_command_line(film_runs: FilmRuns, recommender: Recommender, tmp_path: Path) -> None:
     users = pa.table({**USERS, "seen": [[1, 2], [], None, [3]]})
     pq.write_table(users, tmp_path / "users.parquet")
-    pyarrow.csv.write_csv(trained.films, tmp_path / "films.csv")
-    pyarrow.csv.write_csv(trained.films.slice(0, 40), tmp_path / "stock.csv")
-    given = [trained.towers, tmp_path / "users.parquet", "--items", tmp_path / "films.csv", "--key", "movieId"]
-    given += ["--out", tmp_path / "out.jsonl", "--ranker", trained.ranker, "--k", 3, "--candidates", 12]
+    pyarrow.csv.write_csv(film_runs.films, tmp_path / "films.csv")
+    pyarrow.csv.write_csv(film_runs.films.slice(0, 40), tmp_path / "stock.csv")
+    given = [film_runs.towers, tmp_path / "users.parquet", "--items", tmp_path / "films.csv", "--key", "movieId"]
+    given += ["--out", tmp_path / "out.jsonl", "--ranker", film_runs.ranker, "--k", 3, "--candidates", 12]
     reported = figures("recommend", *given, "--exclude", "seen", "--allow", tmp_path / "stock.csv")
-    stock = trained.films.column("movieId").to_pylist()[:40]
+    stock = film_runs.films.column("movieId").to_pylist()[:40]
     expected = recommender.recommend(USERS, 3, candidates=12, exclude=[[1, 2], [], [], [3]], allow=stock)
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [(row["row"], row["rank"], row["movieId"]) for row in rows] == [
@@ -155,17 +123,17 @@ def test_the_command_line(trained: Trained, recommender: Recommender, tmp_path: 
         rejected("recommend", *options, where=where)
 
 
-def test_what_is_rejected(trained: Trained, recommender: Recommender) -> None:
-    films = trained.films
-    catalogue = trained.catalogue()
+def test_what_is_rejected(film_runs: FilmRuns, recommender: Recommender) -> None:
+    films = film_runs.films
+    catalogue = film_runs.catalogue()
     for where, call in {
-        "run": lambda: Towers.open(trained.ranker),
+        "run": lambda: Towers.open(film_runs.ranker),
         "key": lambda: Catalogue(films, "movie"),
         "items": lambda: Catalogue(films.slice(0, 0), "movieId"),
         "items[1].movieId": lambda: Catalogue({"movieId": [1, 1]}, "movieId"),
         "items[0].movieId": lambda: Catalogue({"movieId": [None, 1]}, "movieId"),
-        "score": lambda: Recommender.open(trained.towers, catalogue, score="liked"),
-        "index": lambda: Recommender(Towers.open(trained.towers), Catalogue(films[:5], "movieId"), recommender.index),
+        "score": lambda: Recommender.open(film_runs.towers, catalogue, score="liked"),
+        "index": lambda: Recommender(Towers.open(film_runs.towers), Catalogue(films[:5], "movieId"), recommender.index),
         "k": lambda: recommender.recommend(USERS, 0),
         "candidates": lambda: recommender.recommend(USERS, candidates=0),
         "exclude": lambda: recommender.recommend(USERS, exclude=[[]]),
@@ -178,4 +146,4 @@ def test_what_is_rejected(trained: Trained, recommender: Recommender) -> None:
     with pytest.raises(ConfigError):
         recommender.recommend({**USERS, "userId": ["a", 1, 2, 3]})
     with pytest.raises(ConfigError, check=at("items")):
-        Recommender.open(trained.towers, Catalogue({"title": ["a"]}, "title"))
+        Recommender.open(film_runs.towers, Catalogue({"title": ["a"]}, "title"))

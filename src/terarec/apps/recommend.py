@@ -8,26 +8,18 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from terarec.apps.item_index import INDEX_FILE, Floats, Integers, ItemIndex
-from terarec.batch import Batch, to_device
-from terarec.config.files import DATASET_DIRECTORY
+from terarec.apps.towers import Towers
 from terarec.errors import ConfigError
-from terarec.etl.workflow import Workflow, workflow_of
 from terarec.etl.workflow.raw_values import RawValues
-from terarec.models import TwoTower
-from terarec.models.artifact import LoadedModel, load_model
-from terarec.models.contract import device_of
-from terarec.nn.precision import autocast
-from terarec.serve.record_batches import RecordBatches
-from terarec.serve.session import InferenceSession, InputColumn, input_columns
+from terarec.serve.session import InferenceSession
 from terarec.spec import ItemIndexSpec, checks
 from terarec.spec.checks import quoted
 from terarec.spec.registry import unknown_name
@@ -88,6 +80,28 @@ class Catalogue:
         """Return the keys of rows."""
         return [self._values[place] for place in places]
 
+    def num_users(self, users: Mapping[str, RawValues], needed: Sequence[str]) -> int:
+        """Return the number of users.
+
+        Args:
+            users: Columns of users by name.
+            needed: Columns that have to be there.
+
+        Raises:
+            ConfigError: A column that is missing, one of the items' or of another length.
+        """
+        for name in users:
+            if name in self.names:
+                raise ConfigError(f"column {name!r}", "is one of the items, expected columns of users")
+        expected = ", ".join(needed)
+        for name in needed:
+            if name not in users:
+                raise ConfigError(f"column {name!r}", f"missing, expected {expected}")
+        sizes = {len(values) for values in users.values()}
+        if len(sizes) != 1:
+            raise ConfigError("users", f"got columns of {sorted(sizes)} values, expected the same number in all")
+        return sizes.pop()
+
     def fingerprint(self) -> str:
         """Return the SHA-256 of the columns, in hexadecimal."""
         digest = hashlib.sha256(self.key.encode())
@@ -112,79 +126,16 @@ class Recommendations:
     scores: list[list[float]]
 
 
-class Towers:
-    """A trained two-tower model and its workflow: vectors of users and of items from raw columns.
+class Candidates(NamedTuple):
+    """Items that were retrieved for a user, the best first.
 
     Attributes:
-        inputs: Raw columns of a record.
-        step: Training steps of the weights.
-
-    Args:
-        loaded: The model and what describes it.
-        workflow: Encodes raw values as they were for training.
-
-    Raises:
-        ConfigError: A model of another kind.
+        places: int64[n], their rows in the catalogue.
+        logits: float32[n], the logits of the two towers.
     """
 
-    def __init__(self, loaded: LoadedModel, workflow: Workflow) -> None:
-        if not isinstance(loaded.model, TwoTower):
-            raise ConfigError("run", f"holds a model of the kind {loaded.spec.model.kind!r}, expected 'two_tower'")
-        self._model = loaded.model
-        self._device = device_of(loaded.model)
-        self._training = loaded.spec.training
-        self._workflow = workflow
-        self._batch = RecordBatches(workflow, loaded.dataset)
-        self.inputs: tuple[InputColumn, ...] = input_columns(workflow)
-        self.step = loaded.step
-
-    @classmethod
-    def open(
-        cls,
-        run: Path | str,
-        checkpoint: int | str | None = None,
-        *,
-        device: torch.device | None = None,
-        allow_import: Sequence[str] = (),
-    ) -> Self:
-        """Load a checkpoint of a run; arguments and errors are those of `InferenceSession.open`."""
-        loaded = load_model(run, checkpoint, device=device, allow_import=allow_import)
-        return cls(loaded, workflow_of(Path(run) / DATASET_DIRECTORY, allow_import=allow_import))
-
-    def fingerprint(self) -> str:
-        """Return the SHA-256 of the item tower's dense weights and of the number of steps, in hexadecimal."""
-        digest = hashlib.sha256(str(self.step).encode())
-        for name, tensor in self._model.item.state_dict().items():
-            digest.update(name.encode())
-            digest.update(tensor.detach().float().cpu().numpy().tobytes())
-        return digest.hexdigest()
-
-    def users(self, columns: Mapping[str, RawValues]) -> Floats:
-        """Return vectors float32[B, D] of B users; columns of items alone may be absent."""
-        return self._vectors(columns, of_items=False)
-
-    def items(self, columns: Mapping[str, RawValues]) -> Floats:
-        """Return vectors float32[I, D] of I items; columns of users alone may be absent."""
-        return self._vectors(columns, of_items=True)
-
-    def _vectors(self, columns: Mapping[str, RawValues], *, of_items: bool) -> Floats:
-        count, size = len(next(iter(columns.values()))), self._training.batch_size
-        # `concatenate` needs an array, and no batch says how wide the vectors are.
-        parts = [np.empty((0, 1), np.float32)] if not count else []
-        for begin in range(0, count, size):
-            part = min(size, count - begin)
-            # The workflow encodes all of its columns: those of the other tower, which are not read, as missing values.
-            columns_of_part = {
-                column.name: columns[column.name][begin : begin + part] if column.name in columns else [None] * part
-                for column in self.inputs
-            }
-            batch = to_device(self._batch(self._workflow.encode(columns_of_part)), self._device)
-            with torch.inference_mode(), autocast(self._training.precision, self._device):
-                parts.append(self._of(batch, of_items=of_items).float().cpu().numpy())
-        return np.concatenate(parts)
-
-    def _of(self, batch: Batch, *, of_items: bool) -> Tensor:
-        return self._model.item_vectors(batch) if of_items else self._model.user_vectors(batch)
+    places: Integers
+    logits: Floats
 
 
 class Recommender:
@@ -295,7 +246,7 @@ class Recommender:
             ConfigError: A column that is missing, one of the items' or of another length, a value that a workflow
                 cannot read, lists for another number of users, or a number below 1.
         """
-        count = self._checked_users(users)
+        count = self.catalogue.num_users(users, self.user_columns)
         for name, value in (("k", k), ("candidates", candidates)):
             checks.argument(name, value, checks.integer(1, checks.MOST_BATCH))
         if exclude is not None and len(exclude) != count:
@@ -304,36 +255,78 @@ class Recommender:
             return Recommendations(items=[], scores=[])
         known = self._towers.inputs
         vectors = self._towers.users({c.name: users[c.name] for c in known if c.name in users})
+        retrieved = self.retrieve(
+            vectors, k if self.ranker is None else max(k, candidates), exclude=exclude, allow=allow
+        )
+        if self.ranker is None:
+            return self.best([found.places for found in retrieved], [found.logits for found in retrieved], k)
+        places = [found.places for found in retrieved]
+        return self.best(places, list(self._ranked(users, places)), k)
+
+    def retrieve(
+        self,
+        vectors: Floats,
+        count: int,
+        *,
+        exclude: Sequence[Sequence[object]] | None = None,
+        allow: Sequence[object] | None = None,
+    ) -> list[Candidates]:
+        """Return up to `count` items for each of B users.
+
+        Args:
+            vectors: float32[B, D], those of the users.
+            count: Items for a user.
+            exclude: As in `recommend`.
+            allow: As in `recommend`.
+
+        Raises:
+            ConfigError: Lists for another number of users.
+        """
         nearest = self.index.search(
             vectors,
-            k if self.ranker is None else max(k, candidates),
+            count,
             exclude=None if exclude is None else [self.catalogue.places(keys) for keys in exclude],
             allow=None if allow is None else self.catalogue.places(allow),
         )
-        lists = [keys[keys >= 0] for keys in nearest.keys]
-        if self.ranker is None:
-            scores = [row[: len(keys)] for row, keys in zip(nearest.scores, lists, strict=True)]
-        else:
-            scores = list(self._ranked(users, lists))
+        lengths = (nearest.keys >= 0).sum(1)
+        return [
+            Candidates(keys[:length], scores[:length])
+            for keys, scores, length in zip(nearest.keys, nearest.scores, lengths, strict=True)
+        ]
+
+    def best(self, places: Sequence[Integers], scores: Sequence[Floats], k: int) -> Recommendations:
+        """Return the k candidates of each user with the largest scores.
+
+        Args:
+            places: Rows of each user's candidates in the catalogue.
+            scores: Their scores.
+            k: Items for a user.
+        """
         items, kept = [], []
-        for places, mine in zip(lists, scores, strict=True):
+        for rows, mine in zip(places, scores, strict=True):
             best = np.argsort(-mine, kind="stable")[:k]  # of equal scores, the one that the towers prefer
-            items.append(self.catalogue.keys(places[best].tolist()))
+            items.append(self.catalogue.keys(rows[best].tolist()))
             kept.append(mine[best].tolist())
         return Recommendations(items=items, scores=kept)
 
-    def _checked_users(self, users: Mapping[str, RawValues]) -> int:
-        for name in users:
-            if name in self.catalogue.names:
-                raise ConfigError(f"column {name!r}", "is one of the items, expected columns of users")
-        expected = ", ".join(self.user_columns)
-        for name in self.user_columns:
-            if name not in users:
-                raise ConfigError(f"column {name!r}", f"missing, expected {expected}")
-        sizes = {len(values) for values in users.values()}
-        if len(sizes) != 1:
-            raise ConfigError("users", f"got columns of {sorted(sizes)} values, expected the same number in all")
-        return sizes.pop()
+    def ranking_columns(
+        self, names: Sequence[str], users: Mapping[str, RawValues], places: Sequence[Integers]
+    ) -> dict[str, RawValues]:
+        """Return columns of a ranking model, with a record for each candidate of each user.
+
+        Args:
+            names: The columns.
+            users: Those of users -> B values.
+            places: Rows of each user's candidates in the catalogue.
+        """
+        rows = pa.array(np.concatenate(places))
+        user = np.repeat(np.arange(len(places)), [len(keys) for keys in places])
+        return {
+            name: self.catalogue.columns.column(name).take(rows)
+            if name in self.catalogue.names
+            else _take(users[name], user)
+            for name in names
+        }
 
     def _ranked(self, users: Mapping[str, RawValues], lists: Sequence[Integers]) -> Iterator[Floats]:
         """Yield the ranking model's scores of the items of each user."""
@@ -346,16 +339,11 @@ class Recommender:
                 total += len(lists[end])
                 end += 1
             part = lists[begin:end]
-            places = np.concatenate(part)
-            user = np.repeat(np.arange(begin, end), [len(keys) for keys in part])
-            columns = {}
-            for column in self.ranker.inputs:
-                if column.name in self.catalogue.names:
-                    columns[column.name] = self.catalogue.columns.column(column.name).take(pa.array(places))
-                else:
-                    columns[column.name] = _take(users[column.name], user)
+            of_part = {name: values[begin:end] for name, values in users.items()}
+            columns = self.ranking_columns([column.name for column in self.ranker.inputs], of_part, part)
             # Users may have no candidates left after `exclude` and `allow`.
-            scores = self.ranker.predict(columns)[:, self._score] if len(places) else np.empty(0, np.float32)
+            num_candidates = sum(map(len, part))
+            scores = self.ranker.predict(columns)[:, self._score] if num_candidates else np.empty(0, np.float32)
             yield from np.split(scores, np.cumsum([len(keys) for keys in part])[:-1])
             begin = end
 

@@ -262,6 +262,13 @@ class ServeOptions:
         ),
     ] = None
     tables: Annotated[Path | None, spec_option("tables", ServingSpec, "tables", metavar="FILE.json")] = None
+    recommend: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.json",
+            help="JSON of what POST /v1/recommend answers: the items, the model that retrieves and the one that ranks.",
+        ),
+    ] = None
     stream: Annotated[
         str | None,
         typer.Option(
@@ -282,7 +289,7 @@ def serve(options: ServeOptions, show: Show) -> None:
     if options.server.executor in ("onnxruntime", "openvino"):
         let_threads_sleep()  # theirs need the cores; before torch is imported
     from terarec.apps.drift.watch import ServedDrift
-    from terarec.config.files import load_served_tables, load_update_stream
+    from terarec.config.files import load_recommendations, load_served_tables, load_update_stream
     from terarec.serve import run
     from terarec.serve.listening import address_of
     from terarec.train.devices import describe_device, resolve_device
@@ -306,6 +313,12 @@ def serve(options: ServeOptions, show: Show) -> None:
     )
     if options.tables is not None:
         spec = dataclasses.replace(spec, tables=load_served_tables(options.tables))
+
+    recommendations: run.OpenRecommendations | None = None
+    if options.recommend is not None:
+        from terarec.apps.served_recommendations import Recommendations
+
+        recommendations = partial(Recommendations, load_recommendations(options.recommend))
 
     def ready(server: run.RunningServer) -> None:
         if options.run is not None:
@@ -337,6 +350,7 @@ def serve(options: ServeOptions, show: Show) -> None:
             numbers=options.numbers,
             stream=None if options.stream is None else load_update_stream(options.stream, options.kafka_config),
             drift=drift if options.drift else None,
+            recommendations=recommendations,
         )
 
 
@@ -482,7 +496,8 @@ def recommend(options: RecommendOptions, show: Show) -> None:
     """Run ``terarec recommend``."""
     import pyarrow as pa
 
-    from terarec.apps.recommend import Catalogue, Recommender, Towers
+    from terarec.apps.recommend import Catalogue, Recommender
+    from terarec.apps.towers import Towers
     from terarec.formats.table_file import check_suffix, table_file
     from terarec.io.files import check_new_file
     from terarec.serve import InferenceSession

@@ -40,6 +40,7 @@ from terarec.spec.codec import (
     words_of,
 )
 from terarec.spec.serving import UpdateStreamSpec
+from terarec.spec.serving_recommendations import RecommendationSpec
 
 _INDENT, _WIDTH = 2, 100
 
@@ -162,6 +163,22 @@ def load_served_tables(path: Path | str) -> ServedTablesSpec:
         for tier in spec.tiers
     ]
     return dataclasses.replace(spec, tiers=tuple(tiers))
+
+
+def load_recommendations(path: Path | str) -> RecommendationSpec:
+    """Read what a server recommends from a JSON file, in which lines that begin with ``//`` are comments.
+
+    Relative paths in it count from the folder that holds the file.
+
+    Raises:
+        DataNotFoundError: There is no such file.
+        ConfigError: Broken JSON (line and column), or an unknown, missing or mistyped field (JSON path).
+    """
+    path = Path(path)
+    spec = from_data(RecommendationSpec, _parse(path, "a description of recommendations"), where=f"{path}: $")
+    folder = path.parent.absolute()
+    index_dir = None if spec.index_dir is None else os.path.normpath(folder / spec.index_dir)
+    return dataclasses.replace(spec, items=os.path.normpath(folder / spec.items), index_dir=index_dir)
 
 
 def load_update_stream(source: Path | str, client_file: Path | None = None) -> UpdateStreamSpec:

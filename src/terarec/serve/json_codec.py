@@ -143,11 +143,7 @@ def decode_infer_request(
         RequestTooLargeError: More lists or objects than `MAX_LISTS` and `MAX_OBJECTS`.
         ConfigError: Not JSON, or a field that is unknown, missing, mistyped or does not fit its shape.
     """
-    # Before parsing, since Python's objects are what takes the memory. Brackets inside texts count, too, which may
-    # reject a request that would fit, and never lets one through that does not.
-    for bracket, limit, things in ((b"[", MAX_LISTS, "lists"), (b"{", MAX_OBJECTS, "objects")):
-        if body.count(bracket) > limit:
-            raise RequestTooLargeError("the body", f"got more than {limit} {things}, send fewer records at a time")
+    check_brackets(body)
 
     def read(data: Any) -> InferRequest:
         _check_fields(data, "", _REQUEST_FIELDS, required=("inputs",))
@@ -162,6 +158,19 @@ def decode_infer_request(
         )
 
     return _decode(body, read)
+
+
+def check_brackets(body: bytes | bytearray) -> None:
+    """Reject a request whose lists or objects would take too much memory.
+
+    Raises:
+        RequestTooLargeError: More than `MAX_LISTS` or `MAX_OBJECTS`.
+    """
+    # Before parsing, since Python's objects are what takes the memory. Brackets inside texts count, too, which may
+    # reject a request that would fit, and never lets one through that does not.
+    for bracket, limit, things in ((b"[", MAX_LISTS, "lists"), (b"{", MAX_OBJECTS, "objects")):
+        if body.count(bracket) > limit:
+            raise RequestTooLargeError("the body", f"got more than {limit} {things}, send fewer records at a time")
 
 
 def decode_infer_response(body: bytes) -> InferResponse:

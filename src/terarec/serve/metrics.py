@@ -15,6 +15,7 @@ from terarec.serve.input_drift import DriftWatch
 from terarec.serve.live import LiveUpdates
 from terarec.serve.models import ServedModels
 from terarec.serve.protocol import UnknownModelError
+from terarec.serve.recommending import RecommendationService, RecommendationStatistics
 from terarec.serve.served_model import ServedModel
 from terarec.serve.sinks import Sink
 from terarec.serve.statistics import DIFFERENCES, DURATION_BOUNDS_NS, BatchCount, ModelStatistics, ShadowStatistics
@@ -48,6 +49,8 @@ _DURATIONS: Sequence[tuple[str, str, str]] = (
 """Stage of `ModelStatistics.durations`, name of its histogram, and what it has."""
 
 _BATCH_BOUNDS = tuple(2**power for power in range(17))
+_DURATION_BOUNDS = tuple(bound / 1e9 for bound in DURATION_BOUNDS_NS)
+_RECOMMENDING = "terarec_recommendation_duration_seconds"
 
 Kind = Literal["counter", "gauge"]
 _OTHERS: Mapping[str, tuple[Kind, str, Sequence[str]]] = {
@@ -84,6 +87,9 @@ _OTHERS: Mapping[str, tuple[Kind, str, Sequence[str]]] = {
     "terarec_updated_rows": ("counter", "Rows that deltas have set", _MODEL),
     "terarec_unwritten_rows": ("gauge", "Rows of deltas that are in memory, since no tier has them yet", _MODEL),
     "terarec_rejected_updates": ("counter", "Updates that were rejected", _MODEL),
+    "terarec_recommendation_requests": ("counter", "Requests for recommendations by outcome", ("outcome",)),
+    "terarec_recommendation_users": ("counter", "Users that got recommendations", ()),
+    "terarec_recommendation_items": ("gauge", "Items that are recommended from", ()),
     "terarec_table_keys": ("counter", "Keys looked up in the tiers of a table", _TABLE),
     "terarec_table_default_keys": ("counter", "Keys that got the default vector", _TABLE),
     "terarec_tier_keys": ("counter", "Keys looked up in a tier", _TIER),
@@ -107,6 +113,7 @@ class Metrics:
         errors: Function that returns the responses of errors by their status of HTTP; None for no such transport.
         sinks: Where something about requests goes.
         drift: What compares records with the training data; None for nothing.
+        recommendations: What answers requests for recommendations; None where nothing does.
     """
 
     def __init__(
@@ -115,9 +122,10 @@ class Metrics:
         errors: Callable[[], Mapping[int, int]] | None = None,
         sinks: Sequence[Sink] = (),
         drift: DriftWatch | None = None,
+        recommendations: RecommendationService | None = None,
     ) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_ServerCollector(models, errors, sinks, drift))
+        self._registry.register(_ServerCollector(models, errors, sinks, drift, recommendations))
         ProcessCollector(registry=self._registry)
 
     def text(self) -> bytes:
@@ -134,8 +142,10 @@ class _ServerCollector(Collector):
         errors: Callable[[], Mapping[int, int]] | None,
         sinks: Sequence[Sink],
         drift: DriftWatch | None,
+        recommendations: RecommendationService | None,
     ) -> None:
         self._models = models
+        self._recommendations = recommendations
         self._errors = errors
         self._sinks = sinks
         self._drift = drift
@@ -159,6 +169,8 @@ class _ServerCollector(Collector):
         if (router := self._models.router) is not None:
             for name in dict.fromkeys(state.name for state in self._models.index()):
                 _add_shadow(families, name, router.statistics(name))
+        if self._recommendations is not None:
+            _add_recommendations(families, self._recommendations.statistics())
         for state in self._models.index():
             families.add("terarec_model_states", (state.name, state.version, state.state), 1)
             if state.state != "READY":
@@ -186,6 +198,9 @@ class _Families:
             "Absolute differences of the scores of a version that does not answer from those of answers.",
             labels=_MODEL,
         )
+        self._histograms[_RECOMMENDING] = HistogramMetricFamily(
+            _RECOMMENDING, "Time of requests for recommendations, by stage.", labels=("stage",)
+        )
         self._others: dict[str, CounterMetricFamily | GaugeMetricFamily] = {
             name: (CounterMetricFamily if kind == "counter" else GaugeMetricFamily)(name, f"{text}.", labels=labels)
             for name, (kind, text, labels) in _OTHERS.items()
@@ -206,12 +221,20 @@ class _Families:
         self._histograms[name].add_metric(labels, list(zip(names, accumulate(counts), strict=True)), total)
 
 
+def _add_recommendations(families: _Families, counted: RecommendationStatistics) -> None:
+    for stage, counts in counted.durations.items():
+        families.add_histogram(_RECOMMENDING, (stage,), _DURATION_BOUNDS, counts, counted.times_ns[stage] / 1e9)
+    for outcome, count in counted.requests.items():
+        families.add("terarec_recommendation_requests", (outcome,), count)
+    families.add("terarec_recommendation_users", (), counted.users)
+    families.add("terarec_recommendation_items", (), counted.items)
+
+
 def _add_model(families: _Families, model: ServedModel) -> None:
     labels, counted = (model.name, model.version), model.statistics()
-    bounds = tuple(bound / 1e9 for bound in DURATION_BOUNDS_NS)
     for stage, name, _ in _DURATIONS:
         spent_ns = counted.success_ns if stage == "request" else getattr(counted.times, stage)
-        families.add_histogram(name, labels, bounds, counted.durations[stage], spent_ns / 1e9)
+        families.add_histogram(name, labels, _DURATION_BOUNDS, counted.durations[stage], spent_ns / 1e9)
     sizes = _size_counts(counted.batches)
     families.add_histogram("terarec_batch_records", labels, _BATCH_BOUNDS, sizes, counted.records)
     _add_requests(families, labels, counted)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
 
@@ -26,6 +26,7 @@ from terarec.serve.live import LiveUpdates
 from terarec.serve.loading import VersionLoader
 from terarec.serve.models import ServedModels
 from terarec.serve.publishing import UpdateReceiver
+from terarec.serve.recommending import RecommendationService
 from terarec.serve.served_model import ServedModel
 from terarec.serve.served_records import ServedRecords, check_record_directory
 from terarec.serve.session import InferenceSession
@@ -47,6 +48,10 @@ if TYPE_CHECKING:
 
 _RECEIVE_SECONDS = 0.5  # between two polls of a stream
 _GRACE_SECONDS = 10.0  # for calls of gRPC in flight after a stop
+
+
+OpenRecommendations: TypeAlias = Callable[[ServedModels], contextlib.AbstractContextManager[RecommendationService]]
+"""Returns what answers requests for recommendations by the models of a server, and is closed before them."""
 
 
 class RunningServer:
@@ -89,6 +94,7 @@ def serve(
     numbers: Numbers | None = None,
     stream: UpdateStreamSpec | None = None,
     drift: Callable[[], DriftWatch] | None = None,
+    recommendations: OpenRecommendations | None = None,
 ) -> None:
     """Serve a checkpoint of a run, or the models of a repository, until SIGINT, SIGTERM or `RunningServer.stop`.
 
@@ -103,6 +109,8 @@ def serve(
         stream: Stream from which the run's checkpoints are received into its directory; None for a run that is there.
         drift: Function that returns what compares records with the training data, in each process that serves; None
             for no comparison. `terarec.apps.drift.watch.ServedDrift` is one.
+        recommendations: Function that returns what answers requests for recommendations by the models of the server;
+            None for no such requests.
 
     Raises:
         ConfigError: A stream for tables in the memory of the device or for a repository, an address that cannot be
@@ -133,9 +141,9 @@ def serve(
         _check_watching(spec.watching)
         sockets = _Sockets(bound, tuple(admins))
         if shared is None:
-            _run(sockets, _models(source, spec, options, stream), spec, accept, drift)
+            _run(sockets, _models(source, spec, options, stream), spec, accept, drift, recommendations)
         else:
-            _run_workers(sockets, shared, spec, options, accept, drift)
+            _run_workers(sockets, shared, spec, options, accept, drift, recommendations)
 
 
 class _Sockets(NamedTuple):
@@ -151,6 +159,7 @@ def _run(
     spec: ServingSpec,
     started: Callable[[Callable[[], None], int | None], None],
     drift: Callable[[], DriftWatch] | None,
+    recommendations: OpenRecommendations | None,
     shut_down: Callable[[], None] | None = None,
 ) -> None:
     """Serve models on sockets until a signal, or until the function is called that `started` gets with gRPC's port.
@@ -166,6 +175,7 @@ def _run(
         _watchers(spec.watching, drift) as watchers,
         loading as models,
         shared_memory(spec.access, sockets.clients, is_possible=has_memory) as memory,
+        contextlib.nullcontext() if recommendations is None else recommendations(models) as recommender,
     ):
         models.observer = watchers.records
         api = InferenceApi(models, memory=memory, calls=watchers.calls)
@@ -176,6 +186,7 @@ def _run(
             sockets.admins,
             sinks=watchers.sinks,
             drift=watchers.drift,
+            recommendations=recommender,
             shut_down=shut_down or (lambda: transport.stop()),
         )
         with _stopped_by_signals(transport.stop), _grpc(api, spec) as grpc_port:
@@ -276,6 +287,7 @@ def _run_workers(
     options: _SessionOptions,
     started: Callable[[Callable[[], None], int | None], None],
     drift: Callable[[], DriftWatch] | None,
+    recommendations: OpenRecommendations | None,
 ) -> None:
     """Load a run, and serve it in forks of this process, which share what was loaded."""
     threads = max(torch.get_num_threads() // spec.workers, 1)
@@ -297,7 +309,15 @@ def _run_workers(
                 others=partial(board.others, context.index),
             )
             with StatisticsWriter(board, context.index, counter):
-                _run(sockets, _installed(model), spec, lambda stop, _: context.started(stop), drift, context.shut_down)
+                _run(
+                    sockets,
+                    _installed(model),
+                    spec,
+                    lambda stop, _: context.started(stop),
+                    drift,
+                    recommendations,
+                    context.shut_down,
+                )
 
         workers = Workers(spec.workers, work, board.bury)
         # What is there now is not looked at by the garbage collector, whose marks would copy the pages.

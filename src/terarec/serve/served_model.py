@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
+from typing import NamedTuple
 
 from terarec.errors import ConfigError
 from terarec.serve.batcher import Batcher, ScoredPart
@@ -102,12 +103,12 @@ class ServedModel:
             # Checked although there is one output: a client that names another would take its scores for that.
             if wanted.name != SCORE:
                 raise ConfigError(f"outputs[{index}].name", f"got {quoted(wanted.name)}, expected {SCORE!r}")
-        priority, timeout = _parameter(request, "priority"), _parameter(request, "timeout")
+        urgency = Urgency.of(request)
         return self._batcher.submit(
             self._columns(request),
             partial(self._answer, request.id, call),
-            priority=priority,
-            timeout_seconds=timeout / 1e6 or None,
+            priority=urgency.priority,
+            timeout_seconds=urgency.timeout_seconds,
         )
 
     def records(self, request: InferRequest) -> RecordColumns:
@@ -147,6 +148,23 @@ class ServedModel:
         if self.updates is not None:
             self.updates.close()
         self.session.close()
+
+
+class Urgency(NamedTuple):
+    """What a request states in its parameters ``priority`` and ``timeout`` (microseconds).
+
+    Attributes:
+        priority: Its level; 0 for the default one.
+        timeout_seconds: Time that it may wait; None for the default one.
+    """
+
+    priority: int
+    timeout_seconds: float | None
+
+    @classmethod
+    def of(cls, request: InferRequest) -> Urgency:
+        """Return the urgency of a request; raise `ConfigError` for a parameter that is no integer >= 0."""
+        return cls(_parameter(request, "priority"), _parameter(request, "timeout") / 1e6 or None)
 
 
 def _parameter(request: InferRequest, name: str) -> int:

@@ -27,7 +27,7 @@ from terarec.etl.workflow.raw_values import RawValues
 from terarec.etl.workflow.serving import EncodedRecords
 from terarec.formats.delta import StateId
 from terarec.formats.frames import Frame
-from terarec.models.artifact import ModelWithoutTables, load_dense_state, load_model, load_without_tables
+from terarec.models.artifact import LoadedModel, ModelWithoutTables, load_dense_state, load_model, load_without_tables
 from terarec.models.contract import device_of, logits_of, score_names
 from terarec.models.narrow import narrow
 from terarec.models.trained_columns import check_columns
@@ -146,6 +146,12 @@ class InferenceSession:
     def workflow(self) -> Workflow:
         """Encodes raw values as they were for the training of these weights."""
         return self._weights.current.inputs.workflow
+
+    @property
+    def loaded(self) -> LoadedModel:
+        """The model and what describes it, with the weights of the next batch."""
+        weights = self._weights.current
+        return LoadedModel(weights.model, self.run, weights.inputs.dataset, weights.step)
 
     @property
     def score_names(self) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from terarec.serve.api import InferenceApi
 from terarec.serve.calls import CallSink
 from terarec.serve.http.assembly import HttpTransport
 from terarec.serve.input_drift import DriftWatch
+from terarec.serve.recommending import RecommendationService
 from terarec.serve.shared_memory import SharedMemory
 from terarec.spec import ServingSpec
 from tests.waiting import PATIENCE
@@ -40,6 +41,7 @@ def served(
     spec: ServingSpec | None = None,
     calls: Sequence[CallSink] = (),
     drift: DriftWatch | None = None,
+    recommendations: RecommendationService | None = None,
 ) -> Iterator[Served]:
     """Serve models on a free port of this machine."""
     spec = ServingSpec() if spec is None else spec
@@ -52,7 +54,7 @@ def served(
     ):
         api = InferenceApi(models, memory=memory if has_memory else None, calls=calls)
         admins = [admin] if spec.access.admin_port is not None else []
-        transport = HttpTransport(api, spec, [bound], admins, drift=drift)
+        transport = HttpTransport(api, spec, [bound], admins, drift=drift, recommendations=recommendations)
         thread = threading.Thread(target=transport.run, args=(is_ready.set,))
         thread.start()
         try:

@@ -14,15 +14,15 @@ from terarec.serve.access import Access
 from terarec.serve.api import InferenceApi
 from terarec.serve.binary_codec import decode_binary_request, encode_binary_response
 from terarec.serve.http.compression import check_encoding, compress, decompress
-from terarec.serve.http.messages import JSON, Handler, Request, Response, json_response
+from terarec.serve.http.messages import JSON, Handler, Request, Response, check_content_type, json_response
 from terarec.serve.http.routes import Route, Routes
 from terarec.serve.json_codec import decode_object
-from terarec.serve.protocol import InferRequest, UnsupportedContentError
+from terarec.serve.protocol import InferRequest
 from terarec.spec.checks import quoted
 
 Result = TypeVar("Result")
 
-_SMALL_BYTES = 65536
+SMALL_BYTES = 65536
 """Bodies up to this length are parsed in the event loop, in less time than a thread takes to begin."""
 
 _HEADER_BYTES = "inference-header-content-length"
@@ -147,16 +147,11 @@ class ApiRoutes:
     def _check_infer(self, request: Request) -> None:
         """Reject what the server does not read before the body is received."""
         self._check_model(request)
-        is_binary = _HEADER_BYTES in request.headers
-        content_type = request.headers.get("content-type", JSON).split(";")[0].strip().lower()
-        # Stock clients send no Content-Type. A page of another origin could send other types without being asked.
-        if content_type != JSON and not (is_binary and content_type == _OCTETS):
-            expected = f"{JSON} or {_OCTETS}" if is_binary else JSON
-            raise UnsupportedContentError("Content-Type", f"got {quoted(content_type)}, expected {expected}")
+        check_content_type(request, *((_OCTETS,) if _HEADER_BYTES in request.headers else ()))
         check_encoding(request.headers.get("content-encoding", ""))
 
     async def _infer(self, request: Request) -> Response:
-        if len(request.body) <= _SMALL_BYTES and "content-encoding" not in request.headers:
+        if len(request.body) <= SMALL_BYTES and "content-encoding" not in request.headers:
             decoded = self._decoded(request)
         else:
             decoded = await self._in_thread(self._parser, partial(self._decoded, request))

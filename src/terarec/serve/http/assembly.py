@@ -11,11 +11,13 @@ from terarec.serve.api import InferenceApi
 from terarec.serve.http.admin_routes import add_administration
 from terarec.serve.http.api_routes import ApiRoutes
 from terarec.serve.http.openapi import add_docs
+from terarec.serve.http.recommend_routes import add_recommendations
 from terarec.serve.http.security import Guard
 from terarec.serve.http.server import HttpServer
 from terarec.serve.http.watch_routes import add_dashboard, add_drift, add_metrics
 from terarec.serve.input_drift import DriftWatch
 from terarec.serve.metrics import Metrics
+from terarec.serve.recommending import RecommendationService
 from terarec.serve.sinks import Sink
 from terarec.spec import ServingSpec
 
@@ -29,6 +31,7 @@ class HttpTransport:
         sockets: Listening sockets.
         admin_sockets: Listening sockets of administrators.
         sinks: Where something about requests goes, for the metrics; None for those of `api`.
+        recommendations: Answers requests for recommendations; None for no such path.
         shut_down: Function that lets the whole server finish, for administrators; None for no such call.
         drift: What compares records with the training data; None for nothing.
 
@@ -45,6 +48,7 @@ class HttpTransport:
         admin_sockets: Sequence[socket.socket] = (),
         *,
         sinks: Sequence[Sink] | None = None,
+        recommendations: RecommendationService | None = None,
         shut_down: Callable[[], None] | None = None,
         drift: DriftWatch | None = None,
     ) -> None:
@@ -55,12 +59,14 @@ class HttpTransport:
         self._paths = ApiRoutes(api, spec.max_request_bytes)
         routes = self._paths.routes()
         add_administration(routes, api, shut_down)
+        if recommendations is not None:
+            add_recommendations(routes, recommendations, spec.max_request_bytes)
         add_docs(routes)
         add_dashboard(routes)
         self._server = HttpServer(routes, spec, Guard(control, spec.access.allowed_hosts), api.calls)
         add_drift(routes, drift)
         sinks = api.calls if sinks is None else sinks
-        add_metrics(routes, Metrics(api.models, lambda: self._server.errors, sinks, drift))
+        add_metrics(routes, Metrics(api.models, lambda: self._server.errors, sinks, drift, recommendations))
 
     def run(self, started: Callable[[], None]) -> None:
         """Serve until `stop` is called.

@@ -12,8 +12,8 @@ from urllib.parse import parse_qs
 from terarec.errors import ConfigError, TerarecError
 from terarec.serve.calls import Call
 from terarec.serve.json_codec import encode
-from terarec.serve.protocol import ServerBusyError, UnauthenticatedError, error_code
-from terarec.spec.checks import one_line
+from terarec.serve.protocol import ServerBusyError, UnauthenticatedError, UnsupportedContentError, error_code
+from terarec.spec.checks import one_line, quoted
 from terarec.user_code import describe, place_of
 
 JSON = "application/json"
@@ -72,6 +72,19 @@ class Response:
     def is_last(self) -> bool:
         """True if the connection ends with it."""
         return self.headers.get("Connection") == "close"
+
+
+def check_content_type(request: Request, *others: str) -> None:
+    """Check the type of a body before it is received.
+
+    Raises:
+        UnsupportedContentError: It is neither JSON nor one of `others`.
+    """
+    accepted = (JSON, *others)
+    content_type = request.headers.get("content-type", JSON).split(";")[0].strip().lower()
+    # Stock clients send no Content-Type. A page of another origin could send other types without being asked.
+    if content_type not in accepted:
+        raise UnsupportedContentError("Content-Type", f"got {quoted(content_type)}, expected {' or '.join(accepted)}")
 
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]

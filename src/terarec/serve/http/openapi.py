@@ -41,6 +41,7 @@ _SUMMARIES: Mapping[str, str] = {
     "POST /v2/{kind}sharedmemory/unregister": "Forget all regions of shared memory",
     "POST /v1/repository/models/{name}/promote": "Let a version of the repository answer, or a share of the requests",
     "POST /v1/repository/models/{name}/rollback": "Return to an earlier version, or end a share",
+    "POST /v1/recommend": "Recommend items to users",
     "POST /v1/shutdown": "Finish the requests in flight, and end",
     "GET /": "A page that shows the metrics and scores a record",
     "GET /metrics": "Counters and durations for Prometheus",
@@ -57,10 +58,14 @@ _BODIES: Mapping[str, str] = {
     "register": "Region",
     "promote": "Promotion",
     "rollback": "Rollback",
+    "recommend": "RecommendRequest",
 }
 """Last part of a path -> schema of its body."""
 
-_NEEDS_BODY = ("infer", "promote")
+_ANSWERS: Mapping[str, str] = {"infer": "InferResponse", "recommend": "RecommendAnswer"}
+"""Last part of a path -> schema of its answer."""
+
+_NEEDS_BODY = ("infer", "promote", "recommend")
 
 _ERRORS: Mapping[str, str] = {
     "400": "Something in the request is invalid",
@@ -81,6 +86,12 @@ _DESCRIPTION = (
 )
 
 _PARAMETERS = {"type": "object", "additionalProperties": True}
+_KEYS = {"type": "array", "items": {"type": ["integer", "string"]}}
+_SCORING_VERSION = {
+    "type": "object",
+    "properties": {"model": {"type": "string"}, "version": {"type": "string"}, "step": {"type": "integer"}},
+    "required": ["model", "version", "step"],
+}
 _VERSION = {"type": "integer", "minimum": 1, "maximum": MOST_VERSIONS}
 
 _SCHEMAS: Mapping[str, Any] = {
@@ -136,6 +147,43 @@ _SCHEMAS: Mapping[str, Any] = {
         },
         "required": ["key", "byte_size"],
     },
+    "RecommendRequest": {
+        "type": "object",
+        "properties": {
+            "id": {"type": "string"},
+            "users": {
+                "type": "object",
+                "description": "Raw columns of users, one value for each user; null is missing",
+                "additionalProperties": {"type": "array"},
+            },
+            "k": {"type": "integer", "minimum": 1, "default": 10, "description": "Items for a user"},
+            "candidates": {
+                "type": "integer",
+                "minimum": 1,
+                "description": "Items that the ranking model puts in order",
+            },
+            "exclude": {
+                "type": "array",
+                "items": _KEYS,
+                "description": "Items that a user is not to get, for each user",
+            },
+            "allow": {**_KEYS, "description": "The only items that may be recommended"},
+            "parameters": _PARAMETERS,
+        },
+        "required": ["users"],
+        "additionalProperties": False,
+    },
+    "RecommendAnswer": {
+        "type": "object",
+        "properties": {
+            "id": {"type": "string"},
+            "items": {"type": "array", "items": _KEYS, "description": "Items of each user, the best first"},
+            "scores": {"type": "array", "items": {"type": "array", "items": {"type": "number"}}},
+            "retrieval": _SCORING_VERSION,
+            "ranking": {"anyOf": [_SCORING_VERSION, {"type": "null"}]},
+        },
+        "required": ["items", "scores", "retrieval", "ranking"],
+    },
     "Promotion": {
         "type": "object",
         "description": "Without a share and a shadow the version answers all requests.",
@@ -188,7 +236,7 @@ def summary(route: Route) -> str:
 def _operation(route: Route) -> dict[str, Any]:
     variables = [segment[1:-1] for segment in route.path.split("/") if segment.startswith("{")]
     body = _body(route)
-    answered = "InferResponse" if route.path.endswith("/infer") else None
+    answered = _ANSWERS.get(route.path.rpartition("/")[2])
     schema = {} if answered is None else {"schema": {"$ref": f"#/components/schemas/{answered}"}}
     media_type = _MEDIA_TYPES.get(route.path, "application/json")
     operation: dict[str, Any] = {

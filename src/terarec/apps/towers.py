@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Towers`: vectors of users and of items by a trained two-tower model, from raw columns."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from terarec.apps.item_index import Floats
+from terarec.batch import Batch, to_device
+from terarec.config.files import DATASET_DIRECTORY
+from terarec.errors import ConfigError
+from terarec.etl.workflow import Workflow, workflow_of
+from terarec.etl.workflow.raw_values import RawValues
+from terarec.etl.workflow.serving import EncodedRecords
+from terarec.models import TwoTower
+from terarec.models.artifact import LoadedModel, load_model
+from terarec.models.contract import device_of
+from terarec.nn.precision import autocast
+from terarec.serve.record_batches import RecordBatches
+from terarec.serve.session import InputColumn, input_columns
+
+
+class Towers:
+    """A trained two-tower model and its workflow: vectors of users and of items from raw columns.
+
+    Attributes:
+        inputs: Raw columns of a record.
+        step: Training steps of the weights.
+        workflow: Encodes raw values as they were for training.
+
+    Args:
+        loaded: The model and what describes it.
+        workflow: Encodes raw values as they were for training.
+
+    Raises:
+        ConfigError: A model of another kind.
+    """
+
+    def __init__(self, loaded: LoadedModel, workflow: Workflow) -> None:
+        if not isinstance(loaded.model, TwoTower):
+            raise ConfigError("run", f"holds a model of the kind {loaded.spec.model.kind!r}, expected 'two_tower'")
+        self._model = loaded.model
+        self._device = device_of(loaded.model)
+        self._training = loaded.spec.training
+        self.workflow = workflow
+        self._batch = RecordBatches(workflow, loaded.dataset)
+        self.inputs: tuple[InputColumn, ...] = input_columns(workflow)
+        self.step = loaded.step
+
+    @classmethod
+    def open(
+        cls,
+        run: Path | str,
+        checkpoint: int | str | None = None,
+        *,
+        device: torch.device | None = None,
+        allow_import: Sequence[str] = (),
+    ) -> Self:
+        """Load a checkpoint of a run; arguments and errors are those of `InferenceSession.open`."""
+        loaded = load_model(run, checkpoint, device=device, allow_import=allow_import)
+        return cls(loaded, workflow_of(Path(run) / DATASET_DIRECTORY, allow_import=allow_import))
+
+    def fingerprint(self) -> str:
+        """Return the SHA-256 of the item tower's dense weights and of the number of steps, in hexadecimal."""
+        digest = hashlib.sha256(str(self.step).encode())
+        for name, tensor in self._model.item.state_dict().items():
+            digest.update(name.encode())
+            digest.update(tensor.detach().float().cpu().numpy().tobytes())
+        return digest.hexdigest()
+
+    def users(self, columns: Mapping[str, RawValues]) -> Floats:
+        """Return vectors float32[B, D] of B users; columns of items alone may be absent."""
+        return self._vectors(columns, of_items=False)
+
+    def items(self, columns: Mapping[str, RawValues]) -> Floats:
+        """Return vectors float32[I, D] of I items; columns of users alone may be absent."""
+        return self._vectors(columns, of_items=True)
+
+    def _vectors(self, columns: Mapping[str, RawValues], *, of_items: bool) -> Floats:
+        count, size = len(next(iter(columns.values()))), self._training.batch_size
+        # `concatenate` needs an array, and no batch says how wide the vectors are.
+        parts = [np.empty((0, 1), np.float32)] if not count else []
+        for begin in range(0, count, size):
+            part = min(size, count - begin)
+            # The workflow encodes all of its columns: those of the other tower, which are not read, as missing values.
+            columns_of_part = {
+                column.name: columns[column.name][begin : begin + part] if column.name in columns else [None] * part
+                for column in self.inputs
+            }
+            parts.append(self._encoded(self.workflow.encode(columns_of_part), of_items=of_items))
+        return np.concatenate(parts)
+
+    def encoded_users(self, records: EncodedRecords) -> Floats:
+        """Return vectors float32[B, D] of B users whose records `workflow` has encoded."""
+        return self._encoded(records, of_items=False)
+
+    def _encoded(self, records: EncodedRecords, *, of_items: bool) -> Floats:
+        batch = to_device(self._batch(records), self._device)
+        with torch.inference_mode(), autocast(self._training.precision, self._device):
+            vectors: Floats = self._of(batch, of_items=of_items).float().cpu().numpy()
+        return vectors
+
+    def _of(self, batch: Batch, *, of_items: bool) -> Tensor:
+        return self._model.item_vectors(batch) if of_items else self._model.user_vectors(batch)
