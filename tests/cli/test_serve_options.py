@@ -4,13 +4,14 @@
 import os
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from terarec.serve import run
-from terarec.spec import ServingSpec
+from terarec.spec import ServingSpec, WatchingSpec
 from tests.cli.conftest import rejected, terarec
 
 
@@ -35,6 +36,33 @@ def test_options_reach_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert found[1] == ServingSpec()
 
 
+def test_options_of_those_who_watch_reach_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found: list[tuple[ServingSpec, Any]] = []
+
+    def serve(_: Path, spec: ServingSpec, *__: Any, drift: Any, **___: Any) -> None:
+        found.append((spec, drift))
+
+    monkeypatch.setattr(run, "serve", serve)
+    log = ("--access-log", "-", "--access-log-share", 0.5)
+    records = ("--record-directory", tmp_path, "--record-share", 0.25, "--record-file-seconds", 60)
+    traces = ("--otlp-endpoint", "http://127.0.0.1:4318", "--trace-share", 0.1)
+    assert terarec("serve", tmp_path, *log, *records, *traces, "--drift", "--drift-data", tmp_path).code == 0
+    assert terarec("serve", tmp_path).code == 0
+    (spec, drift), (_, without) = found
+    assert spec.watching == WatchingSpec(
+        access_log="-",
+        access_log_share=0.5,
+        record_directory=str(tmp_path),
+        record_share=0.25,
+        record_file_seconds=60.0,
+        otlp_endpoint="http://127.0.0.1:4318",
+        trace_share=0.1,
+    )
+    with closing(drift()) as watch:
+        assert list(watch.read()) == []
+    assert without is None
+
+
 @pytest.mark.parametrize(("executor", "policy"), [("onnxruntime", "passive"), ("eager", None)])
 def test_waiting_threads_leave_the_cores_to_an_executor(tmp_path: Path, executor: str, policy: str | None) -> None:
     """OpenMP reads its policy when torch is imported, which the command line therefore does later."""
@@ -57,6 +85,9 @@ def test_waiting_threads_leave_the_cores_to_an_executor(tmp_path: Path, executor
         (("--preferred-batch-sizes", "16,64"), "--preferred-batch-sizes", "got '16,64', expected numbers"),
         (("--preferred-batch-sizes", "4096"), "--preferred-batch-sizes", "expected sizes from 1 to 1024"),
         (("--priority-levels", "2"), "--default-priority-level", "got 0"),
+        (("--access-log-share", "2"), "--access-log-share", "got 2"),
+        (("--otlp-endpoint", "collector"), "--otlp-endpoint", "expected a URL"),
+        (("--drift-data", "data"), "--drift-data", "without --drift"),
     ],
 )
 def test_a_wrong_option_is_named(tmp_path: Path, options: tuple[str, ...], where: str, problem: str) -> None:

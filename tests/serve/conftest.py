@@ -102,8 +102,8 @@ def models(session: InferenceSession) -> Iterator[ServedModels]:
 
 
 @contextlib.contextmanager
-def running(path: Path, spec: ServingSpec) -> Iterator[RunningServer]:
-    """Serve a run in a thread of this process."""
+def running(path: Path, spec: ServingSpec, **options: Any) -> Iterator[RunningServer]:
+    """Serve a run in a thread of this process; `options` are those of `serve`."""
     servers: list[RunningServer] = []
     is_ready = threading.Event()
 
@@ -111,7 +111,7 @@ def running(path: Path, spec: ServingSpec) -> Iterator[RunningServer]:
         servers.append(server)
         is_ready.set()
 
-    thread = threading.Thread(target=serve, args=(path, spec, ready))
+    thread = threading.Thread(target=serve, args=(path, spec, ready), kwargs=options)
     thread.start()
     try:
         assert is_ready.wait(timeout=PATIENCE)

@@ -39,7 +39,8 @@ from tests.waiting import PATIENCE, wait_for
 def recorded(session: InferenceSession, directory: Path, **changes: object) -> Iterator[ServedModels]:
     """Serve a model whose requests are all written."""
     spec = WatchingSpec(record_directory=str(directory), **({"record_share": 1.0} | changes))  # type: ignore[arg-type]
-    with ServedModels() as models, ServedRecords(spec) as records:
+    # The models end first, as in a server: an answer may be there before it is taken.
+    with ServedRecords(spec) as records, ServedModels() as models:
         models.observer = records
         models.install(ServedModel(session, name="dlrm", version="3"))
         yield models

@@ -4,19 +4,21 @@
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import httpx
 import pytest
 
 from terarec.apps.drift.compare import compare
 from terarec.apps.drift.summary import summarize_dataset
 from terarec.apps.drift.watch import ServedDrift
-from terarec.serve import InferenceSession, ServedModel, ServedModels
+from terarec.serve import InferenceClient, InferenceSession, ServedModel, ServedModels
 from terarec.serve.input_drift import ModelDrift
 from terarec.serve.protocol import InferRequest
 from terarec.serve.served_records import ServedRecords
-from terarec.spec import WatchingSpec
-from tests.serve.conftest import CATEGORICAL, DENSE, TrainedRun
+from terarec.spec import ServingSpec, WatchingSpec
+from tests.serve.conftest import CATEGORICAL, DENSE, TrainedRun, running
 from tests.serve.test_models import request_of
 from tests.waiting import PATIENCE, wait_for
 
@@ -29,7 +31,8 @@ def drift() -> Iterator[ServedDrift]:
 
 def serve(session: InferenceSession, drift: ServedDrift, requests: Sequence[InferRequest]) -> None:
     """Let a model score requests, all of which are in the sample."""
-    with ServedModels() as models, ServedRecords(WatchingSpec(record_share=1.0), drift) as records:
+    # The models end first, as in a server: an answer may be there before it is taken.
+    with ServedRecords(WatchingSpec(record_share=1.0), drift) as records, ServedModels() as models:
         models.observer = records
         models.install(ServedModel(session, name="dlrm", version="3"))
         for request in requests:
@@ -95,6 +98,18 @@ def test_training_data_that_are_not_there_are_a_problem_in_words(
         found = only(drift)
     assert str(tmp_path / "nothing") in found.problem
     assert (found.records, found.inputs) == (0, ())
+
+
+def test_a_server_compares_what_it_scores(trained: TrainedRun) -> None:
+    spec = ServingSpec(name="dlrm", port=0, watching=WatchingSpec(record_share=1.0))
+    with running(trained.path, spec, drift=partial(ServedDrift, every_seconds=0.05)) as server:
+        InferenceClient(server.url, model="dlrm").infer(trained.records(0, 200))
+        wait_for(lambda: httpx.get(f"{server.url}/drift").json()["models"])
+        (found,) = httpx.get(f"{server.url}/drift").json()["models"]
+        metrics = httpx.get(f"{server.url}/metrics").text
+    assert (found["model"], found["records"], len(found["inputs"])) == ("dlrm", 200, len(DENSE) + len(CATEGORICAL))
+    assert f'terarec_input_drift_records{{model="dlrm",version="{found["version"]}"}} 200.0' in metrics
+    assert 'terarec_sink_written_total{sink="served_records"}' in metrics
 
 
 def test_a_part_of_large_data_is_read(trained: TrainedRun) -> None:

@@ -146,8 +146,8 @@ class NativeServer:
         except Exception as error:
             self._fail(number, call, failure_of(error))
         else:
-            self._front.respond(number, answer)
             end_call(call, answer)
+            self._front.respond(number, answer)
 
     def _finish(self, number: int, _: object) -> None:
         """Answer a request; called by the thread that has scored it."""
@@ -159,9 +159,9 @@ class NativeServer:
         except BaseException as error:  # CancelledError, too
             self._fail(number, pending.call, failure_of(error))
         else:
-            self._front.respond(number, answer)
             end_call(pending.call, answer)
+            self._front.respond(number, answer)
 
     def _fail(self, number: int, call: Call | None, failure: Failure) -> None:
-        self._front.fail(number, grpc.StatusCode[failure.code].value[0], failure.message)
         end_call(call, failure)
+        self._front.fail(number, grpc.StatusCode[failure.code].value[0], failure.message)
