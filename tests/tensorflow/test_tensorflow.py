@@ -474,6 +474,106 @@ def test_a_layer_of_bags_takes_every_kind_of_ids(rng: np.random.Generator) -> No
     assert (copy.input_dim, copy.output_dim, copy.combiner) == (ROWS, WIDTH, "sqrtn")
 
 
+def slots(rng: np.random.Generator, keys: NDArray[np.int64]) -> NDArray[np.int64]:
+    return rng.choice(keys, (4, 3, 2))
+
+
+@pytest.mark.parametrize("use_hashtable", [True, False], ids=["any keys", "rows"])
+def test_the_layers_of_the_first_generation_train_as_tensorflow(rng: np.random.Generator, use_hashtable: bool) -> None:
+    assert sok.Init(global_batch_size=4, seed=1).numpy() == b"OK"
+    keys = np.arange(12) * (2**40 if use_hashtable else 1)
+    start = table(rng, 12)
+    weights = tf.Variable(start)
+    dense = sok.All2AllDenseEmbedding(12, WIDTH, 3, 2, use_hashtable=use_hashtable)
+    pooled = sok.DistributedEmbedding("Mean", 12, WIDTH, 3, 2, use_hashtable=use_hashtable)
+    for layer in (dense, pooled):
+        rows = tf.IndexedSlices(tf.constant(start), tf.constant(keys))
+        layer.embedding_variable.scatter_update(rows)
+    optimizers = [sok.optimizers.Adam(lr=0.1), sok.SGD(0.1), keras.optimizers.SGD(0.1)]
+    expected = formulas.adam(0.1, 0.9, 0.999, 1e-7, lazy=False)
+    oracle = start.astype(np.float64)
+    head = tf.Variable(1.0)
+    for _ in range(3):
+        ids = slots(rng, keys)
+        sparse = tf.sparse.from_dense(tf.constant(ids.reshape(12, 2) + 1))
+        bags = tf.SparseTensor(sparse.indices, sparse.values - 1, sparse.dense_shape)
+        with tf.GradientTape() as tape:
+            first, second = dense(ids), pooled(bags)
+            loss = head * (tf.reduce_sum(first**2) + tf.reduce_sum(second**2))
+        assert (first.shape, second.shape) == ((4, 3, 2, WIDTH), (4, 3, WIDTH))
+        variables = [head, *dense.trainable_variables, *pooled.trainable_variables]
+        ours, others = sok.split_embedding_variable_from_others(variables)
+        assert len(ours) == 2
+        assert others == [head]
+        gradients = tape.gradient(loss, ours)
+        with sok.OptimizerScope(ours):
+            optimizers[0].apply_gradients([(gradients[0], ours[0])])
+            optimizers[1].apply_gradients([(gradients[1], ours[1])])
+        at = np.searchsorted(keys, ids)
+        gradient = np.zeros_like(oracle)
+        np.add.at(gradient, at.ravel(), 2 * oracle[at.ravel()])
+        expected.apply(oracle, gradient, np.isin(np.arange(12), at))
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.reduce_mean(tf.gather(weights, at), axis=2) ** 2)
+        optimizers[2].apply_gradients([(tape.gradient(loss, weights), weights)])
+    np.testing.assert_allclose(sok.export(dense.embedding_variable)[1], oracle, atol=1e-5)
+    np.testing.assert_allclose(sok.export(pooled.embedding_variable)[1], weights, atol=1e-6)
+    flat = sok.All2AllDenseEmbedding(12, WIDTH, 3, 2, dynamic_input=True, use_hashtable=use_hashtable)
+    assert flat(tf.constant(keys[:5])).shape == (5, WIDTH)
+
+
+def test_keys_are_inserted_in_training_alone() -> None:
+    layer = sok.All2AllDenseEmbedding(4, 2, 1, 2, key_dtype="uint32", embedding_initializer="ones")
+    np.testing.assert_array_equal(layer(tf.constant([[[7, 8]]], tf.uint32), training=False), np.zeros((1, 1, 2, 2)))
+    assert layer.embedding_variable.size.numpy().tolist() == [0, 2]
+    np.testing.assert_array_equal(layer(tf.constant([[[7, 8]]], tf.uint32)), np.ones((1, 1, 2, 2)))
+    assert layer.embedding_variable.size.numpy().tolist() == [2, 2]
+    default = sok.All2AllDenseEmbedding(1000, 4, 1, 1)
+    rows = default(tf.reshape(tf.range(1000), [1000, 1, 1])).numpy()
+    assert -0.05 <= rows.min() < -0.04 < 0.04 < rows.max() <= 0.05
+
+
+def test_files_of_the_first_generation_have_plain_keys_and_rows(rng: np.random.Generator, tmp_path: Path) -> None:
+    saver, start = sok.Saver(), table(rng, 3)
+    layer = sok.All2AllDenseEmbedding(5, WIDTH, 1, 1, name="first")
+    variable = layer.embedding_variable
+    assert saver.load_embedding_values(variable, [start[:1], start[1:]]).numpy() == b"OK"
+    assert saver.dump_to_file(layer.embeddings, str(tmp_path)).numpy() == b"OK"
+    name = variable.table.name.replace("/", "_")
+    keys, values = (tmp_path / f"{name}_{kind}.file" for kind in ("keys", "values"))
+    assert keys.read_bytes() == np.arange(3, dtype="<i8").tobytes()
+    assert values.read_bytes() == start.tobytes()
+    keys.write_bytes(np.array([9, 2**31, 4], "<u4").tobytes())
+    saver.restore_from_file(variable, tmp_path)
+    ids, rows = sok.export(variable)
+    assert ids.numpy().tolist() == [4, 9, 2**31]
+    np.testing.assert_array_equal(rows, start[[2, 0, 1]])
+    for content in (b"", bytes(13)):
+        keys.write_bytes(content)
+        with pytest.raises(FormatError):
+            saver.restore_from_file(variable, tmp_path)
+    assert variable.size.numpy()[0] == 3
+    fixed = sok.All2AllDenseEmbedding(3, WIDTH, 1, 1, use_hashtable=False, name="first_fixed").embedding_variable
+    saver.dump_to_file(fixed, tmp_path)
+    path = tmp_path / f"{fixed.table.name.replace('/', '_')}_keys.file"
+    path.write_bytes(np.array([0, 1, 1], "<i8").tobytes())
+    with pytest.raises(FormatError, match="expected 0 to 2"):
+        saver.restore_from_file(fixed, tmp_path)
+
+
+def test_a_layer_is_found_by_its_name() -> None:
+    made = sok.get_embedding(
+        "by name",
+        sok.DistributedEmbedding,
+        combiner="sum",
+        max_vocabulary_size_per_gpu=4,
+        embedding_vec_size=2,
+        slot_num=1,
+        max_nnz=2,
+    )
+    assert sok.get_embedding("by name") is made
+
+
 def test_bad_input_names_the_argument(rng: np.random.Generator, implementation: str) -> None:
     known = f"known by {implementation}"  # errors keep the variable of the first run alive
     variable = sok.Variable(table(rng), name=known)
@@ -510,6 +610,17 @@ def test_bad_input_names_the_argument(rng: np.random.Generator, implementation: 
         ("var", lambda: sok.export(tf.Variable([1.0]))),
         ("input_dim", lambda: sok.keras.Embedding(0, 3)),
         ("combiner", lambda: sok.keras.EmbeddingBag(3, 3, "max")),
+        ("global_batch_size", lambda: sok.Init(global_batch_size=0)),
+        ("combiner", lambda: sok.DistributedEmbedding("max", 4, 4, 1, 1)),
+        ("slot_num", lambda: sok.All2AllDenseEmbedding(4, 4, 0, 1)),
+        ("key_dtype", lambda: sok.All2AllDenseEmbedding(4, 4, 1, 1, key_dtype="float32")),
+        ("embedding_initializer", lambda: sok.All2AllDenseEmbedding(4, 4, 1, 1, embedding_initializer="orthogonal")),
+        ("inputs", lambda: sok.All2AllDenseEmbedding(4, 4, 1, 1).call(tf.constant([[1]]))),
+        ("inputs", lambda: sok.DistributedEmbedding("sum", 4, 4, 1, 1).call(tf.constant([[1]]))),
+        ("name", lambda: sok.get_embedding("no such layer")),
+        ("variables", lambda: sok.split_embedding_variable_from_others(variable)),
+        ("tensors", lambda: sok.Saver().load_embedding_values(variable, np.ones((2, 3)))),
+        ("embedding_variable", lambda: sok.Saver().dump_to_file(tf.Variable([1.0]), "nowhere")),
     ]
     for where, call in cases:
         with pytest.raises(ConfigError) as raised:

@@ -21,14 +21,28 @@ if TYPE_CHECKING:
         lookup_sparse,
     )
     from terarec.tensorflow.optimizers import SGD, Adam, OptimizerWrapper, filter_variables
+    from terarec.tensorflow.plugin import (
+        All2AllDenseEmbedding,
+        DistributedEmbedding,
+        Init,
+        OptimizerScope,
+        Saver,
+        get_embedding,
+        split_embedding_variable_from_others,
+    )
     from terarec.tensorflow.session import init, tf_version
     from terarec.tensorflow.variables import DynamicVariable, Variable
 
 __all__ = [
     "SGD",
     "Adam",
+    "All2AllDenseEmbedding",
+    "DistributedEmbedding",
     "DynamicVariable",
+    "Init",
+    "OptimizerScope",
     "OptimizerWrapper",
+    "Saver",
     "Variable",
     "all2all_dense_embedding",
     "assign",
@@ -37,9 +51,11 @@ __all__ = [
     "embedding_lookup_sparse",
     "export",
     "filter_variables",
+    "get_embedding",
     "init",
     "load",
     "lookup_sparse",
+    "split_embedding_variable_from_others",
     "tf_version",
 ]
 
@@ -47,6 +63,15 @@ _HOMES = {
     "dump_files": ("assign", "dump", "export", "load"),
     "lookups": ("all2all_dense_embedding", "embedding_lookup", "embedding_lookup_sparse", "lookup_sparse"),
     "optimizers": ("SGD", "Adam", "OptimizerWrapper", "filter_variables"),
+    "plugin": (
+        "All2AllDenseEmbedding",
+        "DistributedEmbedding",
+        "Init",
+        "OptimizerScope",
+        "Saver",
+        "get_embedding",
+        "split_embedding_variable_from_others",
+    ),
     "session": ("init", "tf_version"),
     "variables": ("DynamicVariable", "Variable"),
 }
