@@ -17,7 +17,7 @@ import torch
 
 from terarec.errors import ConfigError
 from terarec.serve import InferenceClient, InferenceError, InferenceSession, serve
-from terarec.serve.workers import WorkerContext, Workers
+from terarec.serve.workers import STOP_SECONDS, WorkerContext, Workers
 from terarec.spec import DLRMSpec, RunSpec, ServingSpec, TrainingSpec
 from terarec.train.run import build
 from tests.errors import at
@@ -32,15 +32,15 @@ import sys
 from pathlib import Path
 from terarec.serve import serve
 from terarec.spec import ServingSpec
-spec = ServingSpec(name="dlrm", port=0, workers=int(sys.argv[2]))
+spec = ServingSpec(name="dlrm", port=0, workers=int(sys.argv[2]), drain_seconds=float(sys.argv[3]))
 serve(Path(sys.argv[1]), spec, lambda server: print(server.port, flush=True))
 print("stopped", flush=True)
 """
 
 
 @contextlib.contextmanager
-def url_of(run: Path, workers: int) -> Iterator[tuple[Python, str]]:
-    process = Python(PROGRAM, run, str(workers))
+def url_of(run: Path, workers: int, drain_seconds: float = 0.0) -> Iterator[tuple[Python, str]]:
+    process = Python(PROGRAM, run, workers, drain_seconds)
     try:
         yield process, f"http://127.0.0.1:{process.read_line()}"
     finally:
@@ -135,6 +135,32 @@ def test_the_tables_are_in_memory_once(trained: TrainedRun, tmp_path: Path) -> N
             sums[workers] = sum(map(proportional_bytes, (process.pid, *children(process.pid))))
     assert size > 100e6
     assert (sums[4] - sums[2]) / 2 < 0.5 * size
+
+
+@pytest.mark.slow
+def test_workers_are_not_killed_while_they_drain(trained: TrainedRun) -> None:
+    with url_of(trained.path, 2, STOP_SECONDS + 5) as (process, _):
+        process.send_signal(signal.SIGTERM)
+        ended = process.wait()
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "stopped\n", "")
+
+
+def test_a_worker_that_does_not_end_is_killed(caplog: pytest.LogCaptureFixture) -> None:
+    def work(context: WorkerContext) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        context.started(lambda: None)
+        signal.pause()
+
+    workers = Workers(1, work, stop_seconds=0.01)
+    pids: list[int] = []
+
+    def stop() -> None:
+        pids.extend(workers.pids)
+        workers.stop()
+
+    workers.run(stop)
+    assert not any(map(is_there, pids))
+    assert f"process {pids[0]} did not end within 0.01 s; it is killed" in caplog.text
 
 
 def test_the_error_of_a_worker_is_that_of_the_server() -> None:

@@ -36,7 +36,7 @@ from terarec.serve.statistics_board import StatisticsBoard, StatisticsWriter
 from terarec.serve.tables import ServedTables
 from terarec.serve.update_streams import open_stream
 from terarec.serve.watching import repository_models
-from terarec.serve.workers import WorkerContext, Workers, single_threaded
+from terarec.serve.workers import STOP_SECONDS, WorkerContext, Workers, single_threaded
 from terarec.spec import Numbers, ServingSpec
 from terarec.spec.checks import FieldError
 from terarec.spec.serving import UpdateStreamSpec
@@ -319,7 +319,7 @@ def _run_workers(
                     context.shut_down,
                 )
 
-        workers = Workers(spec.workers, work, board.bury)
+        workers = Workers(spec.workers, work, board.bury, stop_seconds=spec.drain_seconds + STOP_SECONDS)
         # What is there now is not looked at by the garbage collector, whose marks would copy the pages.
         gc.freeze()
         with session, _stopped_by_signals(workers.stop):

@@ -24,8 +24,10 @@ from terarec.errors import ConfigError, TerarecError
 
 _LOGGER = logging.getLogger(__name__)
 
-STOP_SECONDS = 20.0
-"""Time in which workers have to end after a stop; then they are killed."""
+STOP_SECONDS = 30.0
+"""Time in which workers have to end after a stop and the drain; then they are killed.
+
+Requests in flight have 10 s over HTTP, then as long over gRPC; the rest is for closing the model."""
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 10.0
 """Pauses before a worker is started again that did not become ready: the first, and the longest of the doubled ones."""
@@ -97,12 +99,19 @@ class Workers:
         count: Number of workers.
         work: Function that serves in a worker until SIGTERM.
         ended: Function that gets the number of a worker that has ended, before it is started again.
+        stop_seconds: Time in which workers have to end after a stop; then they are killed.
     """
 
     def __init__(
-        self, count: int, work: Callable[[WorkerContext], None], ended: Callable[[int], None] = lambda _: None
+        self,
+        count: int,
+        work: Callable[[WorkerContext], None],
+        ended: Callable[[int], None] = lambda _: None,
+        *,
+        stop_seconds: float = STOP_SECONDS,
     ) -> None:
         self._count = count
+        self._stop_seconds = stop_seconds
         self._work = work
         self._ended = ended
         self._workers: dict[int, _Worker] = {}  # by the pipe of their reports
@@ -219,13 +228,13 @@ class Workers:
         """End all workers, and wait for them."""
         for worker in self._workers.values():
             os.kill(worker.pid, signal.SIGTERM if kindly else signal.SIGKILL)
-        until = time.monotonic() + STOP_SECONDS
+        until = time.monotonic() + self._stop_seconds
         left = {worker.pid for worker in self._workers.values()}
         while left:
             left -= {pid for pid in left if os.waitpid(pid, os.WNOHANG)[0]}
             if left and time.monotonic() > until:
                 for pid in left:
-                    _LOGGER.warning("process %d did not end within %g s; it is killed", pid, STOP_SECONDS)
+                    _LOGGER.warning("process %d did not end within %g s; it is killed", pid, self._stop_seconds)
                     os.kill(pid, signal.SIGKILL)
                 until = float("inf")
             time.sleep(0.01 if left else 0)
