@@ -24,7 +24,7 @@ from pathlib import Path
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     [
-        *("torch", "torch._dynamo", "numpy", "pyarrow.dataset", "fastapi", "uvicorn"),
+        *("torch", "torch._dynamo", "numpy", "pyarrow.dataset"),
         *("terarec.cli.train", "terarec.cli.serving", "terarec.hugectr.model", "terarec.serve", "terarec.train"),
     ]
 )

@@ -141,8 +141,11 @@ def test_attributes_of_databases_may_be_set() -> None:
     params.max_get_batch_size = 7
     params.overflow_policy = POLICIES.evict_oldest
     assert (params.max_batch_size, params.overflow_policy.name) == (7, "evict_oldest")
+    source = UpdateSourceParams()
+    source.type = hugectr.UpdateSourceType_t.kafka_message_queue
+    assert source.type.name == "kafka_message_queue"
     with pytest.raises(WrongInputError):
-        UpdateSourceParams().type = hugectr.UpdateSourceType_t.kafka_message_queue
+        params.type = hugectr.DatabaseType_t.multi_process_hash_map
 
 
 @pytest.mark.parametrize(
