@@ -141,3 +141,12 @@ def test_parameters_reach_the_batcher(session: InferenceSession, trained: Traine
     response = model.submit(request_of(trained, 0, 1, priority=1, timeout=100_000))
     assert response.result(timeout=PATIENCE).outputs[0].shape == (1, 1)
     model.close()
+
+
+def test_changes_are_told(trained: TrainedRun) -> None:
+    changes: list[int] = []
+    models = ServedModels()
+    models.on_change = lambda: changes.append(len(models.versions("m")) if models.index()[0].state == "READY" else 0)
+    models.install(ServedModel(InferenceSession.open(trained.path), name="m"))
+    models.close()
+    assert changes == [1, 0]

@@ -21,6 +21,7 @@ from terarec.serve.protocol import (
     InferResponse,
     UnsupportedError,
 )
+from terarec.serve.request_layouts import RequestLayouts
 from terarec.serve.shared_memory import SharedMemory
 from terarec.spec.checks import quoted
 
@@ -39,6 +40,7 @@ _CODES = {"BOOL": "?", "FP16": "e", "FP32": "f", "FP64": "d"} | {
     for power, code in enumerate(codes)
 }
 """Datatype -> its letter in `struct`."""
+_ONE = {datatype: struct.Struct(f"<{code}") for datatype, code in _CODES.items() if datatype != "BOOL"}
 _FEW = 64  # elements up to which struct is faster than NumPy
 
 
@@ -58,7 +60,16 @@ def decode_elements(raw: bytes | bytearray | memoryview, datatype: str, count: i
         ConfigError: Other bytes than those of so many elements.
     """
     if datatype == "BYTES":
+        if count == 1 and len(raw) >= 4 and _LENGTH.unpack_from(raw)[0] == len(raw) - 4:
+            try:
+                return [str(raw[4:], "utf-8")]  # of one record, of which there are many
+            except UnicodeDecodeError:
+                pass
         return _texts(raw, count, where)
+    if count == 1 and datatype in _ONE:
+        number = _ONE[datatype]
+        if len(raw) == number.size:
+            return [*number.unpack(raw)]
     dtype = DTYPES[datatype]
     if len(raw) != count * dtype.itemsize:
         raise ConfigError(
@@ -247,7 +258,10 @@ def _allowed(memory: SharedMemory | None, where: str) -> SharedMemory:
 
 
 def decode_binary_request(
-    body: bytes | bytearray, header_bytes: int | None, memory: SharedMemory | None = None
+    body: bytes | bytearray,
+    header_bytes: int | None,
+    memory: SharedMemory | None = None,
+    layouts: RequestLayouts | None = None,
 ) -> InferRequest:
     """Read an inference request whose tensors may be bytes.
 
@@ -255,6 +269,7 @@ def decode_binary_request(
         body: JSON, and then the bytes of tensors.
         header_bytes: Bytes of the JSON; None if there is nothing else.
         memory: As in `TensorBytes`.
+        layouts: Requests that were read before; None to read each anew.
 
     Raises:
         ConfigError: As `decode_infer_request` does; or fewer or more bytes than those of the tensors.
@@ -265,6 +280,11 @@ def decode_binary_request(
         raise ConfigError(
             "Inference-Header-Content-Length", f"got {header_bytes}, expected 1 to the {len(body)} bytes of the body"
         )
+    header = bytes(body[:header_bytes])
+    if layouts is not None and header_bytes < len(body):
+        known = layouts.read(header, bytes(body[header_bytes:]))
+        if known is not None:
+            return known
     content, last = memoryview(body)[header_bytes:], TensorBytes(memoryview(b""))
 
     def begin() -> ReadElements:
@@ -272,8 +292,10 @@ def decode_binary_request(
         last = TensorBytes(content, memory)
         return last.read
 
-    request = decode_infer_request(body if header_bytes == len(body) else body[:header_bytes], begin)
+    request = decode_infer_request(header, begin)
     last.check_end()
+    if layouts is not None and header_bytes < len(body):
+        layouts.remember(header, request)
     return request
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Protocol, Self
@@ -87,6 +87,7 @@ class ServedModels:
         pointers: Changes which versions answer; None where there is no repository.
         router: Chooses versions for requests that name none; None for the default ones.
         observer: Sees all requests; None for nobody.
+        on_change: Called without the lock after a version has come or gone; None for nothing.
     """
 
     def __init__(self) -> None:
@@ -94,6 +95,7 @@ class ServedModels:
         self.pointers: ModelPointers | None = None
         self.router: RequestRouter | None = None
         self.observer: RequestObserver | None = None
+        self.on_change: Callable[[], None] | None = None
         self._lock = threading.Lock()
         self._versions: dict[str, dict[str, ServedModel]] = {}
         self._defaults: dict[str, str] = {}
@@ -199,6 +201,7 @@ class ServedModels:
                 self._defaults[model.name] = model.version
             versions[model.version] = model
             self._states[model.name, model.version] = ModelState(model.name, model.version, "READY")
+        self._notify()
 
     def set_default(self, name: str, version: str) -> None:
         """Let requests that name no version go to this one.
@@ -232,6 +235,12 @@ class ServedModels:
             self._states[name, version] = ModelState(name, version, "UNLOADING")
         model.close()
         self.set_state(ModelState(name, version, "UNAVAILABLE", "unloaded"))
+        del model  # which would still be there
+        self._notify()
+
+    def _notify(self) -> None:
+        if self.on_change is not None:
+            self.on_change()
 
     def close(self) -> None:
         """Retire all versions."""

@@ -20,6 +20,7 @@ import torch
 from terarec.serve.access_log import AccessLog, check_access_log
 from terarec.serve.api import InferenceApi
 from terarec.serve.calls import CallSink
+from terarec.serve.heap import settled_heap
 from terarec.serve.input_drift import DriftWatch
 from terarec.serve.listening import address_of, bind, bind_admin, shared_memory
 from terarec.serve.live import LiveUpdates
@@ -189,7 +190,7 @@ def _run(
             recommendations=recommender,
             shut_down=shut_down or (lambda: transport.stop()),
         )
-        with _stopped_by_signals(transport.stop), _grpc(api, spec) as grpc_port:
+        with _settled(models, spec), _stopped_by_signals(transport.stop), _grpc(api, spec) as grpc_port:
             transport.run(lambda: started(transport.stop, grpc_port))
 
 
@@ -235,6 +236,20 @@ def _traces(spec: WatchingSpec) -> Traces | None:
     from terarec.serve.tracing import Traces
 
     return Traces(spec)
+
+
+@contextlib.contextmanager
+def _settled(models: ServedModels, spec: ServingSpec) -> Iterator[None]:
+    """Leave models out of the garbage collections of the block."""
+    if spec.workers > 1:
+        yield  # left out before the fork: looking at them again would copy the pages that the workers share
+        return
+    with settled_heap() as settle:
+        models.on_change = settle
+        try:
+            yield
+        finally:
+            models.on_change = None
 
 
 @contextlib.contextmanager

@@ -12,12 +12,13 @@ from typing import Any, TypeVar
 from terarec.errors import ConfigError, TerarecError
 from terarec.serve.access import Access
 from terarec.serve.api import InferenceApi
-from terarec.serve.binary_codec import decode_binary_request, encode_binary_response
+from terarec.serve.binary_codec import decode_binary_request, decode_elements, encode_binary_response
 from terarec.serve.http.compression import check_encoding, compress, decompress
 from terarec.serve.http.messages import JSON, Handler, Request, Response, check_content_type, json_response
 from terarec.serve.http.routes import Route, Routes
 from terarec.serve.json_codec import decode_object
 from terarec.serve.protocol import InferRequest
+from terarec.serve.request_layouts import RequestLayouts
 from terarec.spec.checks import quoted
 
 Result = TypeVar("Result")
@@ -41,6 +42,7 @@ class ApiRoutes:
     def __init__(self, api: InferenceApi, max_request_bytes: int) -> None:
         self._api = api
         self._max_request_bytes = max_request_bytes
+        self._layouts = RequestLayouts(decode_elements)
         # Large bodies are parsed one at a time: parsed lists take many times the bytes of their text.
         self._parser = ThreadPoolExecutor(1, "parse")
         self._control = ThreadPoolExecutor(_CONTROL_THREADS, "control")
@@ -164,7 +166,7 @@ class ApiRoutes:
         try:
             encoding = check_encoding(request.headers.get("content-encoding", ""))
             body = decompress(request.body, encoding, self._max_request_bytes)
-            return decode_binary_request(body, _header_bytes(request), self._api.memory)
+            return decode_binary_request(body, _header_bytes(request), self._api.memory, self._layouts)
         except TerarecError as error:
             # Tracebacks and contexts hold all that was parsed until the garbage collector finds them.
             error.__context__ = None

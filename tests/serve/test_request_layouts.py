@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests whose JSON was read before equal those that are read anew, whatever differs from the earlier ones."""
+
+import json
+import struct
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from terarec.errors import TerarecError
+from terarec.serve.binary_codec import decode_binary_request, decode_elements
+from terarec.serve.protocol import InferRequest
+from terarec.serve.request_layouts import RequestLayouts
+
+NUMBERS = {"FP32": "f", "INT64": "q", "UINT8": "B", "BOOL": "?"}
+
+
+def body_of(
+    columns: dict[str, tuple[str, list[Any]]], request_id: str | None = None, **fields: object
+) -> tuple[bytes, int]:
+    """A request as stock clients write it: the id first, no white space, bytes behind the JSON."""
+    tensors, raw = [], b""
+    for name, (datatype, values) in columns.items():
+        if datatype == "BYTES":
+            content = b"".join(struct.pack("<I", len(text.encode())) + text.encode() for text in values)
+        else:
+            content = struct.pack(f"<{len(values)}{NUMBERS[datatype]}", *values)
+        size = {"binary_data_size": len(content)}
+        tensors.append({"name": name, "shape": [len(values)], "datatype": datatype, "parameters": size})
+        raw += content
+    message = {} if request_id is None else {"id": request_id}
+    header = json.dumps({**message, "inputs": tensors, **fields}, separators=(",", ":")).encode()
+    return header + raw, len(header)
+
+
+def read(layouts: RequestLayouts | None, body: bytes, header_bytes: int) -> InferRequest | str:
+    try:
+        return decode_binary_request(body, header_bytes, None, layouts)
+    except TerarecError as error:
+        return str(error)
+
+
+TEXTS = st.text(max_size=4)
+COLUMNS = st.fixed_dictionaries(
+    {
+        "x": st.tuples(st.just("FP32"), st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=1)),
+        "n": st.tuples(st.sampled_from(["INT64", "UINT8"]), st.lists(st.integers(0, 255), min_size=1, max_size=2)),
+        "s": st.tuples(st.just("BYTES"), st.lists(TEXTS, min_size=1, max_size=3)),
+        'q":5,': st.tuples(st.just("BOOL"), st.lists(st.booleans(), min_size=1, max_size=1)),
+    }
+)
+FIELDS = st.sampled_from(
+    [
+        {},
+        {"parameters": {"priority": 1}},
+        {"outputs": [{"name": "score", "parameters": {"binary_data": True}}]},
+        {"outputs": [{"name": "score", "parameters": {"binary_data_size": 8}}]},
+        {"parameters": {"binary_data_size": 4}},
+        {"parameters": {"text": '"binary_data_size":7}'}},
+    ]
+)
+
+
+@given(
+    requests=st.lists(st.tuples(COLUMNS, st.none() | TEXTS, FIELDS), min_size=2, max_size=4),
+    changes=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), max_size=3),
+)
+def test_requests_equal_those_that_are_read_anew(
+    requests: list[tuple[dict[str, tuple[str, list[Any]]], str | None, dict[str, object]]],
+    changes: list[tuple[int, int]],
+) -> None:
+    layouts = RequestLayouts(decode_elements)
+    bodies = [body_of(columns, request_id, **fields) for columns, request_id, fields in requests]
+    damaged = bytearray(bodies[0][0])
+    for place, value in changes:
+        damaged[place % len(damaged)] = value
+    for body, header_bytes in [*bodies, *bodies, (bytes(damaged), bodies[0][1])]:
+        assert read(layouts, body, header_bytes) == read(None, body, header_bytes)
+
+
+def test_other_sizes_and_ids_are_of_one_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    layouts = RequestLayouts(decode_elements)
+    columns: dict[str, tuple[str, list[Any]]] = {"x": ("FP32", [1.5]), "s": ("BYTES", ["a"])}
+    read(layouts, *body_of(columns, "first"))
+    monkeypatch.setattr("terarec.serve.binary_codec.decode_infer_request", None)  # it is not needed any more
+    request = decode_binary_request(
+        *body_of({"x": ("FP32", [-2.0]), "s": ("BYTES", ["\u00e9cru"])}, "second"), None, layouts
+    )
+    assert request.id == "second"
+    assert [tensor.data for tensor in request.inputs] == [[-2.0], ["\u00e9cru"]]
+
+
+def test_layouts_are_bounded() -> None:
+    layouts = RequestLayouts(decode_elements)
+    for number in range(1000):
+        read(layouts, *body_of({f"x{number}": ("FP32", [0.0])}))
+    assert len(layouts) <= 256
+    long: dict[str, tuple[str, list[Any]]] = {f"x{number}": ("FP32", [0.0]) for number in range(1000)}
+    before = len(layouts)
+    read(layouts, *body_of(long))
+    assert len(layouts) == before
