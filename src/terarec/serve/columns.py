@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -214,7 +213,7 @@ def _masked(tensor: Tensor, mask: Tensor, index: int) -> Tensor:
     if mask.shape != tensor.shape:
         got, expected = quoted(list(mask.shape)), quoted(list(tensor.shape))
         raise ConfigError(f"inputs[{index}].shape", f"got {got}, expected {expected} as {quoted(tensor.name)}")
-    return dataclasses.replace(tensor, data=with_missing(tensor.data, mask.data))
+    return tensor._replace(data=with_missing(tensor.data, mask.data))
 
 
 def _lists(tensor: Tensor, index: int, lengths: tuple[Tensor, int] | None) -> list[list[Any]]:

@@ -224,6 +224,8 @@ def encode(message: object) -> bytes:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return {name: _plain(item) for name, item in value._asdict().items() if name != "parameters" or item}
     if dataclasses.is_dataclass(value):
         # Not `dataclasses.asdict`, which copies every element of the data.
         plain = {item.name: _plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
@@ -369,7 +371,7 @@ def _plain_tensor(data: Any, where: str, read_elements: ReadElements | None) -> 
         if type(values) is not list or len(values) != count or not _fit(values, datatype):
             return None
         elements = values
-    return Tensor(name=name, datatype=datatype, shape=tuple(shape), data=elements, parameters=parameters)
+    return Tensor._make((name, datatype, tuple(shape), elements, parameters))
 
 
 def _checked_tensor(data: Any, where: str, read_elements: ReadElements | None) -> Tensor:

@@ -6,7 +6,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from types import MappingProxyType
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -111,9 +112,21 @@ def error_code(error: BaseException) -> ErrorCode:
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Tensor:
+class _TensorFields(NamedTuple):
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: Elements
+    parameters: Mapping[str, Any]
+
+
+_NO_PARAMETERS: Mapping[str, Any] = MappingProxyType({})
+
+
+class Tensor(_TensorFields):
     """A named tensor.
+
+    A tuple, since a request of one record has one for each column: `_make` takes the fields without looking at them.
 
     Attributes:
         name: Name of the model's input or output.
@@ -123,18 +136,23 @@ class Tensor:
         parameters: What the protocol's extensions say of it.
     """
 
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-    data: Elements
-    parameters: Mapping[str, Any] = field(default_factory=dict)
+    __slots__ = ()
 
-    def __post_init__(self) -> None:
-        if len(self.data) != math.prod(self.shape):
+    def __new__(
+        cls,
+        *,
+        name: str,
+        datatype: str,
+        shape: tuple[int, ...],
+        data: Elements,
+        parameters: Mapping[str, Any] = _NO_PARAMETERS,
+    ) -> Self:
+        """Check the number of elements; raise `ConfigError` if the shape has another one."""
+        if len(data) != math.prod(shape):
             raise ConfigError(
-                f"tensor {self.name!r}",
-                f"got {len(self.data)} elements, expected {math.prod(self.shape)} for shape {list(self.shape)}",
+                f"tensor {name!r}", f"got {len(data)} elements, expected {math.prod(shape)} for shape {list(shape)}"
             )
+        return super().__new__(cls, name, datatype, shape, data, parameters)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -65,7 +65,7 @@ class RequestLayouts:
             for (name, datatype, shape, count), size in zip(layout.tensors, sizes, strict=True):
                 end = begin + size
                 data = self._decode(content[begin:end], datatype, count, name)
-                inputs.append(Tensor(name=name, datatype=datatype, shape=shape, data=data, parameters={_SIZE: size}))
+                inputs.append(Tensor._make((name, datatype, shape, data, {_SIZE: size})))
                 begin = end
             return InferRequest(
                 inputs=tuple(inputs),

@@ -124,7 +124,7 @@ def grpc_bodies(requests: Sequence[InferRequest], spec: LoadSpec) -> list[bytes]
 
     bodies = []
     for request in requests:
-        inputs = tuple(dataclasses.replace(tensor, data=_numbers(tensor)) for tensor in request.inputs)
+        inputs = tuple(tensor._replace(data=_numbers(tensor)) for tensor in request.inputs)
         message = infer_message(dataclasses.replace(request, inputs=inputs), spec.model, spec.version)
         bodies.append(message.SerializeToString())
     return bodies
