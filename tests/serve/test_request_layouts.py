@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests whose JSON was read before equal those that are read anew, whatever differs from the earlier ones."""
 
+import dataclasses
 import json
 import struct
 from typing import Any
@@ -9,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from terarec.errors import TerarecError
+from terarec.errors import ConfigError, TerarecError
 from terarec.serve.binary_codec import decode_binary_request, decode_elements
-from terarec.serve.protocol import InferRequest
+from terarec.serve.protocol import InferRequest, Tensor
 from terarec.serve.request_layouts import RequestLayouts
+from tests.errors import at
 
 NUMBERS = {"FP32": "f", "INT64": "q", "UINT8": "B", "BOOL": "?"}
 
@@ -37,9 +39,11 @@ def body_of(
 
 def read(layouts: RequestLayouts | None, body: bytes, header_bytes: int) -> InferRequest | str:
     try:
-        return decode_binary_request(body, header_bytes, None, layouts)
+        request = decode_binary_request(body, header_bytes, None, layouts)
     except TerarecError as error:
         return str(error)
+    # Where the bytes of a tensor were is of no interest any more.
+    return dataclasses.replace(request, inputs=tuple(tensor._replace(parameters={}) for tensor in request.inputs))
 
 
 TEXTS = st.text(max_size=4)
@@ -101,3 +105,28 @@ def test_layouts_are_bounded() -> None:
     before = len(layouts)
     read(layouts, *body_of(long))
     assert len(layouts) == before
+
+
+def test_messages_of_grpc_are_of_one_layout() -> None:
+    pytest.importorskip("google.protobuf", reason="the extra 'serve' is not installed")
+    from terarec.serve.grpc.conversion import infer_message, infer_request
+
+    layouts = RequestLayouts(decode_elements)
+    requests = [
+        InferRequest(
+            inputs=(
+                Tensor(name="x", datatype="FP32", shape=(1,), data=[number]),
+                Tensor(name="s", datatype="BYTES", shape=(2, 1), data=["a" * index, "\u00e9"]),
+            ),
+            id=None if index == 1 else f"id {index}",
+            parameters={"priority": 2},
+        )
+        for index, number in enumerate((1.5, -2.0, 0.25))
+    ]
+    for request in requests:
+        assert infer_request(infer_message(request, "m", "1"), layouts=layouts) == request
+        assert len(layouts) == 1
+    broken = infer_message(requests[0], "m", "1")
+    broken.raw_input_contents[0] = b"\0"
+    with pytest.raises(ConfigError, check=at("raw_input_contents[0]", "got 1 bytes")):
+        infer_request(broken, layouts=layouts)

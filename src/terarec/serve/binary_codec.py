@@ -21,7 +21,7 @@ from terarec.serve.protocol import (
     InferResponse,
     UnsupportedError,
 )
-from terarec.serve.request_layouts import RequestLayouts
+from terarec.serve.request_layouts import BINARY_SIZE, RequestLayouts, split_json
 from terarec.serve.shared_memory import SharedMemory
 from terarec.spec.checks import quoted
 
@@ -184,12 +184,12 @@ class TensorBytes:
         if region is not None:
             _no_data(tensor, where)
             return decode_elements(region_bytes(self._memory, parameters, where), datatype, count, f"{where}.data")
-        if "binary_data_size" not in parameters:
+        if BINARY_SIZE not in parameters:
             return None
         _no_data(tensor, where)
-        size = size_parameter(parameters, "binary_data_size", where)
+        size = size_parameter(parameters, BINARY_SIZE, where)
         if size > len(self._raw) - self._at:
-            place = f"{where}.parameters.binary_data_size"
+            place = f"{where}.parameters.{BINARY_SIZE}"
             raise ConfigError(place, f"got {size}, expected at most the {len(self._raw) - self._at} bytes that follow")
         raw = self._raw[self._at : self._at + size]
         self._at += size
@@ -281,8 +281,10 @@ def decode_binary_request(
             "Inference-Header-Content-Length", f"got {header_bytes}, expected 1 to the {len(body)} bytes of the body"
         )
     header = bytes(body[:header_bytes])
-    if layouts is not None and header_bytes < len(body):
-        known = layouts.read(header, bytes(body[header_bytes:]))
+    head = split_json(header) if layouts is not None and header_bytes < len(body) else None
+    if layouts is not None and head is not None:
+        raw = head.raw(bytes(body[header_bytes:]))
+        known = None if raw is None else layouts.read(head.description, head.request_id, raw)
         if known is not None:
             return known
     content, last = memoryview(body)[header_bytes:], TensorBytes(memoryview(b""))
@@ -294,8 +296,8 @@ def decode_binary_request(
 
     request = decode_infer_request(header, begin)
     last.check_end()
-    if layouts is not None and header_bytes < len(body):
-        layouts.remember(header, request)
+    if layouts is not None and head is not None and head.describes(request):
+        layouts.remember(head.description, request)
     return request
 
 
@@ -329,7 +331,7 @@ def encode_binary_response(
         elif parameters.get("binary_data", are_binary) is True:
             content = encode_elements(tensor.data, tensor.datatype)
             raw.append(content)
-            outputs.append({**head, "parameters": {"binary_data_size": len(content)}})
+            outputs.append({**head, "parameters": {BINARY_SIZE: len(content)}})
         else:
             outputs.append({**head, "data": json_elements(tensor.data)})
     message: dict[str, Any] = {"model_name": response.model_name, "model_version": response.model_version}

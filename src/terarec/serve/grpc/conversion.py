@@ -20,6 +20,7 @@ from terarec.serve.protocol import (
     Tensor,
     UnsupportedError,
 )
+from terarec.serve.request_layouts import RequestLayouts
 from terarec.serve.shared_memory import SharedMemory
 from terarec.spec.checks import quoted
 
@@ -46,28 +47,44 @@ _ModelInferRequest = message_class("ModelInferRequest")
 _ModelInferResponse = message_class("ModelInferResponse")
 
 
-def infer_request(message: Any, memory: SharedMemory | None = None) -> InferRequest:
+def infer_request(
+    message: Any, memory: SharedMemory | None = None, layouts: RequestLayouts | None = None
+) -> InferRequest:
     """Return the request of a ModelInferRequest.
 
     Args:
-        message: The message.
+        message: The message, which loses its raw contents and its id.
         memory: Registered regions; None where shared memory is not allowed.
+        layouts: Requests that were read before; None to read each anew.
 
     Raises:
         UnsupportedError: Shared memory that is not allowed.
         ConfigError: Elements that are missing, given twice, or do not fit datatype and shape.
     """
-    contents = _Contents(message.raw_input_contents, memory)
+    raw, request_id = list(message.raw_input_contents), message.id or None
+    description = b""
+    if raw and layouts is not None:
+        message.ClearField("raw_input_contents")
+        message.ClearField("id")
+        description = message.SerializeToString(deterministic=True)
+        known = layouts.read(description, request_id, raw)
+        if known is not None:
+            return known
+    contents = _Contents(raw, memory)
     inputs = tuple(_tensor(item, contents, f"inputs[{index}]") for index, item in enumerate(message.inputs))
     contents.check_end()
-    return InferRequest(
+    request = InferRequest(
         inputs=inputs,
         outputs=tuple(
             RequestedOutput(name=item.name, parameters=parameters(item.parameters)) for item in message.outputs
         ),
-        id=message.id or None,
+        id=request_id,
         parameters=parameters(message.parameters),
     )
+    # Inputs in shared memory have parameters that say where.
+    if description and layouts is not None and not any(tensor.parameters for tensor in inputs):
+        layouts.remember(description, request)
+    return request
 
 
 def parameters(fields: Mapping[str, Any]) -> Mapping[str, Any]:

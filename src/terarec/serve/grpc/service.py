@@ -14,10 +14,12 @@ from google.protobuf.message import DecodeError
 
 from terarec.errors import ConfigError, TerarecError
 from terarec.serve.api import InferenceApi
+from terarec.serve.binary_codec import decode_elements
 from terarec.serve.calls import Call
 from terarec.serve.grpc.conversion import infer_request, infer_response, parameters
 from terarec.serve.grpc.messages import METHODS, SERVICE, message_class
 from terarec.serve.protocol import InferRequest, InferResponse, ServerBusyError, UnknownModelError, error_code
+from terarec.serve.request_layouts import RequestLayouts
 from terarec.serve.shared_memory import SharedMemory
 from terarec.spec.checks import one_line
 from terarec.user_code import describe, place_of
@@ -124,6 +126,7 @@ class GrpcService:
         self._api = api
         self._max_in_flight = max_in_flight
         self._num_in_flight = 0
+        self._layouts = RequestLayouts(decode_elements)
         self._lock = threading.Lock()  # of the number in flight
         self._calls: Mapping[str, Callable[[Any, Any], None]] = {
             "ServerLive": self._server_live,
@@ -179,7 +182,7 @@ class GrpcService:
         memory, request = self._api.memory, None
         try:
             message = parsed("ModelInfer", body)
-            request = infer_request(message, memory)
+            request = infer_request(message, memory, self._layouts)
             self._take_place()
             try:
                 scored = self._api.infer(request, message.model_name, message.model_version or None, call)
