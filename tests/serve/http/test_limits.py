@@ -416,7 +416,7 @@ def test_s3_health_answers_while_a_request_is_parsed(models: ServedModels, monke
     """A large body is parsed outside of the event loop: health is answered while that is held up."""
     is_parsing, may_go_on = threading.Event(), threading.Event()
 
-    def held_up(body: bytes, header_bytes: int | None, memory: Any) -> Any:
+    def held_up(body: bytes, *_: Any) -> Any:
         is_parsing.set()
         assert may_go_on.wait(timeout=PATIENCE)
         return decode_infer_request(body)

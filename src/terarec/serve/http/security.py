@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import socket
 from urllib.parse import urlsplit
@@ -56,17 +57,21 @@ class Guard:
             raise ForbiddenError("Origin", f"got {quoted(origin)}, expected a page of this server")
 
     def _is_ours(self, host: str) -> bool:
-        try:
-            name = (urlsplit(f"//{host}").hostname or "").lower()
-        except ValueError:
-            return False
+        name, is_address = _read_host(host)
         # A name that another site controls may lead here; an address is what it says.
-        return "*" in self._hosts or name in self._hosts or _is_address(name)
+        return name is not None and ("*" in self._hosts or name in self._hosts or is_address)
 
 
-def _is_address(host: str) -> bool:
+# Clients send the same one with each request.
+@functools.lru_cache(maxsize=64)
+def _read_host(host: str) -> tuple[str | None, bool]:
+    """Return the name in a field ``Host``, None where there is none, and whether it is an address."""
     try:
-        ipaddress.ip_address(host)
+        name = (urlsplit(f"//{host}").hostname or "").lower()
     except ValueError:
-        return False
-    return True
+        return None, False
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return name, False
+    return name, True
