@@ -9,6 +9,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from terarec.serve.models import ServedModels
 from terarec.serve.served_model import ServedModel
 
 
@@ -57,7 +58,12 @@ class DriftWatch(Protocol):
         """Take the raw columns of a request that `model` has scored; called in the thread that writes records."""
 
     def read(self) -> Sequence[ModelDrift]:
-        """Return the last comparisons; it does not wait for one."""
+        """Return the last comparisons, also of versions that are served no more; it does not wait for one."""
 
     def close(self) -> None:
         """End its threads."""
+
+
+def drift_of_served(drift: DriftWatch, models: ServedModels) -> Sequence[ModelDrift]:
+    """Return the last comparisons of the versions that are served at present."""
+    return [found for found in drift.read() if found.version in models.versions(found.model)]

@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import Literal
 
 from terarec.errors import ConfigError, MissingDependencyError
-from terarec.serve.input_drift import DriftWatch
+from terarec.serve.input_drift import DriftWatch, drift_of_served
 from terarec.serve.live import LiveUpdates
 from terarec.serve.models import ServedModels
 from terarec.serve.protocol import UnknownModelError
@@ -160,7 +160,7 @@ class _ServerCollector(Collector):
             families.add("terarec_sink_written", (sink.label,), counted.written)
             for reason, count in counted.lost.items():
                 families.add("terarec_sink_lost", (sink.label, reason), count)
-        for found in () if self._drift is None else self._drift.read():
+        for found in () if self._drift is None else drift_of_served(self._drift, self._models):
             labels = (found.model, found.version)
             families.add("terarec_input_drift_records", labels, found.records)
             for column in found.inputs:

@@ -13,9 +13,10 @@ import pytest
 from terarec.serve import InferenceSession, ServedModels
 from tests.serve.conftest import TrainedRun
 from tests.serve.http.serving import served
-from tests.serve.http.test_drift_route import drift_of
+from tests.serve.http.test_drift_route import drift_of_two, models
 from tests.waiting import PATIENCE
 
+__all__ = ["models"]
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 
 
@@ -42,7 +43,7 @@ def test_a_record_is_scored_in_a_browser(
     sync_api = pytest.importorskip("playwright.sync_api")
     record = {name: values[0] for name, values in trained.records(0, 1).items()}
     problems: list[str] = []
-    with served(models, drift=drift_of(str(session.step))) as server, sync_api.sync_playwright() as driver:
+    with served(models, drift=drift_of_two()) as server, sync_api.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
         page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
@@ -58,7 +59,7 @@ def test_a_record_is_scored_in_a_browser(
         rows = page.query_selector_all("#result tr")[1:]
         moves = [[cell.inner_text() for cell in row.query_selector_all("td")[:2]] for row in rows]
         page.wait_for_selector("#latency path[d^=M]", state="attached")  # two looks at the metrics, and a request
-        assert page.inner_text("#models tr:nth-child(2)").split()[:3] == ["dlrm", str(session.step), "READY"]
+        assert page.inner_text("#models tr:nth-child(2)").split()[:3] == ["dlrm", "3", "READY"]
         cells = [row.query_selector_all("td") for row in page.query_selector_all("#drift tr")[1:]]
         drifts = [tuple(cell.inner_text().strip() for cell in row[1:4]) for row in cells]
         rests = page.inner_text("#rests")

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The path of the drift, and its metrics."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import httpx
 import pyarrow as pa
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from terarec.serve import ServedModel, ServedModels
+from terarec.serve import InferenceSession, ServedModel, ServedModels
 from terarec.serve.input_drift import InputDrift, ModelDrift
 from tests.serve.http.serving import served
 from tests.waiting import PATIENCE
@@ -29,19 +30,29 @@ class FixedDrift:
         """Nothing is open."""
 
 
-def drift_of(version: str = "3") -> FixedDrift:
-    """Drift of a column that has moved, of one that has a little, and of one without values."""
+@pytest.fixture
+def models(session: InferenceSession) -> Iterator[ServedModels]:
+    """Two models."""
+    with ServedModels() as found:
+        found.install(ServedModel(session, name="dlrm", version="3"))
+        found.install(ServedModel(session, name="other", version="1"))
+        yield found
+
+
+def drift_of_two() -> FixedDrift:
+    """Drift of a column that has moved, of one that has a little, and of one without values; and none of a model."""
     inputs = (
         InputDrift(name="C1", stability_index=0.71, missing=(0.01, 0.4), rare=(0.02, 0.03)),
         InputDrift(name="I1", stability_index=0.12, missing=(0.2, 0.21), rare=(0.0, 0.0)),
         InputDrift(name="C2", stability_index=None, missing=(0.0, 1.0), rare=(0.0, 0.0)),
     )
-    found = ModelDrift(model="dlrm", version=version, records=420, reference_records=131072, inputs=inputs)
-    return FixedDrift(found, ModelDrift(model="other", version="1", problem="shop/data: no data set"))
+    found = ModelDrift(model="dlrm", version="3", records=420, reference_records=131072, inputs=inputs)
+    former = ModelDrift(model="dlrm", version="2", records=9, reference_records=131072, inputs=inputs)
+    return FixedDrift(former, found, ModelDrift(model="other", version="1", problem="shop/data: no data set"))
 
 
-def test_the_last_comparisons_are_shown(models: ServedModels) -> None:
-    with served(models, drift=drift_of()) as server, httpx.Client(base_url=server.url, timeout=PATIENCE) as client:
+def test_the_last_comparisons_of_what_is_served_are_shown(models: ServedModels) -> None:
+    with served(models, drift=drift_of_two()) as server, httpx.Client(base_url=server.url, timeout=PATIENCE) as client:
         dlrm, other = client.get("/drift").json()["models"]
         text = client.get("/metrics").text
     assert (dlrm["model"], dlrm["version"], dlrm["records"], dlrm["reference_records"]) == ("dlrm", "3", 420, 131072)

@@ -64,7 +64,7 @@ class HttpTransport:
         add_docs(routes)
         add_dashboard(routes)
         self._server = HttpServer(routes, spec, Guard(control, spec.access.allowed_hosts), api.calls)
-        add_drift(routes, drift)
+        add_drift(routes, drift, api.models)
         sinks = api.calls if sinks is None else sinks
         add_metrics(routes, Metrics(api.models, lambda: self._server.errors, sinks, drift, recommendations))
 

@@ -11,8 +11,9 @@ from importlib import resources
 
 from terarec.serve.http.messages import Request, Response, json_response
 from terarec.serve.http.routes import Route, Routes
-from terarec.serve.input_drift import DriftWatch
+from terarec.serve.input_drift import DriftWatch, drift_of_served
 from terarec.serve.metrics import CONTENT_TYPE, Metrics
+from terarec.serve.models import ServedModels
 
 
 def add_metrics(routes: Routes, metrics: Metrics) -> None:
@@ -25,11 +26,12 @@ def add_metrics(routes: Routes, metrics: Metrics) -> None:
     routes.add(Route("GET", "/metrics", scrape, "index"))
 
 
-def add_drift(routes: Routes, drift: DriftWatch | None) -> None:
+def add_drift(routes: Routes, drift: DriftWatch | None, models: ServedModels) -> None:
     """Add ``/drift``, the last comparisons of records with the training data; null where nothing is compared."""
 
     async def read(_: Request) -> Response:
-        return json_response({"models": None if drift is None else [asdict(found) for found in drift.read()]})
+        found = None if drift is None else [asdict(found) for found in drift_of_served(drift, models)]
+        return json_response({"models": found})
 
     routes.add(Route("GET", "/drift", read, "index"))
 
