@@ -9,6 +9,7 @@ import pytest
 
 from tests.device_cases import MODULES, SLOW, TESTED_ELSEWHERE, cases_of
 from tests.on_device import CPU
+from tests.params import in_every_run
 
 pytest.importorskip("triton", reason="Triton is installed on Linux alone")
 
@@ -32,10 +33,16 @@ def test_checks_are_chosen_by_a_word():
 
 
 KINDS = [kind for kind in MODULES if kind not in TESTED_ELSEWHERE]
+LONG = {"checkpoints", "sessions", "embeddings", "hugectr"}
 
 
 @pytest.mark.parametrize(
-    ("kind", "slow"), [*((kind, False) for kind in KINDS), pytest.param(None, True, marks=pytest.mark.slow)]
+    ("kind", "slow"),
+    in_every_run(
+        # What the others check is checked on the CPU by tests of their own.
+        [(kind, False) for kind in KINDS if kind not in LONG],
+        [*((kind, False) for kind in KINDS), (None, True)],
+    ),
 )
 def test_checks_hold_on_the_cpu(kind, slow):
     cases = {name: holds for each in ([kind] if kind else KINDS) for name, holds in cases_of(each).items()}

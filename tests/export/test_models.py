@@ -207,6 +207,7 @@ def test_every_pooling(tmp_path: Path, file_format: str) -> None:
     check(tmp_path / "out", model, random_batch(columns, 1), random_batch(columns, 20))
 
 
+@pytest.mark.slow
 def test_the_lowest_key_of_a_scalar_column_is_a_key(tmp_path: Path) -> None:
     columns = dataset(dense=0, labels=3, rows=None)
     model = Pooled(DynamicTableSpec(name="a", width=3), FeatureSpec(name="a", table="a"))
@@ -231,6 +232,7 @@ def test_keys_of_several_columns_in_one_input(tmp_path: Path) -> None:
     check(tmp_path / "out", model, random_batch(columns, 13))
 
 
+@pytest.mark.slow
 def test_a_column_named_as_the_dense_input(tmp_path: Path) -> None:
     columns = DatasetSpec(
         name="d",
@@ -331,6 +333,7 @@ def test_arguments_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert [path.name for path in tmp_path.iterdir()] == ["full"]
 
 
+@pytest.mark.slow
 def test_columns_may_have_the_names_of_operations(tmp_path: Path) -> None:
     """Finding Q3: two nodes had the name of a column "cat"."""
     columns = dataset()

@@ -34,7 +34,12 @@ KERNELS = {
 }
 
 
-SLOW = {"rates_in_the_momentum_and_epsilon_hat"}
+SLOW = {
+    "all_rows_move_in_the_global_mode",
+    "gradients_of_every_shape_are_summed",
+    "rates_in_the_momentum_and_epsilon_hat",
+    "rows_catch_up_in_the_lazy_global_mode",
+}
 """Forms of an update that another case launches, too."""
 
 

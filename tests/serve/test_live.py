@@ -34,6 +34,7 @@ from terarec.spec import (
 )
 from terarec.train.run import build
 from tests.errors import at
+from tests.params import in_every_run
 from tests.ps.redis_processes import needs_redis, running
 from tests.serve.conftest import TrainedRun
 from tests.waiting import PATIENCE, wait_for
@@ -226,7 +227,7 @@ class Slowed(Cache):
         super().erase(batch)
 
 
-@pytest.mark.parametrize("cache", [None, CacheSpec(share=0.3)])
+@pytest.mark.parametrize("cache", in_every_run([CacheSpec(share=0.3)], [None, CacheSpec(share=0.3)]))
 def test_each_answer_is_of_one_version(
     live: Live, trained: TrainedRun, monkeypatch: pytest.MonkeyPatch, cache: CacheSpec | None
 ) -> None:
