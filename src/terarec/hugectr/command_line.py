@@ -106,6 +106,7 @@ def _report(problem: str, code: int) -> int:
 
 
 REPLACEMENTS = {
+    "hierarchical_parameter_server": "terarec.hugectr.hps_tf",
     "hps_torch": "terarec.hugectr.hps_torch",
     "hps_torch.lookup_layer": "terarec.hugectr.hps_torch",
     "hugectr": "terarec.hugectr",
@@ -116,6 +117,8 @@ REPLACEMENTS = {
     "hugectr2onnx": "terarec.hugectr.hugectr2onnx",
     "hugectr2onnx.converter": "terarec.hugectr.hugectr2onnx",
     "hugectr2onnx.hugectr_loader": "terarec.hugectr.hugectr2onnx",
+    "sparse_operation_kit": "terarec.tensorflow",
+    "sparse_operation_kit.experiment": "terarec.tensorflow",
 }
 """Module that a script imports -> the module that it gets."""
 

@@ -11,6 +11,7 @@ import functools
 import importlib
 import importlib.util
 import logging
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -197,6 +198,9 @@ def _loading_fault(name: str) -> str:
             return "Triton is not installed"
         if not (torch.cuda.is_available() or triton_interprets()):
             return "no CUDA device is there"
+        # Two copies of LLVM: that of Triton, loaded second, ends the process.
+        if "tensorflow" in sys.modules and "triton" not in sys.modules:
+            return "TensorFlow was loaded before it, which would end the process"
     try:
         # All modules at once: an implementation that half loads would fail later, in the middle of a run.
         for op in Op:

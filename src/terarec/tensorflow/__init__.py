@@ -85,6 +85,8 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> object:
         if (name in __all__ or name in _MODULES) and importlib.util.find_spec("tensorflow") is None:
             raise MissingDependencyError("tensorflow", "not installed, expected pip install 'terarec[tensorflow]'")
+        if name == "experiment":  # 1.1.4 to 1.3 had what became 2.0 there
+            return importlib.import_module(__name__)
         if name in _MODULES:
             return importlib.import_module(f"{__name__}.{name}")
         return _import_name(name)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from typing import overload
 
 import numpy as np
@@ -123,3 +124,16 @@ class HPS:
                 # Without a cache the rows come from tiers, which are in host memory or behind it.
                 return self.server.lookup(model_name, name, keys.cpu())
             return self.server.cache(model_name, name, device=device_of([device_id])).lookup(keys)
+
+
+_shared: dict[str, HPS] = {}
+_lock = threading.Lock()
+
+
+def shared_hps(path: str) -> HPS:
+    """Return the parameter server that all layers of this process with the file `path` share, loaded by the first."""
+    path = os.path.abspath(path)
+    with _lock:  # layers may run in threads, as TorchScript's `fork` runs them
+        if path not in _shared:
+            _shared[path] = HPS(path)
+        return _shared[path]

@@ -3,14 +3,11 @@
 
 from __future__ import annotations
 
-import os
-import threading
-
 import torch
 from torch import Tensor, nn
 
 from terarec.hugectr.errors import WrongInputError
-from terarec.hugectr.inference.hps import HPS
+from terarec.hugectr.inference.hps import shared_hps
 from terarec.hugectr.schema.table import bind_arguments
 
 _OWNER = "hps_torch.LookupLayer"
@@ -49,22 +46,12 @@ class LookupLayer(nn.Module):
         )
 
 
-_servers: dict[str, HPS] = {}
-_lock = threading.Lock()
-
-
-def _server(path: str) -> HPS:
-    path = os.path.abspath(path)
-    with _lock:  # layers may run in threads, as TorchScript's `fork` runs them
-        if path not in _servers:
-            _servers[path] = HPS(path)
-        return _servers[path]
-
-
 def _lookup(keys: Tensor, ps_config_file: str, model_name: str, table_id: int, emb_vec_size: int) -> Tensor:
     if keys.dtype not in (torch.int32, torch.int64):
         raise WrongInputError(_OWNER, "keys", f"got {keys.dtype}, expected torch.int32 or torch.int64", field="keys")
-    rows = _server(ps_config_file).rows(keys.reshape(-1).to(torch.int64), model_name, table_id, keys.device.index or 0)
+    rows = shared_hps(ps_config_file).rows(
+        keys.reshape(-1).to(torch.int64), model_name, table_id, keys.device.index or 0
+    )
     if rows.shape[1] != emb_vec_size:
         problem = f"got {emb_vec_size}, expected {rows.shape[1]}, the width of table {table_id} of {model_name!r}"
         raise WrongInputError(_OWNER, "emb_vec_size", problem, field="emb_vec_size")

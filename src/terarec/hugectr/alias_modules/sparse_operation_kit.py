@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The name ``sparse_operation_kit`` on a search path, which leads to terarec's module."""
+
+from terarec.hugectr.command_line import provide_modules
+
+# The import system returns what this leaves in `sys.modules` under the name.
+provide_modules()
