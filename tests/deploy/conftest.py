@@ -21,9 +21,10 @@ __all__ = ["trained"]
 
 @pytest.fixture(scope="session")
 def models(trained: TrainedRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository with the model "shop", whose version follows its run."""
+    """A repository with the model "shop", whose version 1 follows its run, and version 2 is its shadow."""
     path = tmp_path_factory.mktemp("models")
     promote(trained.path, path, "shop", PromotionSpec(follow=True))
+    promote(trained.path, path, "shop", PromotionSpec(shadow=1.0))
     return path
 
 

@@ -24,10 +24,11 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def server(models: Path, secrets: Path, trained: TrainedRun, tables: Path) -> Iterator[Server]:
-    """The server of the Compose file, which follows the run of its version, too."""
+def server(models: Path, secrets: Path, trained: TrainedRun, tables: Path, tmp_path: Path) -> Iterator[Server]:
+    """The server of the Compose file, with options for what it does not do otherwise."""
     command = moved(deploy.from_compose().command, places(models, trained.path, secrets, tables), drain_seconds=0)
-    with started([*command, "--follow-runs"]) as running:
+    options = ("--follow-runs", "--drift", "--record-share=1", f"--access-log={tmp_path / 'access.log'}")
+    with started([*command, *options]) as running:
         yield running
 
 
