@@ -98,22 +98,27 @@ def from_compose() -> Deployment:
 def from_kubernetes() -> Deployment:
     """Return the server of the Deployment."""
     pod = read(KUBERNETES / "base" / "deployment.yaml")["spec"]["template"]["spec"]
-    return _of_pod("Kubernetes", pod, pod["terminationGracePeriodSeconds"], {"$(NAMESPACE)": "shop"})
+    return _of_pod("Kubernetes", pod, pod["terminationGracePeriodSeconds"])
 
 
 def from_kserve() -> Deployment:
     """Return the server of the runtime of KServe."""
     predictor = read(KSERVE / "inferenceservice.yaml")["spec"]["predictor"]
-    names = {"{{.Name}}": read(KSERVE / "inferenceservice.yaml")["metadata"]["name"]}
     runtime = read(KSERVE / "runtime.yaml")["spec"]
-    return _of_pod("KServe", runtime, predictor["terminationGracePeriodSeconds"], names)
+    return _of_pod("KServe", runtime, predictor["terminationGracePeriodSeconds"])
 
 
-def _of_pod(name: str, pod: dict[str, Any], grace: float, variables: dict[str, str]) -> Deployment:
+def named(words: Iterable[str]) -> tuple[str, ...]:
+    """Return a command line with the names that Kubernetes and KServe fill in."""
+    service = read(KSERVE / "inferenceservice.yaml")["metadata"]["name"]
+    return tuple(_replaced(words, {"$(NAMESPACE)": "shop", "{{.Name}}": service}))
+
+
+def _of_pod(name: str, pod: dict[str, Any], grace: float) -> Deployment:
     (container,) = pod["containers"]
     ports = tuple(port["containerPort"] for port in container["ports"])
     probes = tuple(container[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "readiness", "liveness"))
-    return Deployment(name, tuple(_replaced(container["args"], variables)), ports, grace, probes)
+    return Deployment(name, named(container["args"]), ports, grace, probes)
 
 
 def deployments() -> list[Deployment]:

@@ -211,7 +211,7 @@ def test_kubernetes_accepts_the_manifests(tmp_path: Path) -> None:
     assert printed.count(" passed for resource ") == len(documents)
 
 
-def test_kustomize_builds_the_base_and_its_components(tmp_path: Path) -> None:
+def test_kustomize_builds_the_base_and_its_components(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     version = re.search(r"v1\.(\d+)", check(KUBECTL, "version", "--client"))
     if version is None or int(version[1]) < 27:
         pytest.skip(lacks("kubectl 1.27", "apt-get install kubernetes-client"))
@@ -243,9 +243,10 @@ def test_kustomize_builds_the_base_and_its_components(tmp_path: Path) -> None:
     assert {container[f"{kind}Probe"]["httpGet"]["scheme"] for kind in ("startup", "readiness", "liveness")} == {
         "HTTPS"
     }
-    files = [word.partition("=")[2] for word in container["args"] if word.startswith(("--certificate", "--key"))]
+    access = captured(deploy.named(container["args"]), monkeypatch).access
     mounts = [mount["mountPath"] for mount in container["volumeMounts"]]
-    assert [os.path.dirname(file) in mounts for file in files] == [True, True]
+    for file in (access.certificate, access.key):
+        assert os.path.dirname(str(file)) in mounts
 
 
 def test_prometheus_accepts_its_configuration_and_each_alert_fires(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from tests.serve.conftest import TrainedRun
 from tests.serve.test_workers import children
 from tests.waiting import PATIENCE, wait_for
 
+ADMIN = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
 # Those of one machine and of a cluster here, the others in the long tests.
 SERVERS = [
     pytest.param(one, id=one.name, marks=() if one.name in ("systemd", "Kubernetes") else pytest.mark.slow)
@@ -159,6 +160,10 @@ def test_the_unit_leaves_the_server_what_it_needs(
             assert "url" in at, at
             client = InferenceClient(at["url"], "shop", PATIENCE, headers=BEARER)
             assert client.infer(trained.records(0, 3))["score"].shape == (3, 1)
+            answer = httpx.post(f"{at['url']}/v1/repository/models/shop/promote", json={"version": 2}, headers=ADMIN)
+            assert (answer.status_code, answer.json()) == (
+                *(500, {"error": "/mnt/models/shop/pointer.json: cannot be changed: Permission denied"}),
+            )
             (server,) = children(process.pid)  # of strace, which passes no signals on
             os.kill(server, signal.SIGTERM)
             _, log = process.communicate(timeout=PATIENCE)

@@ -194,7 +194,7 @@ class InferenceApi:
         Raises:
             UnavailableError: The server has no model repository.
             ConfigError: No such model or version, or a share where no version answers, or where this one does.
-            StorageError: Other changes of the pointer do not end.
+            StorageError: Other changes of the pointer do not end, or its file cannot be written.
         """
         return self._pointers("promote", name).promote(name, version, spec)
 
@@ -208,7 +208,7 @@ class InferenceApi:
         Raises:
             UnavailableError: The server has no model repository.
             ConfigError: No such model or version, or none that answered before.
-            StorageError: Other changes of the pointer do not end.
+            StorageError: Other changes of the pointer do not end, or its file cannot be written.
         """
         return self._pointers("roll back", name).roll_back(name, to)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from terarec.config.files import CHECKPOINT_DIRECTORY, DATASET_DIRECTORY, RUN_FILE
-from terarec.errors import ConfigError, DataNotFoundError, FormatError, StorageError
+from terarec.errors import ConfigError, DataNotFoundError, FormatError, StorageError, TerarecError
 from terarec.io.directories import ensure_parents, file_lock
 from terarec.io.files import read_versioned_json, write_versioned_json
 from terarec.io.remote import PARTIAL_SUFFIX
@@ -233,7 +233,7 @@ class RepositoryModel:
 
         Raises:
             ConfigError: No such version; or a share where no version answers, or where this one does.
-            StorageError: Other changes of the pointer do not end.
+            StorageError: Other changes of the pointer do not end, or its file cannot be written.
         """
         self.version_path(version)
 
@@ -273,7 +273,7 @@ class RepositoryModel:
 
         Raises:
             ConfigError: No such version, or none that answered before.
-            StorageError: Other changes of the pointer do not end.
+            StorageError: Other changes of the pointer do not end, or its file cannot be written.
         """
 
         def change(pointer: PointerSpec) -> PointerSpec:
@@ -318,6 +318,14 @@ class RepositoryModel:
 
     def _change(self, change: Callable[[PointerSpec], PointerSpec]) -> PointerSpec:
         self._inside(self.path)
+        try:
+            return self._change_locked(change)
+        except TerarecError:  # some are errors of the system, too
+            raise
+        except OSError as error:
+            raise StorageError(self.path / POINTER_FILE, f"cannot be changed: {error.strerror}") from error
+
+    def _change_locked(self, change: Callable[[PointerSpec], PointerSpec]) -> PointerSpec:
         end = time.monotonic() + _LOCK_SECONDS
         while True:
             with file_lock(self.path / _POINTING) as is_held:
