@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 
-from terarec.batch import Batch, Jagged, first_keys, one_hot, select, slice_samples, to_device
+from terarec.batch import Batch, Jagged, feature_ends, first_keys, one_hot, select, slice_samples, to_device
 from terarec.errors import ConfigError
 from tests.errors import at
 
@@ -73,6 +73,25 @@ def test_selections_hold_the_features(data, order, count):
     assert bags_in(picked, batch_size) == [features[index] for index in chosen]
     whole = weights_in(batch_of(batch_size, features).sparse, batch_size)
     assert weights_in(picked, batch_size) == [whole[index] for index in chosen]
+
+
+@given(data=bags_of, order=st.permutations(range(4)))
+def test_selections_by_known_ends_equal_those_that_read_offsets(data, order):
+    batch_size, features = data
+    sparse = batch_of(batch_size, features).sparse
+    known = replace(sparse, ends=feature_ends(sparse))
+    names = [f"f{index}" for index in order if index < len(features)][:-1]
+    picked, expected = select(known, names), select(sparse, names)
+    assert torch.equal(picked.keys, expected.keys)
+    assert torch.equal(picked.offsets, expected.offsets)
+    assert feature_ends(picked) == feature_ends(expected)
+
+
+def test_a_copy_on_a_device_has_the_ends_of_features_in_host_memory():
+    batch = batch_of(2, [[[1, 2], [3]], [[4], []]])
+    assert batch.sparse.ends is None
+    there = to_device(replace(batch, metadata={}), "meta").sparse
+    assert there.ends == feature_ends(batch.sparse) == (0, 3, 4)
 
 
 @given(data=bags_of, limits=st.lists(st.none() | st.integers(1, 3), min_size=4, max_size=4))
@@ -186,6 +205,13 @@ def test_a_batch_is_a_tree_of_its_tensors():
 def test_what_a_jagged_rejects(names, keys, offsets, problem):
     with pytest.raises(ConfigError, check=at("Jagged", problem)):
         Jagged(names=names, keys=keys, offsets=offsets)
+
+
+@pytest.mark.parametrize("ends", [(0, 2), (0, 1, 3), (1, 1, 2), (0, 3, 2)])
+def test_ends_that_do_not_rise_from_0_to_the_keys_are_rejected(ends):
+    jagged = Jagged(names=("a", "b"), keys=torch.tensor([1, 2]), offsets=torch.tensor([0, 1, 2]), ends=(0, 1, 2))
+    with pytest.raises(ConfigError, check=at("Jagged", f"got ends {ends}")):
+        replace(jagged, ends=ends)
 
 
 def test_weights_that_are_not_one_a_key_are_rejected():

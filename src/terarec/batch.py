@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,12 +33,15 @@ class Jagged:
         keys: int64[N].
         offsets: int64[S * B + 1], rising from 0 to N. Batches of readers may share them: do not write to them.
         weights: float32[N], factors of the keys' vectors where they are pooled; None for ones.
+        ends: Number of the first key of each feature, and N behind them, in host memory; None where only `offsets` have
+            them. With them, lookups on a device need not wait for it to read them.
     """
 
     names: tuple[str, ...]
     keys: Tensor
     offsets: Tensor
     weights: Tensor | None = None
+    ends: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         bags = self.offsets.numel() - 1
@@ -56,6 +60,14 @@ class Jagged:
         if weights is not None and (weights.dtype != torch.float32 or weights.shape != self.keys.shape):
             raise ConfigError(
                 "Jagged", f"got weights {weights.dtype}{list(weights.shape)}, expected float32{list(self.keys.shape)}"
+            )
+        ends = self.ends
+        if ends is not None and (
+            len(ends) != len(self.names) + 1 or ends[0] or ends[-1] != self.keys.numel() or list(ends) != sorted(ends)
+        ):
+            raise ConfigError(
+                "Jagged",
+                f"got ends {ends}, expected {len(self.names) + 1} numbers rising from 0 to {self.keys.numel()}",
             )
 
     @property
@@ -121,7 +133,8 @@ def _jagged_children(jagged: Jagged) -> dict[str, Any]:
 
 def _jagged_of(children: Iterable[Any], names: list[list[str]]) -> Any:
     keys, offsets, weights = children
-    return _unchecked(Jagged, {"names": tuple(names[0]), "keys": keys, "offsets": offsets, "weights": weights})
+    values = {"names": tuple(names[0]), "keys": keys, "offsets": offsets, "weights": weights, "ends": None}
+    return _unchecked(Jagged, values)
 
 
 # A batch without weights has the same three children as before weights existed, so that programs that were exported
@@ -187,8 +200,9 @@ def select(jagged: Jagged, names: Sequence[str]) -> Jagged:
     # The usual case, in which nothing is copied or checked: lookups check their offsets themselves.
     if tuple(names) == jagged.names:
         return jagged
-    _check_covered(jagged)
-    batch_size = jagged.batch_size
+    batch_size, ends = jagged.batch_size, known_ends(jagged)
+    if ends is None:
+        _check_covered(jagged)
     position = {name: index for index, name in enumerate(jagged.names)}
     parts: list[slice] = []
     lengths: list[Tensor] = []
@@ -197,11 +211,30 @@ def select(jagged: Jagged, names: Sequence[str]) -> Jagged:
             raise ConfigError(f"feature {name!r}", f"not in the batch, which holds {', '.join(jagged.names)}")
         first = position[name] * batch_size
         offsets = jagged.offsets[first : first + batch_size + 1]
-        parts.append(slice(int(offsets[0]), int(offsets[-1])))
+        span = slice(int(offsets[0]), int(offsets[-1])) if ends is None else slice(*ends[position[name] :][:2])
+        parts.append(span)
         lengths.append(offsets.diff())
     zero = torch.zeros(1, dtype=torch.int64, device=jagged.keys.device)
     offsets = torch.cat([zero, torch.cat(lengths).cumsum(0)]) if lengths else zero
     return _with_parts(jagged, tuple(names), parts, offsets)
+
+
+def known_ends(jagged: Jagged) -> tuple[int, ...] | None:
+    """Return `Jagged.ends`; None while a compiler sees the call, whose graph would hold for these numbers alone."""
+    return None if torch.compiler.is_compiling() else jagged.ends
+
+
+def feature_ends(jagged: Jagged) -> tuple[int, ...]:
+    """Return the number of the first key of each feature, and that of all keys behind them.
+
+    Where they are not known they are read from the offsets, for which a device is waited for.
+    """
+    ends = known_ends(jagged)
+    if ends is not None:
+        return ends
+    size = jagged.batch_size
+    # Bags are feature-major: every B-th offset is where the keys of a feature begin.
+    return tuple(jagged.offsets[::size].tolist()) if size else (0,) * (len(jagged.names) + 1)
 
 
 def first_keys(jagged: Jagged, limits: Sequence[int | None]) -> Jagged:
@@ -288,8 +321,10 @@ def to_device(batch: Batch, device: torch.device | str, *, pin: bool = False, of
 
     jagged = batch.sparse
     weights = None if jagged.weights is None else moved(jagged.weights)
+    # Read while they are in host memory.
+    ends = feature_ends(jagged) if jagged.offsets.is_cpu and torch.device(device).type != "cpu" else jagged.ends
     offsets = moved(jagged.offsets) if offsets is None else offsets
-    sparse = Jagged(names=jagged.names, keys=moved(jagged.keys), offsets=offsets, weights=weights)
+    sparse = Jagged(names=jagged.names, keys=moved(jagged.keys), offsets=offsets, weights=weights, ends=ends)
     return Batch(
         dense=moved(batch.dense),
         label=moved(batch.label),
@@ -366,4 +401,6 @@ def _with_parts(jagged: Jagged, names: tuple[str, ...], parts: Sequence[slice], 
         return torch.cat([tensor[part] for part in parts]) if parts else tensor[:0]
 
     weights = None if jagged.weights is None else joined(jagged.weights)
-    return Jagged(names=names, keys=joined(jagged.keys), offsets=offsets, weights=weights)
+    is_known = not (jagged.offsets.is_cpu or torch.compiler.is_compiling())
+    ends = (0, *accumulate(part.stop - part.start for part in parts)) if is_known else None
+    return Jagged(names=names, keys=joined(jagged.keys), offsets=offsets, weights=weights, ends=ends)

@@ -3,14 +3,16 @@
 
 A run trains twelve tables at once, static and dynamic ones and static ones in tiers, read by sums, means, sequences and
 weighted sums, and a layer. It is compared with the same batches in one process, table by table.
-``python -m tests.dist.matrix [MODE]`` runs everything, or the part of a mode, and writes docs/equivalence.md.
+``python -m tests.dist.matrix [MODE]`` runs everything, or the part of a mode, and writes docs/equivalence.md. With
+``--device`` it compares tables on a device instead (`tests.dist.device_matrix`).
 """
 
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Iterator
+from argparse import ArgumentParser
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -20,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from terarec.batch import Jagged
+from terarec.batch import Batch, Jagged
 from terarec.dist import (
     ColumnWise,
     DataParallel,
@@ -54,6 +56,7 @@ from terarec.spec import (
 )
 from tests.dist.launch import Raised, run_ranks
 
+CPU = torch.device("cpu")
 STEPS = 20
 FEW_STEPS = 8
 """Of the chosen cells; after 6 the shares of a batch have been cut in every way."""
@@ -136,21 +139,23 @@ class Model(nn.Module):
     Args:
         trains_layer: Whether the scales are trained.
         files: Directory of the files of tiers; None for tables in memory alone, whose rows have the same bits.
+        names: Tables and features.
     """
 
-    def __init__(self, *, trains_layer: bool, files: Path | None = None) -> None:
+    def __init__(self, *, trains_layer: bool, files: Path | None = None, names: Sequence[str] = NAMES) -> None:
         super().__init__()
+        self.names = tuple(names)
         tiers = None if files is None else Tiers(host=f"{FAST_ROWS * ROW_BYTES}", file=str(files))
         tables = [
             DynamicTableSpec(name=name, width=WIDTH)
             if name.endswith("dynamic")
             else TableSpec(name=name, rows=KEYS, width=WIDTH, tiers=tiers if name.endswith("tiers") else None)
-            for name in NAMES
+            for name in names
         ]
-        features = [FeatureSpec(name=name, table=name, pooling=pooling_of(name)) for name in NAMES]
+        features = [FeatureSpec(name=name, table=name, pooling=pooling_of(name)) for name in names]
         self.tables: nn.Module = EmbeddingCollection(tables, features, seed=5)
         generator = torch.Generator().manual_seed(1)
-        scales = torch.randn(len(NAMES) * WIDTH, generator=generator)
+        scales = torch.randn(len(names) * WIDTH, generator=generator)
         self.scales = nn.Parameter(scales, requires_grad=trains_layer)
 
     def forward(self, jagged: Jagged, labels: Tensor) -> Tensor:
@@ -160,7 +165,7 @@ class Model(nn.Module):
         loss: Tensor = (out.pooled * self.scales[:columns] - labels[:, None]).square().sum()
         for number, name in enumerate(sorted(out.sequences)):  # by name, since their order is that of lookups
             held, first = out.sequences[name], columns + number * WIDTH
-            of_keys = labels.repeat_interleave(held.offsets.diff())[:, None]
+            of_keys = labels.repeat_interleave(held.offsets.diff(), output_size=len(held.values))[:, None]
             loss = loss + (held.values * self.scales[first : first + WIDTH] - of_keys).square().sum()
         return loss
 
@@ -171,8 +176,9 @@ def pooling_of(name: str) -> Any:
 
 @dataclass(frozen=True)
 class Samples:
-    """A batch of all ranks: lengths [S, B] of bags, the keys and weights of each feature, and labels [B]."""
+    """A batch of all ranks: features, lengths [S, B] of bags, keys and weights of each feature, and labels [B]."""
 
+    names: tuple[str, ...]
     lengths: Tensor
     keys: list[Tensor]
     weights: list[Tensor]
@@ -187,22 +193,22 @@ class Samples:
             weights.append(factors[ends[first] : ends[stop]])
         lengths = self.lengths[:, first:stop].flatten()
         offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
-        jagged = Jagged(names=NAMES, keys=torch.cat(keys), offsets=offsets, weights=torch.cat(weights))
+        jagged = Jagged(names=self.names, keys=torch.cat(keys), offsets=offsets, weights=torch.cat(weights))
         return jagged, self.labels[first:stop]
 
 
-def samples(step: int) -> Samples:
+def samples(step: int, names: Sequence[str] = NAMES) -> Samples:
     """Return the batch of a step: skewed keys that repeat, empty bags, weights of the weighted features."""
     generator = torch.Generator().manual_seed(step)
-    lengths = torch.randint(0, 4, (len(NAMES), BATCH), generator=generator)
+    lengths = torch.randint(0, 4, (len(names), BATCH), generator=generator)
     keys, weights = [], []
-    for name, mine in zip(NAMES, lengths, strict=True):
+    for name, mine in zip(names, lengths, strict=True):
         count = int(mine.sum())
         share = torch.rand(count, generator=generator)
         keys.append((KEYS * share * share).long())
         factors = torch.rand(count, generator=generator) + 0.5
         weights.append(factors if name.startswith("weighted") else torch.ones(count))
-    return Samples(lengths, keys, weights, (torch.rand(BATCH, generator=generator) < 0.4).float())
+    return Samples(tuple(names), lengths, keys, weights, (torch.rand(BATCH, generator=generator) < 0.4).float())
 
 
 def cuts(step: int, size: int) -> list[int]:
@@ -224,66 +230,88 @@ def train(
     trains_layer: bool,
     steps: int,
     files: Path | None = None,
+    names: Sequence[str] = NAMES,
+    device: torch.device = CPU,
+    around_step: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Model:
-    """Train and return the model."""
-    model = Model(trains_layer=trains_layer, files=files)
+    """Train and return the model.
+
+    Args:
+        ranks: The ranks.
+        plan: Placements of the tables; None for one process.
+        optimizer: Rule of the tables.
+        trains_layer: Whether the layer is trained.
+        steps: Number of steps.
+        files: Directory of the files of tiers; None for tables in memory alone.
+        names: Tables and features.
+        device: Device of the model.
+        around_step: Makes the context of a step, without the copy of its batch.
+    """
+    model = Model(trains_layer=trains_layer, files=files, names=names)
     if plan is not None:
         shard(model, plan, ranks)
+    model.to(device)
     rows = RowOptimizer(model, optimizer)
     dense = torch.optim.SGD([model.scales], lr=0.05)
     for step in range(steps):
         ranks.step = step + 1
         at = cuts(step, ranks.size)
-        jagged, labels = samples(step).part(at[ranks.rank], at[ranks.rank + 1])
-        loss = model(jagged, labels) / BATCH
-        dense.zero_grad()
-        loss.backward()
-        sum_gradients(ranks, [model.scales])
-        rows.step()
-        dense.step()
+        jagged, labels = samples(step, names).part(at[ranks.rank], at[ranks.rank + 1])
+        batch = Batch(dense=labels[:, None], label=labels[:, None], sparse=jagged).to(device)
+        with around_step():
+            loss = model(batch.sparse, batch.label[:, 0]) / BATCH
+            dense.zero_grad()
+            loss.backward()
+            sum_gradients(ranks, [model.scales])
+            rows.step()
+            dense.step()
     return model
 
 
 def rows_of(model: Model) -> dict[str, tuple[Tensor, Tensor]]:
     """Return keys and weights of each table of a model of one process, and the layer's."""
     assert isinstance(model.tables, EmbeddingCollection)
-    found = {"layer": (torch.arange(len(NAMES) * WIDTH), model.scales.detach().clone())}
+    found = {"layer": (torch.arange(len(model.names) * WIDTH), model.scales.detach().cpu().clone())}
     for name, table in model.tables.tables.items():
         keys = table.keys()
-        found[name] = keys, table.export(keys).weights
+        found[name] = keys.cpu(), table.export(keys).weights.cpu()
     return found
 
 
 def held_rows(model: Model, rank: int) -> dict[str, tuple[Tensor, slice, Tensor]]:
     """Return keys, columns and weights of the part of each table on a rank, and the layer's."""
     assert isinstance(model.tables, ShardedCollection)
-    found = {"layer": (torch.arange(len(NAMES) * WIDTH), slice(None), model.scales.detach().clone())}
+    found = {"layer": (torch.arange(len(model.names) * WIDTH), slice(None), model.scales.detach().cpu().clone())}
     for table in model.tables.placed:
         name = table.spec.name
         part = model.tables.local.tables[name]
         if isinstance(table.spec, DynamicTableSpec):
-            rows = keys = part.keys()
+            rows = keys = part.keys().cpu()
         else:
             rows, keys = table.keys_on(rank, 0, len(part))
         if table.by_column and rank not in table.ranks:
             rows = keys = keys[:0]
-        found[name] = keys, table.columns(rank), part.export(rows).weights
+        found[name] = keys, table.columns(rank), part.export(rows).weights.cpu()
     return found
 
 
-def expected_rows(steps: int) -> dict[tuple[str, bool], dict[str, tuple[Tensor, Tensor]]]:
-    """Train in one process: optimizer and whether the layer is trained -> `rows_of`."""
+def expected_rows(
+    steps: int, names: Sequence[str] = NAMES, optimizers: Collection[str] = tuple(OPTIMIZERS)
+) -> dict[tuple[str, bool], dict[str, tuple[Tensor, Tensor]]]:
+    """Train in one process on the CPU: optimizer and whether the layer is trained -> `rows_of`."""
     return {
-        (name, trains_layer): rows_of(train(Ranks(), None, spec, trains_layer=trains_layer, steps=steps))
-        for name, spec in OPTIMIZERS.items()
+        (rule, trains_layer): rows_of(
+            train(Ranks(), None, OPTIMIZERS[rule], trains_layer=trains_layer, steps=steps, names=names)
+        )
+        for rule in optimizers
         for trains_layer in (False, True)
     }
 
 
-def plan_of(case: Case) -> ShardingPlan:
+def plan_of(case: Case, names: Sequence[str] = NAMES) -> ShardingPlan:
     """Return the plan of a run; the tables of "table-wise" are on several ranks."""
     entries = []
-    for number, name in enumerate(NAMES):
+    for number, name in enumerate(names):
         placement = PLACEMENTS[case.placement]
         if isinstance(placement, TableWise):
             placement = TableWise(rank=number % case.size)
@@ -318,18 +346,23 @@ def run_case(
         model = train(ranks, plan_of(case), rule, trains_layer=trains_layer, steps=steps, files=files)
     except ConfigError as error:
         return dict.fromkeys((*NAMES, "layer"), f"rejected: {error}")
-    wanted = expected[case.optimizer, trains_layer]
+    return differences(ranks, model, expected[case.optimizer, trains_layer])
+
+
+def differences(ranks: Ranks, model: Model, expected: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, float | str]:
+    """Return the relative difference of each table's part on this rank and the layer's from one process."""
     found: dict[str, float | str] = {}
-    for name, (keys, columns, weights) in held_rows(model, ranks.rank).items():
-        every, whole = wanted[name]
+    rows = held_rows(model, ranks.rank)
+    for name, (keys, columns, weights) in rows.items():
+        every, whole = expected[name]
         place = torch.searchsorted(every, keys)
         assert torch.equal(every[place], keys), f"{name}: other keys than one process has"
         difference = (weights - whole[place][..., columns]).abs().max().item() if keys.numel() else 0.0
         found[name] = difference / whole.abs().max().item()
-    counts = torch.tensor([float(held_rows(model, ranks.rank)[name][0].numel()) for name in NAMES])
+    counts = torch.tensor([float(rows[name][0].numel()) for name in model.names])
     total = ranks.all_reduce_("count of rows", counts).tolist()
-    for name, count in zip(NAMES, total, strict=True):
-        assert count >= wanted[name][0].numel(), f"{name}: {count} rows, expected {wanted[name][0].numel()}"
+    for name, count in zip(model.names, total, strict=True):
+        assert count >= expected[name][0].numel(), f"{name}: {count} rows, expected {expected[name][0].numel()}"
     return found
 
 
@@ -412,8 +445,8 @@ def run(todo: list[Case], steps: int = STEPS) -> dict[Case, dict[str, float | st
     return {case: merged([result[number] for result in results]) for number, case in enumerate(todo)}
 
 
-if __name__ == "__main__":
-    modes = sys.argv[1:] or MODES
+def main(modes: Sequence[str]) -> None:
+    """Run the parts of the modes and write the page."""
     everything: dict[Case, dict[str, float | str]] = {}
     for mode, size in product(modes, SIZES):
         everything |= run([case for case in cases() if (case.mode, case.size) == (mode, size)])
@@ -426,3 +459,18 @@ if __name__ == "__main__":
         for mode in modes
     }
     print(len(everything), "runs,", len(everything) * len(NAMES), "cells; largest differences:", worst)
+
+
+if __name__ == "__main__":
+    parser = ArgumentParser(description=__doc__)
+    parser.add_argument("modes", nargs="*", metavar="MODE", help=f"of {', '.join(MODES)}; all unless given")
+    parser.add_argument("--device", choices=("cpu", "simulated"), help="compare tables on this device")
+    parser.add_argument("--quick", action="store_true", help="some of the cells of a device")
+    parser.add_argument("--json", action="store_true", help="print only the summary of a device")
+    options = parser.parse_args()
+    if options.device is None:
+        main(options.modes or MODES)
+    else:
+        from tests.dist import device_matrix  # which imports this module
+
+        device_matrix.main(options.device, is_quick=options.quick, is_json=options.json)

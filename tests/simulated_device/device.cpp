@@ -4,9 +4,10 @@
 //
 // It is a backend of PyTorch with the dispatch key PrivateUse1. Operators run on the CPU, but raise where CUDA raises:
 // for tensors on different devices, for a random number generator of the CPU, and for operators of other libraries that
-// have a kernel for the CPU alone. PyTorch itself refuses to make NumPy arrays of the tensors. Two kinds of mistakes do
-// not show: code that passes the address of a tensor to a library finds its memory, and work is synchronous, so that
-// none is read before it is written.
+// have a kernel for the CPU alone. PyTorch itself refuses to make NumPy arrays of the tensors. It counts what makes a
+// host wait for a GPU or copies between the two. Two kinds of mistakes do not show: code that passes the address of a
+// tensor to a library finds its memory, and work is synchronous, so that none is read before it is written. Only the
+// collectives of group.py end late.
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/autocast_mode.h>
@@ -60,6 +61,21 @@ Tensor on_host(const Tensor& tensor) {
                        at::TensorOptions().dtype(tensor.scalar_type()).device(at::kCPU));
 }
 
+// ---- Counts of copies and waits
+
+int64_t copies_to_host, copies_to_device, waits;
+thread_local int uncounted = 0;
+
+// What runs while one of these lives is the device's own work.
+struct Uncounted {
+  Uncounted() { uncounted++; }
+  ~Uncounted() { uncounted--; }
+};
+
+void count(int64_t& number) {
+  if (!uncounted) number++;
+}
+
 // ---- The device itself, as PyTorch asks for it
 
 class Guard final : public c10::impl::NoOpDeviceGuardImpl<kType> {
@@ -111,6 +127,8 @@ Tensor empty_strided(IntArrayRef size, IntArrayRef stride, std::optional<ScalarT
 }
 
 Tensor copy_from(const Tensor& from, const Tensor& to, bool) {
+  if (from.is_cpu() && to.numel()) count(copies_to_device);
+  if (to.is_cpu() && to.numel()) count(copies_to_host);
   on_host(to).copy_(on_host(from));
   return to;
 }
@@ -121,7 +139,10 @@ Tensor copy_from_and_resize(const Tensor& from, const Tensor& to) {
   return copy_from(from, to, false);
 }
 
-Scalar item(const Tensor& tensor) { return on_host(tensor).item(); }
+Scalar item(const Tensor& tensor) {
+  count(waits);
+  return on_host(tensor).item();
+}
 
 Tensor as_strided(const Tensor& tensor, SymIntArrayRef size, SymIntArrayRef stride, std::optional<c10::SymInt> offset) {
   const auto first = offset ? std::optional<int64_t>(offset->expect_int()) : std::nullopt;
@@ -193,6 +214,28 @@ void check_devices(const std::string& op, const std::vector<c10::Argument>& argu
   }
 }
 
+bool has_mask(const c10::IValue& indices) {
+  if (!indices.isList()) return false;
+  for (const c10::IValue& each : indices.toListRef()) {
+    if (each.isTensor() && each.toTensor().defined() && each.toTensor().scalar_type() == at::kBool) return true;
+  }
+  return false;
+}
+
+// Returns whether CUDA has to tell the host how large the result is, for which the host waits.
+bool waits_for_size(const std::string& op, c10::ArrayRef<c10::IValue> values) {
+  static const std::vector<std::string> always = {
+      "aten::nonzero", "aten::masked_select", "aten::_unique",  "aten::_unique2", "aten::unique_consecutive",
+      "aten::unique_dim", "aten::bincount", "aten::equal"};
+  if (std::find(always.begin(), always.end(), op) != always.end()) return true;
+  if (op == "aten::repeat_interleave") return values.back().isNone();
+  // Writing one number through a mask fills, which needs no size.
+  if (op == "aten::index_put_" || op == "aten::_index_put_impl_") {
+    return has_mask(values[1]) && values[2].toTensor().numel() != 1;
+  }
+  return false;  // of `tensor[mask]` PyTorch calls "nonzero"
+}
+
 // Runs an operator on copies of its arguments on the CPU, and copies the results back.
 void run_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const std::string name = op.schema().name();
@@ -200,6 +243,8 @@ void run_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   if (name != "aten::is_pinned" && name != "aten::_pin_memory") {
     check_devices(name, op.schema().arguments(), torch::jit::last(*stack, op.schema().arguments().size()));
   }
+  if (waits_for_size(name, torch::jit::last(*stack, op.schema().arguments().size()))) count(waits);
+  const Uncounted own;
   at::native::cpu_fallback(op, stack);
 }
 
@@ -216,6 +261,7 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm(const Tensor& input, const MaybeTe
   const auto [output, batch_mean, inverse_deviation] =
       at::native_batch_norm(on_host(input), checked(weight), checked(bias), checked(mean), checked(variance),
                             is_training, momentum, eps);
+  const Uncounted own;
   return {output.to(kDevice), batch_mean.to(kDevice), inverse_deviation.to(kDevice)};
 }
 
@@ -236,6 +282,18 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
+}
+
+// ---- Operators of tests: the counts, and the memory of tensors for collectives
+
+std::vector<int64_t> counts() { return {copies_to_host, copies_to_device, waits}; }
+
+void set_counting(bool counts_from_now_on) { uncounted += counts_from_now_on ? -1 : 1; }
+
+TORCH_LIBRARY(simulated_device, library) {
+  library.def("on_host(Tensor(a) tensor) -> Tensor(a)", &on_host);
+  library.def("counts() -> int[]", &counts);
+  library.def("set_counting(bool counts_from_now_on) -> ()", &set_counting);
 }
 
 // ---- Autocast, with PyTorch's lists of operators, which are those of CUDA

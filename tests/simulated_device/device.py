@@ -6,22 +6,54 @@ A process registers it at most once, and for good.
 
 from __future__ import annotations
 
+import functools
+import importlib
+import inspect
 import sys
 import types
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils import cpp_extension
 
 from terarec.kernels import registry
+from terarec.memory import growing_rows, initial_values
 from terarec.spec import run as run_spec
 from terarec.train import devices
 from terarec.train import run as training_run
 
 NAME = "simulated"
 SOURCE = Path(__file__).with_name("device.cpp")
+BUILT = Path(__file__).parents[2] / "build" / "simulated_device"
+"""Where commands build it; tests build it in directories of their own."""
+
+
+class Counts(NamedTuple):
+    """What a host does that a GPU would make it wait for, or that hands out memory of the device.
+
+    Kernels and the initial values of new rows are left out: on a GPU others run in place of the reference kernels.
+
+    Attributes:
+        to_host: Copies to host memory.
+        to_device: Copies from host memory.
+        waits: Numbers that were read, such as by ``item()``, and results whose size the host has to know.
+        addresses: Addresses of tensors that were handed out.
+    """
+
+    to_host: int
+    to_device: int
+    waits: int
+    addresses: int
+
+    def since(self, before: Counts) -> Counts:
+        """Return the counts from `before` on."""
+        return Counts(*(number - earlier for number, earlier in zip(self, before, strict=True)))
+
+
+_addresses = 0
 
 
 def missing_to_build() -> str:
@@ -49,6 +81,48 @@ def register(library: Path) -> torch.device:
     torch._register_device_module(NAME, _module())
     torch.utils.generate_methods_for_privateuse1_backend()
     return torch.device(NAME, 0)
+
+
+def counts() -> Counts:
+    """Return the counts since the device was registered."""
+    return Counts(*torch.ops.simulated_device.counts(), _addresses)
+
+
+def count_accesses() -> None:
+    """Leave the work of kernels out of `counts` from now on, and count the addresses that tensors hand out."""
+    for op in registry.Op:
+        module = importlib.import_module(f"terarec.kernels.ref.{op.module}")
+        kernel = getattr(module, op, None)
+        if inspect.isclass(kernel):
+            for name, method in inspect.getmembers(kernel, inspect.isfunction):
+                if not name.startswith("_"):
+                    setattr(kernel, name, _uncounted(method))
+        elif kernel is not None:
+            setattr(module, op, _uncounted(kernel))
+    for module in (growing_rows, initial_values):
+        module.initialise_keys = _uncounted(module.initialise_keys)  # type: ignore[attr-defined]
+    address_of = torch.Tensor.data_ptr
+
+    def data_ptr(tensor: torch.Tensor) -> int:
+        global _addresses
+        _addresses += tensor.device.type == NAME
+        return address_of(tensor)
+
+    torch.Tensor.data_ptr = data_ptr  # type: ignore[method-assign]
+
+
+def _uncounted(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a kernel whose copies and waits are not counted."""
+
+    @functools.wraps(kernel)
+    def run(*arguments: Any, **options: Any) -> Any:
+        torch.ops.simulated_device.set_counting(False)
+        try:
+            return kernel(*arguments, **options)
+        finally:
+            torch.ops.simulated_device.set_counting(True)
+
+    return run
 
 
 def _module() -> types.ModuleType:

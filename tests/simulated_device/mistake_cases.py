@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -11,8 +12,11 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed import AllToAllOptions, HashStore, ProcessGroupGloo  # type: ignore[attr-defined]
 
 from tests.on_device import Case, assert_on, keep_in
+from tests.simulated_device.device import Counts, counts
+from tests.simulated_device.group import SimulatedGroup
 
 CASES: dict[str, Case] = {}
 case = keep_in(CASES)
@@ -83,3 +87,46 @@ def copies_keep_values_and_strides(device: torch.device) -> None:
     here.t()[1:].mul_(2)
     assert torch.equal(there.cpu(), here)
     assert there.t().to("cpu").stride() == here.t().stride()
+
+
+def group_of_one() -> SimulatedGroup:
+    return SimulatedGroup(ProcessGroupGloo(HashStore(), 0, 1, timeout=timedelta(seconds=60)))
+
+
+@case
+def results_of_a_collective_are_there_after_its_wait(device: torch.device) -> None:
+    sent, came = torch.arange(4.0, device=device), torch.zeros(4, device=device)
+    work = group_of_one().all_to_all_single(came, sent, [4], [4], AllToAllOptions())
+    assert not torch.equal(came, sent)
+    work.wait()
+    assert torch.equal(came, sent)
+
+
+@case
+def a_write_to_what_a_collective_reads_raises(device: torch.device) -> None:
+    sent, came = torch.arange(4.0, device=device), torch.zeros(4, device=device)
+    work = group_of_one().all_to_all_single(came, sent, [4], [4], AllToAllOptions())
+    sent[0] = 7.0
+    with pytest.raises(RuntimeError, match="changed while a collective read it"):
+        work.wait()
+
+
+@case
+def copies_and_waits_are_counted(device: torch.device) -> None:
+    there = torch.arange(4.0, device=device)
+    counted = {
+        "a copy to the host": (lambda: there.cpu(), Counts(1, 0, 0, 0)),
+        "a copy from the host": (lambda: torch.zeros(2).to(device), Counts(0, 1, 0, 0)),
+        "a number": (lambda: there[0].item(), Counts(0, 0, 1, 0)),
+        "a mask": (lambda: there[there > 1], Counts(0, 0, 1, 0)),
+        "numbers that repeat": (lambda: there.repeat_interleave(there.long()), Counts(0, 0, 1, 0)),
+        "numbers that repeat, of known size": (
+            lambda: there.repeat_interleave(there.long(), output_size=6),
+            Counts(0, 0, 0, 0),
+        ),
+        "work of the device": (lambda: there.sort(), Counts(0, 0, 0, 0)),
+    }
+    for name, (run, expected) in counted.items():
+        before = counts()
+        run()
+        assert counts().since(before) == expected, name

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training on several processes: process group, placements of tables, and the exchange between ranks."""
 
+from terarec.dist.gradients import sum_gradients
 from terarec.dist.joining import join
 from terarec.dist.plan import (
     ColumnWise,
@@ -14,7 +15,7 @@ from terarec.dist.plan import (
     load_plan,
     same_for_all,
 )
-from terarec.dist.ranks import Ranks, sum_gradients
+from terarec.dist.ranks import Ranks
 from terarec.dist.shard import shard
 
 __all__ = [

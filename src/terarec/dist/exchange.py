@@ -10,6 +10,7 @@ of rank 0's keys, then of rank 1's, so that sums over ranks have one order.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ from terarec.batch import Jagged
 from terarec.dist.placement import PlacedTable
 from terarec.dist.plan import Wire
 from terarec.dist.ranks import PendingResult, Ranks
-from terarec.dist.routing import BagPart, Routed, packed_size, unpacked
+from terarec.dist.routing import BagPart, Routed, StepKeys, packed_size, unpacked
 from terarec.embedding import EmbeddingCollection
 from terarec.embedding.lookups import FoundRows
 from terarec.errors import CollectiveError
@@ -64,6 +65,7 @@ class Exchange:
         self._name = name
         names = [table.spec.name for table in tables]
         self._arenas = [[names.index(name) for name in arena.table_names] for arena in local.arenas]
+        self._places: dict[torch.device, list[Tensor]] = {}
         # Fields of dynamic tables alone. A count is as many bytes as its key, so it goes only where it is read.
         self.takes_counts = [
             getattr(table.spec, "admit", None) is not None
@@ -72,14 +74,20 @@ class Exchange:
             for table in tables
         ]
 
-    def request(self, wanted: Sequence[Routed] | None, *, is_trained: bool) -> KeyRequest:
+    @property
+    def device(self) -> torch.device:
+        """Device of the rows, on which keys, vectors and gradients lie."""
+        return self.local.arenas[0].device
+
+    def request(self, wanted: StepKeys | None, *, is_trained: bool, is_valid: Tensor | None = None) -> KeyRequest:
         """Begin to send keys to the ranks of their rows.
 
         Args:
             wanted: Distinct keys of each table; None to report to the other ranks that this one has raised an error.
             is_trained: Whether gradients will come; dynamic tables in training mode then insert new keys.
+            is_valid: bool[], whether the keys are valid, if a device has not told; the others are told if not.
         """
-        return KeyRequest(self, wanted, is_trained=is_trained)
+        return KeyRequest(self, wanted, is_trained=is_trained, is_valid=is_valid)
 
     def begin(self, what: str, values: Tensor, sent: Sequence[int], received: Sequence[int]) -> PendingResult:
         """Begin a collective of this collection; see `Ranks.begin_all_to_all`."""
@@ -110,7 +118,7 @@ class Exchange:
         sent = [0 if rank == me else sum(part.numel() for part in mine) for rank, mine in enumerate(parts)]
         if joined is None:
             flat = [part.flatten() for rank, mine in enumerate(parts) if rank != me for part in mine]
-            joined = torch.cat(flat) if flat else torch.empty(0)
+            joined = torch.cat(flat) if flat else torch.empty(0, device=self.device)
         return self.begin(what, joined.to(self._wire), sent, received)
 
     def numbers(self, pending: PendingResult, received: Sequence[int]) -> list[Tensor]:
@@ -131,15 +139,23 @@ class Exchange:
         """Return the numbers of the tables of each arena of `local`."""
         return self._arenas
 
+    def tables_on_device(self) -> list[Tensor]:
+        """Return `arena_tables` as int64[t] on the device, which a copy in each step would make wait."""
+        device = self.device
+        if device not in self._places:
+            self._places[device] = [torch.tensor(tables, device=device) for tables in self._arenas]
+        return self._places[device]
+
     def find(
         self, keys: list[list[Tensor]], counts: list[list[Tensor]], received: Counts, *, is_trained: bool
     ) -> list[FoundRows]:
         """Find the rows of the received keys [table][source], for all ranks at once in each table."""
         # One lookup for the keys of all ranks: a dynamic table then inserts, counts and evicts as for one batch.
         joined = [table.local_keys(torch.cat(parts)) for table, parts in zip(self.tables, keys, strict=True)]
-        ends = torch.cat([torch.zeros(1, dtype=torch.int64), received.all.sum(dim=0).cumsum(0)])
+        offsets = torch.cat([received.all.new_zeros(1), received.all.sum(dim=0).cumsum(0)])
         names = tuple(table.spec.name for table in self.tables)
-        jagged = Jagged(names=names, keys=torch.cat(joined), offsets=ends)
+        ends = (0, *accumulate(of_table.numel() for of_table in joined))
+        jagged = Jagged(names=names, keys=torch.cat(joined), offsets=offsets, ends=ends)
         repeats = {names[number]: torch.cat(parts) for number, parts in enumerate(counts) if self.takes_counts[number]}
         return self.local.find(jagged, is_trained=is_trained, repeats=repeats)
 
@@ -165,42 +181,50 @@ class KeyRequest:
 
     Attributes:
         exchange: The exchange.
-        wanted: Distinct keys of each table.
+        wanted: Distinct keys of each table, once `send_keys` knows their numbers.
         sent: Numbers of keys that go to each rank.
 
     Args:
         exchange: The exchange.
         wanted: Distinct keys of each table; None if this rank has raised an error.
         is_trained: Whether gradients will come.
+        is_valid: bool[], whether the keys are valid; None where that is known.
     """
 
-    def __init__(self, exchange: Exchange, wanted: Sequence[Routed] | None, *, is_trained: bool) -> None:
+    def __init__(
+        self, exchange: Exchange, wanted: StepKeys | None, *, is_trained: bool, is_valid: Tensor | None = None
+    ) -> None:
         self.exchange, self._is_trained = exchange, is_trained
-        self.wanted: Sequence[Routed] = wanted or ()
+        self.wanted: Sequence[Routed] = ()
+        self._keys_of_step = wanted
         size, me, num_tables = exchange.ranks.size, exchange.ranks.rank, len(exchange.tables)
-        bags = torch.zeros(size, len(exchange.pooled), 3, dtype=torch.int64)
         # An error travels in place of counts, which go first in every step: no collective of its own is needed.
         if wanted is None:
-            rows = copies = torch.full((size, num_tables), _FAILED)
+            bags = torch.zeros(size, len(exchange.pooled), 3, dtype=torch.int64, device=exchange.device)
+            rows = copies = torch.full((size, num_tables), _FAILED, device=exchange.device)
         else:
-            for index, number in enumerate(exchange.pooled):
-                bags_of_table = wanted[number].bags
-                assert bags_of_table is not None, "a table that the ranks of the rows pool has bags"
-                bags[:, index] = torch.tensor([part.numbers for part in bags_of_table.parts])
-            # rows and copies int64[R, T]: a row for each rank.
-            rows = torch.tensor([table.num_rows for table in wanted]).T.contiguous()
+            rows, bags = wanted.rows, wanted.bags
             # Gradients of rows with copies go to all ranks, each of which updates its own copy.
-            copies = torch.tensor([table.num_copies for table in wanted]).expand(size, -1).clone()
+            copies = wanted.copies.expand(size, -1).clone()
             if not is_trained:  # only this rank needs them
-                copies[[rank for rank in range(size) if rank != me]] = 0
-        self.sent = Counts(rows, copies, bags)
+                copies[:me] = 0
+                copies[me + 1 :] = 0
         # int64[R, 2 T + 3 P]
         numbers = torch.cat([rows, copies, bags.flatten(1)], dim=1)
+        if is_valid is not None:
+            numbers = torch.where(is_valid, numbers, _FAILED)
+        self._numbers = numbers
+        self.sent = self._counts_of(numbers)
         each = [numbers.shape[1]] * size
         self._counts = exchange.begin("exchange of counts", numbers.flatten(), each, each)
         self._received: Counts | None = None
         self._keys: PendingResult | None = None
         self._failed: list[int] = []
+
+    @property
+    def is_rejected(self) -> bool:
+        """Whether `send_keys` has read that the keys of this rank are not valid."""
+        return self.exchange.ranks.rank in self._failed
 
     def send_keys(self) -> None:
         """Send the keys after the counts of all ranks have arrived; send nothing if a rank has raised an error.
@@ -211,30 +235,48 @@ class KeyRequest:
         # The lookup of the batch before calls it for a batch that was announced, and `find` for any other.
         if self._received is not None or self._failed:
             return
-        exchange, num_tables = self.exchange, len(self.exchange.tables)
-        got = self._counts.wait().view(exchange.ranks.size, -1)
-        self._failed = (got == _FAILED).any(dim=1).nonzero()[:, 0].tolist()
+        exchange, size = self.exchange, self.exchange.ranks.size
+        got = self._counts.wait().view(size, -1)
+        self.sent, received = self._read(got)
+        self._failed = (received.host.rows == _FAILED).any(dim=1).nonzero()[:, 0].tolist()
         if self._failed:
             return  # `find` raises; here it would be the error of the batch before
-        bags = got[:, 2 * num_tables :].view(exchange.ranks.size, len(exchange.pooled), 3)
-        self._received = Counts(got[:, :num_tables], got[:, num_tables : 2 * num_tables], bags)
+        self._received, host, me = received, self.sent.host, exchange.ranks.rank
+        assert self._keys_of_step is not None, "this rank has raised an error"
+        self.wanted, self._keys_of_step = self._keys_of_step.cut(host.rows, host.copies[me], host.bags), None
         whole: list[Tensor] = []
-        for rank in range(exchange.ranks.size):
+        num_copies = host.copies.tolist()
+        for rank in range(size):
             mine = [
                 part
                 for number, table in enumerate(self.wanted)
                 for values in (table.keys, table.counts)
                 if values is not None
-                for part in segments(table, values, rank, int(self.sent.copies[rank, number]))
+                for part in segments(table, values, rank, num_copies[rank][number])
             ]
             mine += [
                 bags_of_table.parts[rank].packed()
                 for bags_of_table in (self.wanted[n].bags for n in exchange.pooled)
                 if bags_of_table is not None
             ]
-            whole.append(torch.cat(mine) if mine else torch.empty(0, dtype=torch.int64))
+            whole.append(torch.cat(mine) if mine else torch.empty(0, dtype=torch.int64, device=exchange.device))
         sizes = [tensor.numel() for tensor in whole]
-        self._keys = exchange.begin("exchange of keys", torch.cat(whole), sizes, self._sizes(self._received))
+        self._keys = exchange.begin("exchange of keys", torch.cat(whole), sizes, self._sizes(received.host))
+
+    def _read(self, got: Tensor) -> tuple[Counts, Counts]:
+        """Return the numbers of keys that go and that come, with copies of both in host memory."""
+        sent, came = self._counts_of(self._numbers), self._counts_of(got)
+        if not got.is_cpu:
+            # The one time in a step that the host waits for the device.
+            sent_here, came_here = torch.stack([self._numbers, got]).cpu().unbind()
+            sent.host, came.host = self._counts_of(sent_here), self._counts_of(came_here)
+        return sent, came
+
+    def _counts_of(self, numbers: Tensor) -> Counts:
+        """Return the counts of ``numbers int64[R, 2 T + 3 P]``."""
+        tables, pooled = len(self.exchange.tables), len(self.exchange.pooled)
+        rows, copies, bags = torch.split(numbers, [tables, tables, 3 * pooled], dim=1)
+        return Counts(rows, copies, bags.reshape(len(numbers), pooled, 3))
 
     def find(self) -> ReceivedKeys:
         """Find the rows that all ranks have requested.
@@ -252,11 +294,11 @@ class KeyRequest:
         takes_counts = self.exchange.takes_counts
         keys: list[list[Tensor]] = [[] for _ in self.wanted]
         counts: list[list[Tensor]] = [[] for _ in self.wanted]
-        every = received.all.tolist()
+        every = received.host.all.tolist()
         bags: dict[int, list[BagPart]] = {number: [] for number in self.exchange.pooled}
-        of_bags = received.bags.tolist()
+        of_bags = received.host.bags.tolist()
         # As `send_keys` has put them: the keys and occurrences of each table, then the bags.
-        for source, of_source in enumerate(torch.split(self._keys.wait(), self._sizes(received))):
+        for source, of_source in enumerate(torch.split(self._keys.wait(), self._sizes(received.host))):
             first = 0
             for number in range(len(self.wanted)):
                 size = every[source][number]
@@ -272,7 +314,11 @@ class KeyRequest:
         return ReceivedKeys(self.exchange.find(keys, counts, received, is_trained=self._is_trained), received, bags)
 
     def _sizes(self, received: Counts) -> list[int]:
-        """Return the number of integers from each rank: keys, occurrences if a policy counts them, and bags."""
+        """Return the number of integers from each rank: keys, occurrences if a policy counts them, and bags.
+
+        Args:
+            received: Numbers in host memory.
+        """
         times = torch.tensor([1 + takes for takes in self.exchange.takes_counts])
         sizes: list[int] = (received.all * times).sum(dim=1).tolist()
         return [size + sum(map(packed_size, bags)) for size, bags in zip(sizes, received.bags.tolist(), strict=True)]
@@ -286,6 +332,7 @@ class Counts:
         copies: int64[R, T], keys whose row all ranks have.
         bags: int64[R, P, 3], bags, their keys, and whether these have weights, of tables that the ranks of rows pool.
         all: int64[R, T], keys of rows and of copies.
+        host: The same numbers in host memory.
     """
 
     def __init__(self, rows: Tensor, copies: Tensor, bags: Tensor) -> None:
@@ -293,6 +340,7 @@ class Counts:
         self.copies = copies
         self.bags = bags
         self.all = rows + copies
+        self.host = self
 
     def vectors(self, keys: Tensor, pooled: Sequence[int]) -> Tensor:
         """Return the number of vectors for ``keys int64[R, T]``: one per key, or one per bag of pooled tables."""
@@ -304,7 +352,7 @@ class Counts:
 
 
 def segments(table: Routed, values: Tensor, rank: int, num_copies: int) -> list[Tensor]:
-    """Return the parts of ``held [U, ...]``, a value for each key, that go to a rank."""
+    """Return the parts of ``values [U, ...]``, a value for each key, that go to a rank."""
     copies = [values[values.shape[0] - table.num_copies :]] if num_copies else []
     if not table.num_rows[rank]:
         return copies

@@ -35,7 +35,12 @@ LINK_TIMEOUT = 30.0
 
 
 def join(
-    settings: Mapping[str, Any] | None = None, *, timeout: float = DEFAULT_TIMEOUT, link_timeout: float = LINK_TIMEOUT
+    settings: Mapping[str, Any] | None = None,
+    *,
+    timeout: float = DEFAULT_TIMEOUT,
+    link_timeout: float = LINK_TIMEOUT,
+    device: torch.device | str = "cpu",
+    shares_device: bool = False,
 ) -> Ranks:
     """Join the ranks that torchrun or mpirun started with this process; one process alone if neither did.
 
@@ -43,6 +48,9 @@ def join(
         settings: JSON data that have to be the same on all ranks, such as the configuration of a run.
         timeout: Seconds after which a collective that some rank does not join fails.
         link_timeout: Seconds within which all ranks have to reach each other.
+        device: Device of the tables on this rank, on which keys, vectors and gradients travel.
+        shares_device: Whether ranks share it: their tensors then go through host memory, since NCCL takes one rank a
+            GPU.
 
     Raises:
         ConfigError: A timeout that is not positive, or variables of the launcher that are not numbers.
@@ -62,15 +70,14 @@ def join(
     # Before the process group is made, whose backend would wait for its own timeout and name no ranks.
     links = check_links(store, rank, size, timeout=link_timeout)
     store.set_timeout(timedelta(seconds=timeout))
-    # gloo, since the exchange has keys, vectors and gradients in host memory.
     distributed.init_process_group(
-        "gloo",
+        _backend(torch.device(device).type, is_staged=shares_device),
         store=PrefixStore("group", store),
         rank=rank,
         world_size=size,
         timeout=timedelta(seconds=timeout),
     )
-    ranks = Ranks(distributed.group.WORLD, hosts=links.hosts, timeout=timeout, links=links)
+    ranks = Ranks(distributed.group.WORLD, hosts=links.hosts, timeout=timeout, links=links, is_staged=shares_device)
     try:
         # Ranks with other code or settings may call other collectives, which would hang or mix up what they exchange.
         ranks.check_same("version", {"terarec": terarec.__version__, "code": code_digest(), "torch": torch.__version__})
@@ -80,6 +87,13 @@ def join(
             ranks.close()
         raise
     return ranks
+
+
+def _backend(device: str, *, is_staged: bool) -> str:
+    """Return the backends of a process group: gloo for host memory, and that of the device, such as NCCL."""
+    if device == "cpu" or is_staged:
+        return "gloo"
+    return f"cpu:gloo,{device}:{distributed.get_default_backend_for_device(device)}"
 
 
 def _meeting_place(launched: Launch, timeout: float) -> Store:

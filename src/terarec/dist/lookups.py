@@ -3,23 +3,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from terarec.batch import Jagged, check_offsets
+from terarec.batch import Jagged, check_offsets, feature_ends
 from terarec.dist.exchange import Exchange, KeyRequest
-from terarec.dist.placement import PlacedTable
-from terarec.dist.routing import DistinctKeys, PooledOnRows, Routed, factors_of, numbered_bags, route, sent_bags
+from terarec.dist.routing import (
+    PooledOnRows,
+    Routed,
+    StepKeys,
+    TableKeys,
+    factors_of,
+    hashed_keys,
+    numbered_bags,
+)
+from terarec.dist.sorting import sorted_keys
 from terarec.dist.vectors import FetchedVectors, Occurrences
 from terarec.embedding import EmbeddingCollection, EmbeddingOutput
 from terarec.embedding.output import assemble, bags_of
 from terarec.embedding.tables import LookupGroup, check_keys, lookup_groups, placed
 from terarec.errors import ConfigError
-from terarec.kernels.hash_index import new_hash_index
 from terarec.ops.bag_lookup import bag_lookup, key_weight_gradient
 from terarec.ops.layout import BagLayout
 from terarec.ops.row_update import BagGradient, key_gradients, summed_gradients
@@ -59,9 +68,9 @@ class PendingLookups:
         jagged: Keys of the batch.
         parts: Bags of each group of features.
         places: For each group the row of each key's vector in its matrix.
-        wanted: Distinct keys of each table.
         request: Keys on their way.
         error: The error of invalid keys; None for valid ones.
+        check: Function that raises the error of keys that a device has found to be invalid.
         fetched: Vectors on their way; None before the rows were looked up.
     """
 
@@ -70,13 +79,13 @@ class PendingLookups:
         jagged: Jagged,
         parts: Sequence[Jagged],
         places: Sequence[Tensor],
-        wanted: Sequence[Routed],
         request: KeyRequest,
         error: Exception | None = None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self.jagged = jagged
-        self.parts, self.places, self.wanted = parts, places, wanted
-        self.request, self.error = request, error
+        self.parts, self.places = parts, places
+        self.request, self.error, self.check = request, error, check
         self.fetched: FetchedVectors | None = None
 
     def look_up(self) -> FetchedVectors:
@@ -85,6 +94,9 @@ class PendingLookups:
             if self.error is not None:
                 self.request.send_keys()
                 raise self.error
+            self.request.send_keys()
+            if self.request.is_rejected:
+                self.check()
             self.fetched = FetchedVectors(self.request)
         return self.fetched
 
@@ -109,23 +121,55 @@ class Lookups:
 
     def begin(self, jagged: Jagged, *, is_trained: bool) -> PendingLookups:
         """Begin to send the keys of a batch; errors in them are raised where its rows are looked up."""
+        is_valid, is_here = None, jagged.keys.is_cpu
         try:
-            check_offsets(jagged)
-            parts = [bags_of(jagged, group.lookup) for group in self._groups]
-            for group, part in zip(self._groups, parts, strict=True):
-                if isinstance(self.exchange.tables[group.tables[0]].spec, TableSpec):
-                    check_keys(part, group.lookup.layout)
-                has_gradient = part.weights is not None and part.weights.requires_grad
-                if group.is_pooled_on_rows and has_gradient:
-                    raise ConfigError(
-                        f"plan.tables: table {self.exchange.tables[group.tables[0]].spec.name!r}",
-                        "got pooling 'rows' and weights of keys that need gradients, expected 'samples'",
-                    )
+            # Those of a device are checked there, and told to the host with the numbers of distinct keys.
+            if is_here:
+                check_offsets(jagged)
+            parts = self._parts(jagged)
+            if is_here:
+                self._check_keys(parts)
+            else:
+                is_valid = self._is_valid(jagged, parts)
             wanted, places = self._distinct(parts)
         except Exception as error:
             # The other ranks wait for counts of this one, so that it reports the error to them before it raises.
-            return PendingLookups(jagged, [], [], [], self.exchange.request(None, is_trained=is_trained), error)
-        return PendingLookups(jagged, parts, places, wanted, self.exchange.request(wanted, is_trained=is_trained))
+            return PendingLookups(jagged, [], [], self.exchange.request(None, is_trained=is_trained), error)
+        request = self.exchange.request(wanted, is_trained=is_trained, is_valid=is_valid)
+        return PendingLookups(jagged, parts, places, request, check=partial(self._check, jagged, parts))
+
+    def _parts(self, jagged: Jagged) -> list[Jagged]:
+        """Return the bags of each group of features."""
+        parts = [bags_of(jagged, group.lookup) for group in self._groups]
+        for group, part in zip(self._groups, parts, strict=True):
+            has_gradient = part.weights is not None and part.weights.requires_grad
+            if group.is_pooled_on_rows and has_gradient:
+                raise ConfigError(
+                    f"plan.tables: table {self.exchange.tables[group.tables[0]].spec.name!r}",
+                    "got pooling 'rows' and weights of keys that need gradients, expected 'samples'",
+                )
+        return parts
+
+    def _check(self, jagged: Jagged, parts: Sequence[Jagged]) -> None:
+        check_offsets(jagged)
+        self._check_keys(parts)
+
+    def _check_keys(self, parts: Sequence[Jagged]) -> None:
+        for group, part in zip(self._groups, parts, strict=True):
+            if isinstance(self.exchange.tables[group.tables[0]].spec, TableSpec):
+                check_keys(part, group.lookup.layout)
+
+    def _is_valid(self, jagged: Jagged, parts: Sequence[Jagged]) -> Tensor:
+        """Return whether `_check` would raise no error, bool[] on the device."""
+        lengths = jagged.offsets.diff()
+        checks = [jagged.offsets[0] == 0, jagged.offsets[-1] == jagged.keys.numel(), (lengths >= 0).all()]
+        for group, part in zip(self._groups, parts, strict=True):
+            for (first, stop), table in zip(pairwise(feature_ends(part)), group.tables, strict=True):
+                spec = self.exchange.tables[table].spec
+                if isinstance(spec, TableSpec):
+                    keys = part.keys[first:stop]
+                    checks.append(((keys >= 0) & (keys < spec.rows)).all())
+        return torch.stack(checks).all()
 
     def output(self, pending: PendingLookups, jagged: Jagged, rows: Tensor | None) -> EmbeddingOutput:
         """Return the output of a batch whose vectors have arrived.
@@ -142,9 +186,9 @@ class Lookups:
             if group.is_pooled_on_rows
         ]
         matrices = [
-            _stacked([part for table in tables for part in fetched.vectors[table]], self._width(tables[0]))
+            _stacked([part for table in tables for part in fetched.vectors[table]], self._width(tables[0]), jagged.keys)
             if tables
-            else torch.empty(0, 0)
+            else jagged.keys.new_empty(0, 0, dtype=torch.float32)
             for tables in self._matrices
         ]
         lookups = [
@@ -158,7 +202,7 @@ class Lookups:
             for group, part, keys in zip(self._groups, pending.parts, pending.places, strict=True)
             if not group.is_pooled_on_rows
         ]
-        step = _Step(self, lookups, matrices, fetched, pending.wanted, pooled_on_rows)
+        step = _Step(self, lookups, matrices, fetched, pending.request.wanted, pooled_on_rows)
         pooled: Sequence[Tensor]
         if rows is None:
             pooled = step.pooled()
@@ -174,68 +218,47 @@ class Lookups:
     def _width(self, table: int) -> int:
         return self.exchange.tables[table].spec.width
 
-    def _distinct(self, parts: Sequence[Jagged]) -> tuple[list[Routed], list[Tensor]]:
-        """Return the distinct keys of each table, and for each group the row of each key's vector in its matrix."""
+    def _distinct(self, parts: Sequence[Jagged]) -> tuple[StepKeys, list[Tensor]]:
+        """Return the distinct keys of the tables, and for each group the row of each key's vector in its matrix."""
         spans: list[list[tuple[int, slice]]] = [[] for _ in self.exchange.tables]
         for number, (group, part) in enumerate(zip(self._groups, parts, strict=True)):
-            size = part.batch_size
-            # Keys are feature-major: those of a feature are one span, from the offset of its first sample to the next
-            # one's.
-            ends = part.offsets[::size].tolist() if size else [0] * (len(group.tables) + 1)
-            for feature, of_table in enumerate(group.tables):
-                spans[of_table].append((number, slice(ends[feature], ends[feature + 1])))
-        places = [torch.empty_like(part.keys) for part in parts]
-        wanted: list[Routed] = []
+            for of_table, (first, stop) in zip(group.tables, pairwise(feature_ends(part)), strict=True):
+                spans[of_table].append((number, slice(first, stop)))
         of_bags = {
             number: numbered_bags(parts[number]) for number, one in enumerate(self._groups) if one.is_pooled_on_rows
         }
-        of_matrix = {number: matrix for matrix, numbers in enumerate(self._matrices) for number in numbers}
-        filled = [0] * len(self._matrices)
-        for number, table in enumerate(self.exchange.tables):
-            pieces = [parts[group].keys[span] for group, span in spans[number]]
-            keys = pieces[0] if len(pieces) == 1 else torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.int64)
-            # Ids in the order of first occurrence, in one pass; `torch.unique` would sort.
-            index = new_hash_index(keys.device)
-            inverse, distinct = index.insert(keys, keys[:0], 0)
-            counts = None
-            if self.exchange.takes_counts[number]:
-                counts = torch.bincount(inverse, minlength=distinct.numel())
-            routed = route(table, DistinctKeys(distinct, counts), self.exchange.ranks.size)
-            if number in self.exchange.pooled:
-                wanted.append(self._with_bags(routed, table, inverse, spans[number], parts, of_bags))
-                continue
-            wanted.append(routed)
+        keys = [self._keys_of(number, of_table, parts, of_bags) for number, of_table in enumerate(spans)]
+        distinct_keys = hashed_keys if keys[0].keys.is_cpu else sorted_keys
+        exchange = self.exchange
+        wanted = distinct_keys(exchange.tables, keys, exchange.ranks.size, takes_counts=exchange.takes_counts)
+        places = [torch.empty_like(part.keys) for part in parts]
+        for tables in self._matrices:
             # Tables of an arena share a matrix, in which the vectors of one come after those of another.
-            places_of_keys, first = routed.place[inverse] + filled[of_matrix[number]], 0
-            filled[of_matrix[number]] += distinct.numel()
-            for index_of_group, span in spans[number]:
-                count = span.stop - span.start
-                places[index_of_group][span] = places_of_keys[first : first + count]
-                first += count
+            filled: int | Tensor = 0
+            for table in tables:
+                places_of_keys, first = wanted.places[table] + filled, 0
+                filled = filled + wanted.totals[table]
+                for index_of_group, span in spans[table]:
+                    count = span.stop - span.start
+                    places[index_of_group][span] = places_of_keys[first : first + count]
+                    first += count
         return wanted, places
 
-    def _with_bags(
-        self,
-        routed: Routed,
-        table: PlacedTable,
-        inverse: Tensor,
-        spans: Sequence[tuple[int, slice]],
-        parts: Sequence[Jagged],
-        of_bags: Mapping[int, Tensor],
-    ) -> Routed:
-        """Return the keys of a table with their bags, all of one group."""
+    def _keys_of(
+        self, table: int, spans: Sequence[tuple[int, slice]], parts: Sequence[Jagged], of_bags: Mapping[int, Tensor]
+    ) -> TableKeys:
+        """Return the keys of a table, which groups have in `spans`; those that the ranks of rows pool with bags."""
+        pieces = [parts[group].keys[span] for group, span in spans]
+        if len(pieces) == 1:
+            keys = pieces[0]
+        else:
+            keys = torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.int64, device=self.exchange.device)
+        if table not in self.exchange.pooled:
+            return TableKeys(keys)
         bags = [of_bags[group][span] for group, span in spans]
         every = [(parts[group].weights, span) for group, span in spans]
         weights = [values[span] for values, span in every if values is not None]
-        return routed._replace(
-            bags=sent_bags(
-                routed.num_rows,
-                routed.place[inverse],
-                torch.cat(bags) if bags else torch.empty(0, dtype=torch.int64),
-                torch.cat(weights).detach() if weights else None,
-                by_column=table.by_column,
-            )
-        )
+        return TableKeys(keys, torch.cat(bags), torch.cat(weights).detach() if weights else None)
 
     def keep(self, step: _Step, gradients: Sequence[Tensor | None]) -> None:
         """Send the gradients of a step's pooled vectors to the ranks of the rows.
@@ -259,7 +282,7 @@ class Lookups:
             step.fetched.return_occurrences(self._occurrences(step, kept))
             return
         # Each distinct key's gradients are summed here, so that one vector travels for it.
-        sums: list[Tensor] = [torch.empty(0)] * len(self.exchange.tables)
+        sums: list[Tensor] = [torch.empty(0, device=self.exchange.device)] * len(self.exchange.tables)
         for number, tables in enumerate(self._matrices):
             mine = [
                 gradient for lookup, gradient in zip(step.lookups, kept, strict=True) if lookup.group.vectors == number
@@ -282,8 +305,7 @@ class Lookups:
         # The lookup that was made last is the first whose gradient comes.
         for lookup, gradient in reversed(list(zip(step.lookups, gradients, strict=True))):
             grads = key_gradients(gradient, step.matrices[lookup.group.vectors])
-            size = lookup.part.batch_size
-            ends = lookup.part.offsets[::size].tolist() if size else [0] * (len(lookup.group.tables) + 1)
+            ends = feature_ends(lookup.part)
             for feature, table in enumerate(lookup.group.tables):
                 span = slice(ends[feature], ends[feature + 1])
                 base = sum(
@@ -362,10 +384,10 @@ class _Pool(torch.autograd.Function):
 
 
 def _no_gradient(step: _Step, lookup: _Lookup) -> Tensor:
-    width, layout = lookup.layout.width, lookup.layout
+    width, layout, device = lookup.layout.width, lookup.layout, lookup.keys.device
     if layout.is_pooled:
-        return torch.zeros(lookup.part.batch_size, width * len(layout.feature_names))
-    return torch.zeros(lookup.keys.numel(), width)
+        return torch.zeros(lookup.part.batch_size, width * len(layout.feature_names), device=device)
+    return torch.zeros(lookup.keys.numel(), width, device=device)
 
 
 def _grouped(collection: EmbeddingCollection, pooled: Sequence[int]) -> tuple[list[_Group], list[list[int]]]:
@@ -404,7 +426,7 @@ def _grouped(collection: EmbeddingCollection, pooled: Sequence[int]) -> tuple[li
     return sorted(groups_of_rows, key=comes_later), matrices
 
 
-def _stacked(parts: Sequence[Tensor], width: int) -> Tensor:
+def _stacked(parts: Sequence[Tensor], width: int, keys: Tensor) -> Tensor:
     if len(parts) == 1:
         return parts[0].contiguous()
-    return torch.cat(list(parts)) if parts else torch.empty(0, width)
+    return torch.cat(list(parts)) if parts else torch.empty(0, width, device=keys.device)

@@ -14,6 +14,7 @@ from terarec.dist.plan import ColumnWise, DataParallel, Hybrid, Placement, Shard
 from terarec.embedding.tables import AnyTableSpec
 from terarec.spec import DynamicTableSpec, TableSpec, Tiers
 
+_CPU = torch.device("cpu")
 COPIES = -1
 """Stands for the rank of a row that every rank has."""
 
@@ -44,8 +45,9 @@ class PlacedTable:
         self.has_copies = isinstance(placement, DataParallel)
         self.by_column = isinstance(placement, ColumnWise) and len(self.ranks) > 1
         hot = placement.hot_keys if isinstance(placement, Hybrid) else ()
-        self._hot = torch.tensor(sorted(hot), dtype=torch.int64)
-        self._owners = torch.tensor(self.ranks)
+        self._num_hot = len(hot)
+        # By device: hot keys, rising, and `ranks`. A copy of them in each step would make a device wait.
+        self._constants = {_CPU: (torch.tensor(sorted(hot), dtype=torch.int64), torch.tensor(self.ranks))}
         is_moved = not self.has_copies and (len(self.ranks) > 1 or bool(hot))
         # Dynamic tables find rows by key, and parts with all rows have them in the order of the keys. Only a part with
         # some rows of a static table numbers them again, without gaps.
@@ -59,7 +61,7 @@ class PlacedTable:
     @property
     def has_hot_rows(self) -> bool:
         """Whether some rows, not all, have copies on every rank."""
-        return bool(self._hot.numel())
+        return self._num_hot > 0
 
     def owners(self, keys: Tensor) -> Tensor:
         """Return the rank int64[n] of each row of ``keys int64[n]``, `COPIES` for those on all. Not by column."""
@@ -72,13 +74,13 @@ class PlacedTable:
             owners = numbers.remainder(len(self.ranks))
             # On all ranks in order, which is usual, the place of a rank is its number.
             if self.ranks != tuple(range(len(self.ranks))):
-                owners = self._owners[owners]
+                owners = self._on(keys.device)[1][owners]
         return owners.masked_fill_(self._is_hot(keys), COPIES) if self.has_hot_rows else owners
 
     def is_on(self, keys: Tensor, rank: int) -> Tensor:
         """Return whether a rank has the rows, or columns of the rows, of ``keys int64[n]``, bool[n]."""
         if self.by_column:
-            return torch.full(keys.shape, rank in self.ranks)
+            return torch.full(keys.shape, rank in self.ranks, device=keys.device)
         owners = self.owners(keys)
         return (owners == rank) | (owners == COPIES)
 
@@ -89,10 +91,10 @@ class PlacedTable:
         # Hot rows come first in a part, in the order of their keys. The other rows of a rank have keys that are equal
         # modulo k, so that key // k numbers them.
         spread = keys.div(len(self.ranks), rounding_mode="floor")
-        if not self._hot.numel():
+        if not self._num_hot:
             return spread
-        place = torch.searchsorted(self._hot, keys)
-        return torch.where(self._is_hot(keys), place, spread + self._hot.numel())
+        place = torch.searchsorted(self._on(keys.device)[0], keys)
+        return torch.where(self._is_hot(keys), place, spread + self._num_hot)
 
     def part(self, rank: int) -> AnyTableSpec:
         """Return the spec of the part on `rank`; a rank without rows of a static table has one row that no key uses.
@@ -104,7 +106,7 @@ class PlacedTable:
             most = spec.max_rows
             if most is not None and not self.has_copies and not self.by_column:
                 # Every rank has the hot rows besides its share.
-                most = -(-most // len(self.ranks)) + self._hot.numel()
+                most = -(-most // len(self.ranks)) + self._num_hot
             default = self._part_of_default(spec, rank)
             return replace(spec, width=self.width, default=default, max_rows=most, tiers=self._own_tiers(rank))
         holds = self.has_copies or rank in self.ranks
@@ -113,7 +115,7 @@ class PlacedTable:
         if self.keeps_numbers and not self.by_column:
             return replace(spec, rows=spec.rows if holds else 1, init_scale=scale, tiers=self._own_tiers(rank))
         rows = -(-spec.rows // len(self.ranks)) if not self.by_column else spec.rows
-        num_rows = max(1, self._hot.numel() + (rows if holds else 0))
+        num_rows = max(1, self._num_hot + (rows if holds else 0))
         if spec.tiers is not None:  # which draw a row when it is first used
             return replace(spec, rows=num_rows, width=self.width, init_scale=scale, tiers=self._own_tiers(rank))
         # Rows of the part have other numbers than keys, so `ShardedTable.fill` draws their initial weights by key.
@@ -142,7 +144,7 @@ class PlacedTable:
         keys = self.keys_of(rank, rows)
         if self.has_copies:
             return rows, keys
-        is_hot_row = rows < self._hot.numel()
+        is_hot_row = rows < self._num_hot
         if rank not in self.ranks:
             return rows[is_hot_row], keys[is_hot_row]
         if self.keeps_numbers:
@@ -156,17 +158,26 @@ class PlacedTable:
         if self.keeps_numbers:
             return rows
         first = self.ranks.index(rank) if rank in self.ranks else 0
-        keys = (rows - self._hot.numel()) * len(self.ranks) + first
-        if not self._hot.numel():
+        keys = (rows - self._num_hot) * len(self.ranks) + first
+        if not self._num_hot:
             return keys
-        return torch.where(rows < self._hot.numel(), self._hot[rows.clamp(max=self._hot.numel() - 1)], keys)
+        hot, _ = self._on(rows.device)
+        return torch.where(rows < self._num_hot, hot[rows.clamp(max=self._num_hot - 1)], keys)
 
     def _is_hot(self, keys: Tensor) -> Tensor:
-        if not self._hot.numel():
-            return torch.zeros(keys.shape, dtype=torch.bool)
+        if not self._num_hot:
+            return torch.zeros(keys.shape, dtype=torch.bool, device=keys.device)
+        hot, _ = self._on(keys.device)
         # For a key above the last hot one `searchsorted` returns the length, which is not an index.
-        place = torch.searchsorted(self._hot, keys).clamp_(max=self._hot.numel() - 1)
-        return self._hot[place] == keys
+        place = torch.searchsorted(hot, keys).clamp_(max=self._num_hot - 1)
+        return hot[place] == keys
+
+    def _on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return the hot keys, rising, and `ranks` on a device."""
+        if device not in self._constants:
+            hot, ranks = self._constants[_CPU]
+            self._constants[device] = hot.to(device), ranks.to(device)
+        return self._constants[device]
 
     def _own_tiers(self, rank: int) -> Tiers | None:
         """Return the tiers with a directory of this rank."""

@@ -15,9 +15,10 @@ from datetime import timedelta
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, distributed
 
 from terarec.batch import share_of
+from terarec.dist.transport import BackendTransport, StagedTransport, Transport
 from terarec.errors import CollectiveError, ConfigError
 from terarec.spec.checks import one_line, quoted
 from terarec.spec.codec import differences
@@ -123,6 +124,7 @@ class Ranks:
         timeout: Seconds after which a collective fails, for errors.
         links: Connections to all processes, to find those that do not answer if a collective has failed.
         members: Numbers of these ranks among all processes; empty for all.
+        is_staged: Whether tensors of a device travel through host memory.
     """
 
     def __init__(
@@ -133,8 +135,13 @@ class Ranks:
         timeout: float = DEFAULT_TIMEOUT,
         links: Links | None = None,
         members: Sequence[int] = (),
+        is_staged: bool = False,
     ) -> None:
         self._group = group
+        self._is_staged = is_staged
+        self._transport: Transport | None = None
+        if group is not None:
+            self._transport = StagedTransport(group) if is_staged else BackendTransport(group)
         self._links = links
         self._members = tuple(members) or tuple(range(len(hosts)))
         self._timeout = timeout
@@ -157,10 +164,11 @@ class Ranks:
 
     def all_reduce_(self, what: str, values: Tensor, reduction: Reduction = "sum") -> Tensor:
         """Replace `values` on every rank by their sum, maximum or minimum over the ranks, and return them."""
-        if self._group is not None:
+        transport = self._transport
+        if transport is not None:
             # The bytes of a ring all-reduce, for any algorithm of the backend.
             self.sent_bytes[what] += 2 * (self.size - 1) * values.nbytes // self.size
-            self._run(what, lambda: distributed.all_reduce(values, _REDUCTIONS[reduction], group=self._group))
+            self._run(what, lambda: transport.all_reduce_(values, _REDUCTIONS[reduction]))
         return values
 
     def all_to_all(self, what: str, values: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
@@ -178,25 +186,17 @@ class Ranks:
         self, what: str, values: Tensor, sent: Sequence[int], received: Sequence[int]
     ) -> PendingResult:
         """Begin an `all_to_all`; all ranks begin their collectives in the same order."""
-        if self._group is None:
+        transport = self._transport
+        if transport is None:
             return PendingResult(values)
         out = values.new_empty(sum(received))
         # As bytes, since a backend does not take all types.
         width = values.element_size()
         self.sent_bytes[what] += width * (sum(sent) - sent[self.rank])
         source = values.contiguous().view(torch.uint8)
-        work = self._run(
-            what,
-            lambda: distributed.all_to_all_single(
-                out.view(torch.uint8),
-                source,
-                [width * count for count in received],
-                [width * count for count in sent],
-                group=self._group,
-                async_op=True,
-            ),
-        )
-        return PendingResult(out, lambda: self._run(what, work.wait), sent=source)
+        bytes_received, bytes_sent = ([width * count for count in counts] for counts in (received, sent))
+        wait = self._run(what, lambda: transport.all_to_all(out.view(torch.uint8), source, bytes_received, bytes_sent))
+        return PendingResult(out, lambda: self._run(what, wait), sent=source)
 
     def gather(self, what: str, data: Any) -> list[Any]:
         """Return the JSON data of every rank, in their order, on every rank."""
@@ -212,7 +212,7 @@ class Ranks:
             return [values]
         # Not an all_gather, whose parts have one size.
         sizes = torch.zeros(self.size, dtype=torch.int64)
-        sizes[self.rank] = values.shape[0]
+        sizes[self.rank] = values.shape[0]  # known in host memory, wherever the rows are
         counts = self.all_reduce_(what, sizes).tolist()
         width = values.shape[1:].numel()
         flat = values.contiguous().flatten()
@@ -318,6 +318,7 @@ class Ranks:
             timeout=self._timeout,
             links=self._links,
             members=[self._members[member] for member in members],
+            is_staged=self._is_staged,
         )
 
     def close(self) -> None:
@@ -355,44 +356,6 @@ class Ranks:
         numbers = {member: rank for rank, member in enumerate(self._members)}
         absent = self._links.unreachable(self._members, timeout=min(_ANSWER_TIMEOUT, self._timeout))
         return {numbers[member]: reason for member, reason in absent.items()}
-
-
-def sum_gradients(ranks: Ranks, parameters: Sequence[nn.Parameter], *, also: Tensor | None = None) -> Tensor | None:
-    """Replace the gradients of layers by their sums over the ranks, in one collective.
-
-    A loss that is the mean over the samples of all ranks has the sum of the gradients of each rank's share of it; a
-    rank without samples adds zeros. A parameter without a gradient on any rank keeps none.
-
-    Args:
-        ranks: The ranks.
-        parameters: Parameters of the layers, on all ranks the same; those of tables, which are empty, are left out.
-        also: Further numbers float32[n] to sum, such as the loss.
-
-    Returns:
-        The sums of `also`.
-    """
-    if ranks.size == 1:
-        return also
-    trained = [parameter for parameter in parameters if parameter.numel() and parameter.requires_grad]
-    # Optimizers leave alone what has no gradient, but not what has zeros: where no rank has one, none may get one.
-    has_gradient = torch.tensor([float(parameter.grad is not None) for parameter in trained])
-    numbers = torch.empty(0) if also is None else also.detach().float().reshape(-1).cpu()
-    # All in one collective: the time of a small collective is its latency, and several in each step would add up.
-    parts = [has_gradient, numbers]
-    for parameter in trained:
-        grad = parameter.grad
-        # Summed in float32 also for layers in 16 bits, whose sums would be rounded once for each rank.
-        parts.append(torch.zeros(parameter.numel()) if grad is None else grad.detach().float().reshape(-1))
-    total = ranks.all_reduce_("sum of the layers' gradients", torch.cat(parts))
-    sizes = [has_gradient.numel(), numbers.numel(), *(parameter.numel() for parameter in trained)]
-    counts, also_summed, *summed = torch.split(total, sizes)
-    for parameter, count, values in zip(trained, counts.tolist(), summed, strict=True):
-        if not count:
-            continue
-        if parameter.grad is None:
-            parameter.grad = torch.empty_like(parameter)
-        parameter.grad.copy_(values.view(parameter.shape))
-    return None if also is None else also_summed
 
 
 def _call(address: tuple[str, int, str], other: int, timeout: float) -> str:

@@ -9,7 +9,7 @@ one, which the rank of the samples divides for "mean" and "sqrtn". The gradients
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 from terarec.batch import Jagged
 from terarec.dist.placement import COPIES, PlacedTable
 from terarec.embedding.tables import LookupGroup
+from terarec.kernels.hash_index import new_hash_index
 from terarec.kernels.ref.bag_lookup import bag_factors
 from terarec.ops.bag_lookup import bag_lookup
 from terarec.ops.layout import BagLayout
@@ -26,16 +27,18 @@ from terarec.ops.row_update import BagGradient, summed_gradients
 _POOLED = ("sum", "mean", "sqrtn")
 
 
-class DistinctKeys(NamedTuple):
-    """The distinct keys of one table in a rank's batch.
+class TableKeys(NamedTuple):
+    """The keys of one table in a rank's batch.
 
     Attributes:
-        keys: int64[U].
-        counts: int64[U], the occurrences of each; None where no policy counts them.
+        keys: int64[N], also repeated ones.
+        bags: int64[N], rising, the bag of each key, of a table whose bags the ranks of the rows pool; else None.
+        weights: float32[N], weights of these keys; None for none.
     """
 
     keys: Tensor
-    counts: Tensor | None
+    bags: Tensor | None = None
+    weights: Tensor | None = None
 
 
 class Routed(NamedTuple):
@@ -47,7 +50,6 @@ class Routed(NamedTuple):
         counts: int64[U], the occurrences of each, or None.
         num_rows: Keys for each rank without those of copies; by column all keys for each rank of the table.
         num_copies: Keys of rows with copies.
-        place: int64[U], the place of each given key in `keys`.
         bags: The bags, of a table whose bags the ranks of the rows pool.
     """
 
@@ -55,23 +57,76 @@ class Routed(NamedTuple):
     counts: Tensor | None
     num_rows: list[int]
     num_copies: int
-    place: Tensor
     bags: SentBags | None = None
 
 
-def route(table: PlacedTable, wanted: DistinctKeys, num_ranks: int) -> Routed:
-    """Sort keys by the ranks that they go to."""
-    keys, counts = wanted
+class StepKeys(NamedTuple):
+    """The distinct keys of all tables in a rank's batch. A device may not have told their numbers yet.
+
+    Attributes:
+        rows: int64[R, T], keys for each rank without those of copies; by column all keys for each rank of the table.
+        copies: int64[T], keys of rows with copies.
+        bags: int64[R, P, 3], see `BagPart.numbers`, for tables whose bags the ranks of the rows pool.
+        totals: Distinct keys of each table, or scalars of the device.
+        places: For each table the place int64[N] of each of its keys among the distinct ones.
+        cut: Function that returns the keys of each table of `rows`, `copies` and `bags` in host memory.
+    """
+
+    rows: Tensor
+    copies: Tensor
+    bags: Tensor
+    totals: Sequence[int | Tensor]
+    places: Sequence[Tensor]
+    cut: Callable[[Tensor, Tensor, Tensor], list[Routed]]
+
+
+def hashed_keys(
+    tables: Sequence[PlacedTable], keys: Sequence[TableKeys], num_ranks: int, *, takes_counts: Sequence[bool]
+) -> StepKeys:
+    """Find the distinct keys of tables in host memory, and sort them by the ranks that they go to.
+
+    Args:
+        tables: The tables.
+        keys: Their keys.
+        num_ranks: Number of ranks R.
+        takes_counts: Whether each table needs the occurrences of keys.
+    """
+    wanted: list[Routed] = []
+    places: list[Tensor] = []
+    for table, (of_table, bags, weights), is_counted in zip(tables, keys, takes_counts, strict=True):
+        # Ids in the order of first occurrence, in one pass; `torch.unique` would sort.
+        inverse, distinct = new_hash_index(of_table.device).insert(of_table, of_table[:0], 0)
+        counts = torch.bincount(inverse, minlength=distinct.numel()) if is_counted else None
+        routed, place = route(table, distinct, counts, num_ranks)
+        places.append(place[inverse])
+        if bags is not None:
+            sent = sent_bags(routed.num_rows, places[-1], bags, weights, by_column=table.by_column)
+            routed = routed._replace(bags=sent)
+        wanted.append(routed)
+    pooled = [routed.bags for routed in wanted if routed.bags is not None]
+    numbers = [[part.numbers for part in sent.parts] for sent in pooled]
+    return StepKeys(
+        rows=torch.tensor([routed.num_rows for routed in wanted]).T.contiguous(),
+        copies=torch.tensor([routed.num_copies for routed in wanted]),
+        bags=torch.tensor(numbers, dtype=torch.int64).view(len(pooled), num_ranks, 3).transpose(0, 1),
+        totals=[routed.keys.numel() for routed in wanted],
+        places=places,
+        cut=lambda *_: wanted,
+    )
+
+
+def route(table: PlacedTable, keys: Tensor, counts: Tensor | None, num_ranks: int) -> tuple[Routed, Tensor]:
+    """Sort distinct keys by the ranks that they go to; return them with the place int64[U] of each."""
     total = keys.numel()
     # In the first three cases all keys go to the same ranks, so that none has to be moved.
     if table.by_column:
         on_ranks = [total if rank in table.ranks else 0 for rank in range(num_ranks)]
-        return Routed(keys, counts, on_ranks, 0, torch.arange(total))
+        return Routed(keys, counts, on_ranks, 0), torch.arange(total)
     if table.has_copies:
-        return Routed(keys, counts, [0] * num_ranks, total, torch.arange(total))
+        return Routed(keys, counts, [0] * num_ranks, total), torch.arange(total)
     if len(table.ranks) == 1 and not table.has_hot_rows:
         on_ranks = [total if rank == table.ranks[0] else 0 for rank in range(num_ranks)]
-        return Routed(keys, counts, on_ranks, 0, torch.arange(total))
+        return Routed(keys, counts, on_ranks, 0), torch.arange(total)
     owners = table.owners(keys)
     keys_by_rank = dict.fromkeys(range(num_ranks), keys[:0])
     for owner in (*table.ranks, COPIES) if table.has_hot_rows else table.ranks:
@@ -81,7 +136,7 @@ def route(table: PlacedTable, wanted: DistinctKeys, num_ranks: int) -> Routed:
     place = torch.empty_like(order)
     place[order] = torch.arange(total)
     sizes = [keys_by_rank[rank].numel() for rank in range(num_ranks)]
-    return Routed(keys[order], None if counts is None else counts[order], sizes, total - sum(sizes), place)
+    return Routed(keys[order], None if counts is None else counts[order], sizes, total - sum(sizes)), place
 
 
 class BagPart(NamedTuple):
@@ -109,7 +164,7 @@ class BagPart(NamedTuple):
             parts.append(self.weights.view(torch.int32))
         # Lengths, places and weights are of 4 bytes each; as int64 they travel in the collective of the keys.
         if sum(part.numel() for part in parts) % 2:
-            parts.append(torch.zeros(1, dtype=torch.int32))
+            parts.append(self.lengths.new_zeros(1))
         return torch.cat(parts).view(torch.int64)
 
     def pool(self, vectors: Tensor) -> Tensor:
@@ -121,7 +176,7 @@ class BagPart(NamedTuple):
 
     def gradient(self, grad: Tensor, num_keys: int) -> Tensor:
         """Return the gradient float32[u, D] of the distinct keys of ``grad float32[b, D]`` of the sums."""
-        like = torch.empty(num_keys, grad.shape[1])
+        like = grad.new_empty(num_keys, grad.shape[1])
         if not self.places.numel():
             return like.zero_()
         keys, offsets, layout = self._lookup(like.shape)
@@ -129,7 +184,7 @@ class BagPart(NamedTuple):
 
     def _lookup(self, shape: torch.Size) -> tuple[Tensor, Tensor, BagLayout]:
         """Return keys, offsets and layout of a lookup of one feature in a matrix of vectors."""
-        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), self.lengths.cumsum(0)])
+        offsets = torch.cat([self.lengths.new_zeros(1, dtype=torch.int64), self.lengths.cumsum(0)])
         # The vectors as a table of their own, since the kernels of one device pool and sum them.
         layout = BagLayout(
             table_names=("rows",),
@@ -229,7 +284,7 @@ class PooledOnRows(NamedTuple):
     def joined(self, vectors: Sequence[Sequence[Tensor]], wanted: Sequence[Routed]) -> Tensor:
         """Return the pooled vectors float32[B, S * D] of ``vectors [table][part]``, the parts that came."""
         width, size, features = self._sizes
-        total = torch.zeros(self.factors.shape[0], width)
+        total = self.factors.new_zeros(self.factors.shape[0], width)
         for table in self.tables:
             bags_of_table = wanted[table].bags
             assert bags_of_table is not None, "a table that the ranks of the rows pool has bags"
@@ -246,7 +301,7 @@ class PooledOnRows(NamedTuple):
         width, size, features = self._sizes
         if grad is None:
             # The ranks of the rows expect gradients also of bags that no loss used.
-            by_bag = torch.zeros(self.factors.shape[0], width)
+            by_bag = self.factors.new_zeros(self.factors.shape[0], width)
         else:
             by_feature = grad.float().view(size, features, width).transpose(0, 1)
             by_bag = by_feature.reshape(features * size, width) * self.factors
@@ -258,12 +313,16 @@ class PooledOnRows(NamedTuple):
 def numbered_bags(part: Jagged) -> Tensor:
     """Return the bag int64[N] of each key: ``feature * B + sample``."""
     lengths = part.offsets.diff()
-    return torch.arange(lengths.numel()).repeat_interleave(lengths)
+    bags = torch.arange(lengths.numel(), device=lengths.device)
+    # With the number of keys, for which a device would be waited for.
+    return bags.repeat_interleave(lengths, output_size=part.keys.numel())
 
 
 def factors_of(part: Jagged, layout: BagLayout) -> Tensor:
     """Return the factors float32[S * B, 1] of the bags' sums: 1, or one over the divisor of "mean" and "sqrtn"."""
-    pooling = torch.tensor(layout.pooling_codes).repeat_interleave(part.batch_size)
+    size, device = part.batch_size, part.keys.device
+    # Filled by the device, which a copy of the codes would make wait.
+    pooling = torch.cat([torch.full((size,), code, device=device) for code in layout.pooling_codes])
     weights = None if part.weights is None else part.weights.detach().float()
     return bag_factors(numbered_bags(part), part.offsets.diff(), pooling, weights)[:, None]
 

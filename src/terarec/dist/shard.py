@@ -366,7 +366,8 @@ class ColumnParts:
         sent = [mine[name].flatten() for names in for_rank for name in names]
         counts = [sum(of_rank) for of_rank in sizes]
         # All ranks of a table have the same distinct rows of it, so each rank receives as much as it sends.
-        came = self._ranks.all_to_all("sums over columns", torch.cat([torch.empty(0), *sent]), counts, counts)
+        nothing = torch.empty(0, device=next(iter(values.values())).device)
+        came = self._ranks.all_to_all("sums over columns", torch.cat([nothing, *sent]), counts, counts)
         received = {
             (rank, name): part.view(mine[name].shape)
             for rank, of_rank in enumerate(torch.split(came, counts))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -27,6 +28,38 @@ class Occurrences(NamedTuple):
     table: int
     places: Tensor
     grad: Tensor
+
+
+class _ByRank(NamedTuple):
+    """Occurrences of keys of one table by the ranks that their gradients go to.
+
+    Attributes:
+        order: int64[n], the occurrences: those of keys of rank 0's rows, ..., of rank R - 1's, and of rows with copies.
+        places: int64[n], in this order, the place of each key among those of its rank, or of copies.
+        counts: int64[R + 1], the occurrences of keys of each rank's rows, and of rows with copies; by column all for
+            each rank of the table.
+        by_column: Whether all occurrences go to all ranks of the table.
+    """
+
+    order: Tensor
+    places: Tensor
+    counts: Tensor
+    by_column: bool
+
+    def part(self, rank: int, counts: Sequence[int], num_rows: int) -> tuple[Tensor, Tensor]:
+        """Return the occurrences whose gradient goes to `rank`, and the places of their keys among those there.
+
+        Args:
+            rank: The rank.
+            counts: `counts` in host memory.
+            num_rows: Keys of its rows in the request to it, behind which there are those of rows with copies.
+        """
+        first = 0 if self.by_column else sum(counts[:rank])
+        own, copies = slice(first, first + counts[rank]), slice(self.order.numel() - counts[-1], self.order.numel())
+        if not counts[-1]:
+            return self.order[own], self.places[own]
+        places = torch.cat([self.places[own], self.places[copies] + num_rows])
+        return torch.cat([self.order[own], self.order[copies]]), places
 
 
 class FetchedVectors:
@@ -59,30 +92,26 @@ class FetchedVectors:
 
     def _send(self) -> PendingResult:
         """Begin to send the vectors that other ranks requested."""
-        exchange, arenas = self._exchange, self._exchange.arena_tables()
-        size, me = exchange.ranks.size, exchange.ranks.rank
+        exchange, arenas, received = self._exchange, self._exchange.arena_tables(), self._received
+        size, me, device = exchange.ranks.size, exchange.ranks.rank, exchange.device
         others = [rank for rank in range(size) if rank != me]
         replies: list[list[Tensor]] = [[] for _ in range(size)]
         joined: list[Tensor] = []
-        pieces: list[list[Tensor]] = [[torch.empty(0)] * size for _ in self._wanted]
+        pieces: list[list[Tensor]] = [[torch.empty(0, device=device)] * size for _ in self._wanted]
         copied: dict[int, Tensor] = {}
-        for lookup, tables in zip(self._found, arenas, strict=True):
-            starts, requested = self._starts(tables), self._received.rows[:, tables]
+        for lookup, tables, chosen in zip(self._found, arenas, exchange.tables_on_device(), strict=True):
+            starts, requested, copies = self._starts(chosen), received.rows[:, chosen], received.copies[me, chosen]
+            requested_here, copies_here = received.host.rows[:, tables], received.host.copies[me, tables].tolist()
             # Those of other ranks first, so that they lie as they go.
-            order = torch.cat(
-                [
-                    _spans(starts[others].flatten(), requested[others].flatten()),
-                    _spans(starts[me], requested[me]),
-                    _spans(starts[me] + requested[me], self._received.copies[me, tables]),
-                ]
-            )
-            looked_up = lookup.vectors(order)
+            firsts = [_others(starts, me), starts[me], starts[me] + requested[me]]
+            lengths = [_others(requested, me), requested[me], copies]
+            total = int(requested_here.sum()) + sum(copies_here)
+            looked_up = lookup.vectors(_spans(torch.cat(firsts), torch.cat(lengths), total))
             # Replies of pooled tables are cut by rank and table, since bags are pooled table by table; others by rank
             # alone.
             is_pooled = not self._bags.keys().isdisjoint(tables)
-            for_others = (requested[others].flatten() if is_pooled else requested[others].sum(dim=1)).tolist()
-            sizes = [*for_others, *requested[me].tolist()]
-            sizes += self._received.copies[me, tables].tolist()
+            for_others = (requested_here[others].flatten() if is_pooled else requested_here[others].sum(dim=1)).tolist()
+            sizes = [*for_others, *requested_here[me].tolist(), *copies_here]
             parts = torch.split(looked_up, sizes)
             if is_pooled:
                 for index, part in enumerate(parts[: len(for_others)]):
@@ -92,16 +121,16 @@ class FetchedVectors:
                 for rank, part in zip(others, parts, strict=False):
                     replies[rank].append(part)
                 joined.append(looked_up[: sum(for_others)])
-            for number, own, copies in zip(
+            for number, own, of_copies in zip(
                 tables, parts[len(for_others) :], parts[len(for_others) + len(tables) :], strict=False
             ):
                 pieces[number][me] = exchange.rounded(self._bags[number][me].pool(own) if number in self._bags else own)
-                copied[number] = copies
+                copied[number] = of_copies
         self._pieces, self._copied = pieces, copied
         return exchange.begin_numbers(
             "exchange of vectors",
             replies,
-            self._expected(self._sent.vectors(self._sent.rows, exchange.pooled)),
+            self._expected(self._sent.host.vectors(self._sent.host.rows, exchange.pooled)),
             # With one arena the vectors for the others lie as they go, and are not copied once more.
             joined[0].flatten() if len(joined) == len(arenas) == 1 else None,
         )
@@ -109,7 +138,7 @@ class FetchedVectors:
     def receive(self) -> None:
         """Set `vectors`, as soon as those of all ranks have come."""
         exchange, arenas = self._exchange, self._exchange.arena_tables()
-        expected = self._sent.vectors(self._sent.rows, exchange.pooled)
+        expected = self._sent.host.vectors(self._sent.host.rows, exchange.pooled)
         # Waits: what ran since `_send` needed no vectors, such as the layers before the tables.
         came = exchange.numbers(self._pending, self._expected(expected))
         pieces, copied = self._pieces, self._copied
@@ -151,14 +180,14 @@ class FetchedVectors:
             for rank in range(size)
         ]
         parts = [[segment for segments in of_rank.values() for segment in segments] for of_rank in by_table]
-        expected = self._received.vectors(self._received.all, exchange.pooled)
+        expected = self._received.host.vectors(self._received.host.all, exchange.pooled)
         pending = exchange.begin_numbers("exchange of gradients", parts, self._expected(expected))
         return partial(self._keep_sums, pending, by_table[exchange.ranks.rank])
 
     def _keep_sums(self, pending: PendingResult, own: Mapping[int, Sequence[Tensor]]) -> None:
         exchange, arenas = self._exchange, self._exchange.arena_tables()
         size, me = exchange.ranks.size, exchange.ranks.rank
-        expected = self._received.vectors(self._received.all, exchange.pooled)
+        expected = self._received.host.vectors(self._received.host.all, exchange.pooled)
         came = exchange.numbers(pending, self._expected(expected))
         blocks: list[dict[int, list[Tensor]]] = []
         for source in range(size):
@@ -171,15 +200,15 @@ class FetchedVectors:
         for number, parts_of_bags in self._bags.items():
             for source, part in enumerate(parts_of_bags):
                 (grad,) = blocks[source][number]
-                blocks[source][number] = [part.gradient(grad, int(self._received.rows[source, number]))]
-        for lookup, tables in zip(self._found, arenas, strict=True):
+                blocks[source][number] = [part.gradient(grad, int(self._received.host.rows[source, number]))]
+        for lookup, tables, chosen in zip(self._found, arenas, exchange.tables_on_device(), strict=True):
             # Rows are by tables first, those of a table in the order of the ranks: one order of sums on every run.
             mine = [block for number in tables for of_rank in blocks for block in of_rank[number] if block.shape[0]]
-            counts = self._received.all[:, tables].sum(dim=0)
+            counts = self._received.all[:, chosen].sum(dim=0)
             ends = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
             width = exchange.tables[tables[0]].width
             # Also where none came: a row optimizer counts only steps with gradients, and all ranks have to count alike.
-            lookup.keep(None, ends, torch.cat(mine) if mine else torch.empty(0, width))
+            lookup.keep(None, ends, torch.cat(mine) if mine else torch.empty(0, width, device=exchange.device))
 
     def return_occurrences(self, features: Sequence[Occurrences]) -> None:
         """Send the gradient of every occurrence of a key, which are summed in the order of the whole batch's samples.
@@ -193,25 +222,27 @@ class FetchedVectors:
             feature for tables in exchange.arena_tables() for number in tables
             for feature in features if feature.table == number
         ]  # fmt: skip
-        counts = torch.zeros(size, len(in_order), dtype=torch.int64)
+        groups = [self._by_rank(number, places) for number, places, _ in in_order]
+        of_ranks = torch.stack([group.counts for group in groups], dim=1)
+        counts = of_ranks[:-1] + of_ranks[-1]
+        each = [len(in_order)] * size
+        got = exchange.begin("exchange of counts of gradients", counts.flatten(), each, each).wait().view(counts.shape)
+        # Deterministic mode waits for the device once more, for these numbers.
+        sent, received = torch.split(torch.cat([of_ranks, got]).cpu(), [size + 1, size])
         positions: list[list[Tensor]] = [[] for _ in range(size)]
         numbers: list[list[Tensor]] = [[] for _ in range(size)]
-        for index, (number, places, grad) in enumerate(in_order):
+        for (number, _, grad), group, of_group in zip(in_order, groups, sent.T.tolist(), strict=True):
             for rank in range(size):
-                chosen, position = self._positions(number, places, rank)
-                counts[rank, index] = chosen.numel()
+                chosen, position = group.part(rank, of_group, self._wanted[number].num_rows[rank])
                 positions[rank].append(position)
                 numbers[rank].append(grad[chosen][:, exchange.tables[number].columns(rank)])
-        each = [len(in_order)] * size
-        got = exchange.send_integers("exchange of counts of gradients", list(counts), each)
-        received = torch.stack(got)
         widths = torch.tensor([exchange.tables[number].width for number, _, _ in in_order])
         came = exchange.send_integers(
             "exchange of places of gradients", [torch.cat(parts) for parts in positions], received.sum(dim=1).tolist()
         )
         expected = (received * widths).sum(dim=1).tolist()
         me = exchange.ranks.rank
-        own = exchange.rounded(_joined([part.flatten() for part in numbers[me]]))
+        own = exchange.rounded(_joined([part.flatten() for part in numbers[me]], exchange.device))
         expected[me] = 0  # its own gradients stay, rounded as if they had gone
         grads = exchange.numbers(exchange.begin_numbers("exchange of gradients", numbers, expected), expected)
         grads[me] = own
@@ -221,15 +252,15 @@ class FetchedVectors:
         self, of_table: list[int], received: Tensor, positions: list[Tensor], grads: list[Tensor]
     ) -> None:
         """Keep the gradients that came: of a row first those of the first feature, of one feature those of rank 0."""
-        arenas, sizes = self._exchange.arena_tables(), received.tolist()
+        exchange, arenas, sizes = self._exchange, self._exchange.arena_tables(), received.tolist()
         cut = [torch.split(places, sizes[source]) for source, places in enumerate(positions)]
         firsts, index = [0] * len(grads), 0
-        for lookup, tables in zip(self._found, arenas, strict=True):
-            width = self._exchange.tables[tables[0]].width
-            starts = self._starts(tables)
+        for lookup, tables, chosen in zip(self._found, arenas, exchange.tables_on_device(), strict=True):
+            width = exchange.tables[tables[0]].width
+            starts = self._starts(chosen)
             order: list[Tensor] = []
             blocks: list[Tensor] = []
-            ends = [0]
+            totals = []
             for column, number in enumerate(tables):
                 total = 0
                 while index < len(of_table) and of_table[index] == number:
@@ -241,23 +272,26 @@ class FetchedVectors:
                         firsts[source] += count * width
                         total += count
                     index += 1
-                ends.append(ends[-1] + total)
+                totals.append(total)
             if order:
-                lookup.keep(torch.cat(order), torch.tensor(ends), torch.cat(blocks))
+                lookup.keep(torch.cat(order), _ends(totals, exchange.device), torch.cat(blocks))
 
-    def _positions(self, number: int, places: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-        """Return the occurrences whose gradient goes to `rank`, and the positions of their keys among those there."""
-        wanted = self._wanted[number]
-        if self._exchange.tables[number].by_column:
-            chosen = torch.arange(places.numel() if wanted.num_rows[rank] else 0)
-            return chosen, places[chosen]
-        first, count = sum(wanted.num_rows[:rank]), wanted.num_rows[rank]
-        copies = sum(wanted.num_rows)
-        is_copy = places >= copies
-        chosen = (((places >= first) & (places < first + count)) | is_copy).nonzero()[:, 0]
-        mine = places[chosen]
-        # Keys of rows with copies come behind those of all ranks here, and behind those of this rank there.
-        return chosen, torch.where(mine >= copies, mine - copies + count, mine - first)
+    def _by_rank(self, number: int, places: Tensor) -> _ByRank:
+        """Return the occurrences of keys of a table by the ranks that their gradients go to."""
+        table, rows = self._exchange.tables[number], self._sent.rows[:, number]
+        if table.by_column:
+            count = torch.full_like(rows[0], places.numel())
+            counts = torch.stack([count if rank in table.ranks else count * 0 for rank in range(rows.numel())])
+            every = torch.arange(places.numel(), device=places.device)
+            return _ByRank(every, places, torch.cat([counts, counts.new_zeros(1)]), by_column=True)
+        ends = rows.cumsum(0)
+        # Places of keys of rows with copies are behind those of all ranks.
+        owners = torch.bucketize(places, ends, right=True)
+        order = owners.argsort(stable=True)
+        counts = torch.zeros(rows.numel() + 1, dtype=torch.int64, device=places.device)
+        counts.index_add_(0, owners, torch.ones_like(places))
+        starts = torch.cat([ends - rows, ends[-1:]])
+        return _ByRank(order, (places - starts[owners])[order], counts, by_column=False)
 
     def _assembled(self, number: int, pieces: list[Tensor], copied: Tensor) -> list[Tensor]:
         """Return the vectors of a table in parts, without empty parts."""
@@ -269,7 +303,7 @@ class FetchedVectors:
         return [piece for piece in (*pieces, copied) if piece.shape[0]]
 
     def _segments_for(self, rank: int, number: int, values: Tensor) -> list[Tensor]:
-        return segments(self._wanted[number], values, rank, int(self._sent.copies[rank, number]))
+        return segments(self._wanted[number], values, rank, int(self._sent.host.copies[rank, number]))
 
     def _expected(self, counts: Tensor) -> list[int]:
         """Return how many numbers the vectors of ``counts int64[R, T]`` keys have from each rank but this."""
@@ -278,9 +312,9 @@ class FetchedVectors:
         expected[self._exchange.ranks.rank] = 0
         return expected
 
-    def _starts(self, tables: Sequence[int]) -> Tensor:
+    def _starts(self, tables: Tensor) -> Tensor:
         """Return the first position int64[R, T] of each rank's keys of each table among all keys of an arena."""
-        counts = self._received.all[:, list(tables)]
+        counts = self._received.all[:, tables]
         return _exclusive(counts.T.flatten()).view(counts.T.shape).T
 
 
@@ -293,10 +327,20 @@ def _blocks(
     return [part.view(-1, tables[number].width) for number, part in zip(order, parts, strict=True)]
 
 
-def _joined(parts: Sequence[Tensor]) -> Tensor:
+def _joined(parts: Sequence[Tensor], device: torch.device) -> Tensor:
     if len(parts) == 1:
         return parts[0]
-    return torch.cat(list(parts)) if parts else torch.empty(0)
+    return torch.cat(list(parts)) if parts else torch.empty(0, device=device)
+
+
+def _others(values: Tensor, me: int) -> Tensor:
+    """Return the rows of ``values [R, T]`` of all ranks but one, flat."""
+    return torch.cat([values[:me], values[me + 1 :]]).flatten()
+
+
+def _ends(totals: Sequence[int], device: torch.device) -> Tensor:
+    """Return the sums of the first 0, 1, ... of the numbers, made on a device, which a copy would make wait."""
+    return torch.cat([torch.full((1,), end, device=device) for end in (0, *accumulate(totals))])
 
 
 def _exclusive(counts: Tensor) -> Tensor:
@@ -304,6 +348,7 @@ def _exclusive(counts: Tensor) -> Tensor:
     return counts.cumsum(0) - counts
 
 
-def _spans(starts: Tensor, lengths: Tensor) -> Tensor:
-    """Return the positions ``start, start + 1, ...`` of each span, one after the other."""
-    return (starts - _exclusive(lengths)).repeat_interleave(lengths) + torch.arange(int(lengths.sum()))
+def _spans(starts: Tensor, lengths: Tensor, total: int) -> Tensor:
+    """Return the positions ``start, start + 1, ...`` of each span, `total` in all, one after the other."""
+    firsts = (starts - _exclusive(lengths)).repeat_interleave(lengths, output_size=total)
+    return firsts + torch.arange(total, device=starts.device)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import lru_cache, partial, reduce
 from typing import Any
 
 import torch
@@ -195,8 +195,7 @@ class EmbeddingCollection(nn.Module):
             # Rows of a static table have no places of their own: the caller gets arena rows.
             places = bags.slots
             if places is None:
-                bases = torch.tensor([bags.group.layout.table_base[t] for t in bags.group.layout.feature_table])
-                places = bags.part.keys + bases.to(bags.part.keys.device).repeat_interleave(bags.part.offsets.diff())
+                places = bags.part.keys + _bases(bags.group.layout, bags.part)
             deposit = partial(self._gradients.keep, bags.group.arena, generation, bags.pin)
             layout = bags.group.layout
             rows.append(
@@ -414,6 +413,19 @@ class EmbeddingCollection(nn.Module):
             if error is not None:
                 error_msgs.append(error)
         unexpected_keys.extend(key for key in state_dict if key.startswith(prefix) and key not in known)
+
+
+def _bases(layout: BagLayout, part: Jagged) -> Tensor:
+    """Return the first arena row int64[N] of the table of each key."""
+    bases = _on_device(tuple(layout.table_base[table] for table in layout.feature_table), part.keys.device)
+    # With the number of keys, for which a device would be waited for.
+    return bases.repeat_interleave(part.offsets.diff(), output_size=part.keys.numel())
+
+
+@lru_cache(maxsize=256)
+def _on_device(numbers: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return numbers as int64[n] on a device, which a copy in each step would make wait."""
+    return torch.tensor(numbers, device=device)
 
 
 def _stores(arena: AnyArena) -> Sequence[AnyTable]:

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from terarec.batch import Jagged, check_offsets
+from terarec.batch import Jagged, check_offsets, feature_ends
 from terarec.embedding.output import EmbeddingOutput, assemble, bags_of
 from terarec.embedding.tables import POOLING_KINDS, AnyTableSpec, LookupGroup, check_names
 from terarec.errors import ConfigError
@@ -56,7 +56,9 @@ class FoundRows:
         """Return the vectors float32[n, D] of the keys at the positions ``order int64[n]``."""
         places = self._places[order]
         layout = single_layout(self._weights.shape[0], self._weights.shape[1], "none")
-        return bag_lookup(self._weights, places, torch.tensor([0, places.numel()], device=places.device), layout)
+        # By the device, which a copy of these two numbers would make wait.
+        offsets = torch.arange(2, device=places.device) * places.numel()
+        return bag_lookup(self._weights, places, offsets, layout)
 
     def keep(self, order: Tensor | None, ends: Tensor, grad: Tensor) -> None:
         """Keep a gradient for the row optimizer, which adds up those of a row in their order.
@@ -181,8 +183,7 @@ class LookupCollection(nn.Module):
         batch_size = part.batch_size
         if not batch_size:
             return torch.empty(0, layout.width, device=part.keys.device)
-        # Bags are feature-major: every B-th offset is where the keys of a feature begin.
-        ends = part.offsets[::batch_size].tolist()
+        ends = feature_ends(part)
         parts, done = [], 0
         for table, members in groupby(layout.feature_table):
             first, done = done, done + len(list(members))

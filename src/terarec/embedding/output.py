@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from terarec.batch import Jagged, first_keys, select
+from terarec.batch import Jagged, first_keys, known_ends, select
 from terarec.embedding.tables import LookupGroup
 from terarec.ragged import Ragged
 from terarec.spec import FeatureSpec
@@ -82,8 +83,9 @@ def _split_sequences(part: Jagged, vectors: Tensor) -> dict[str, Ragged[Tensor, 
     batch_size = part.batch_size
     # Of an empty batch the only offset, 0, for each feature.
     starts = part.offsets[::batch_size] if batch_size else part.offsets.expand(len(part.names) + 1)
-    # Lengths in host memory: on a GPU this waits, which pooled features do not.
-    values = torch.split(vectors, starts.diff().tolist())
+    ends = known_ends(part)
+    # Lengths in host memory: where they are not known, this waits for a GPU.
+    values = torch.split(vectors, starts.diff().tolist() if ends is None else [b - a for a, b in pairwise(ends)])
     return {
         name: Ragged(values[index], part.offsets[index * batch_size : (index + 1) * batch_size + 1] - starts[index])
         for index, name in enumerate(part.names)

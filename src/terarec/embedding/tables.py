@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from terarec.batch import Jagged, first_keys, select
+from terarec.batch import Jagged, feature_ends, first_keys, select
 from terarec.errors import ConfigError
 from terarec.memory import TierBudget
 from terarec.ops.checks import bad_key
@@ -200,7 +200,7 @@ def check_keys(part: Jagged, layout: BagLayout) -> None:
     batch_size = part.batch_size
     if not batch_size or not part.keys.numel():
         return
-    ends = part.offsets[::batch_size].tolist()
+    ends = feature_ends(part)
     for feature, table in enumerate(layout.feature_table):
         keys = part.keys[ends[feature] : ends[feature + 1]]
         if not keys.numel():
@@ -241,7 +241,7 @@ def translate(
     batch_size = part.batch_size
     if not batch_size:
         return Translated(part, part.keys, part.keys)
-    ends = part.offsets[::batch_size].tolist()
+    ends = feature_ends(part)
     rows, numbers = torch.empty_like(part.keys), torch.empty_like(part.keys)
     done = 0
     for name, readers in groupby(features, key=lambda feature: feature.table):

@@ -144,4 +144,4 @@ def _without(jagged: Jagged | PaddedKeys, missing: Mapping[str, int]) -> Jagged 
     # The number of kept keys before an old offset is the new one.
     ends = torch.cat([jagged.offsets[:1], kept.cumsum(0)])
     weights = None if jagged.weights is None else jagged.weights[kept]
-    return dataclasses.replace(jagged, keys=keys[kept], offsets=ends[jagged.offsets], weights=weights)
+    return dataclasses.replace(jagged, keys=keys[kept], offsets=ends[jagged.offsets], weights=weights, ends=None)

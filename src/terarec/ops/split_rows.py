@@ -134,7 +134,7 @@ def split_row_update_(
             only = torch.zeros_like(factors)
             only[split[name]] = 1.0 if kernel_rule is _SUBTRACT else factors[split[name]]
             places = touched_rows.places if gradients[0].places is not None else None
-            offsets = torch.tensor([0, touched_rows.keys.numel()], device=touched_rows.keys.device)
+            offsets = torch.arange(2, device=touched_rows.keys.device) * touched_rows.keys.numel()
             row_update_(
                 weights,
                 arguments[0] if arguments else (),
@@ -171,10 +171,12 @@ def _touched(weights: Tensor, gradients: Sequence[BagGradient], table: int) -> _
     joined = torch.cat(keys)
     distinct, inverse = torch.unique(joined, return_inverse=True)
     count = joined.numel()
-    first = torch.full_like(distinct, count).scatter_reduce_(0, inverse, torch.arange(count), "amin")
+    first = torch.full_like(distinct, count).scatter_reduce_(
+        0, inverse, torch.arange(count, device=joined.device), "amin"
+    )
     order = first.argsort()
     number = torch.empty_like(order)
-    number[order] = torch.arange(order.numel())
+    number[order] = torch.arange(order.numel(), device=order.device)
     one = BagLayout(
         table_names=("rows",),
         table_base=(0,),
@@ -184,9 +186,9 @@ def _touched(weights: Tensor, gradients: Sequence[BagGradient], table: int) -> _
         pooling=("none",),
         width=layout.width,
     )
-    summed = torch.zeros(distinct.numel(), layout.width)
+    summed = torch.zeros(distinct.numel(), layout.width, device=joined.device)
     if count:
-        occurrences = BagGradient(number[inverse], torch.tensor([0, count]), torch.cat(grads), one)
+        occurrences = BagGradient(number[inverse], torch.arange(2, device=joined.device) * count, torch.cat(grads), one)
         # By the update kernel, which adds in the order of the batch: one process and several ranks get the same bits.
         summed = summed_gradients([occurrences], summed)
     of_rows = replace(layout, feature_names=("rows",), feature_table=(table,), pooling=("none",))

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from terarec.batch import Batch, slice_samples
-from terarec.dist.ranks import Ranks, sum_gradients
+from terarec.dist.gradients import sum_gradients
+from terarec.dist.ranks import Ranks
 from terarec.dist.shard import ShardedCollection
 from terarec.errors import ConfigError
 from terarec.nn.normalization import BatchNorm1d

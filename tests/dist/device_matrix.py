@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The equivalence matrix on a device: tables on ranks whose rows, keys, vectors and gradients are on a device.
+
+They are compared with one process on the CPU, table by table, as in `tests.dist.matrix`, whose runs these are, without
+tables in tiers. On the "simulated" device copies and waits of the host in a step are counted. On the device "cpu" the
+keys are sorted as on a device. ``python -m tests.dist.matrix --device DEVICE [--quick] [--json]`` runs it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from terarec.dist import Ranks, join, lookups
+from terarec.dist.sorting import sorted_keys
+from tests.dist.launch import Raised, run_ranks
+from tests.dist.matrix import (
+    CPU,
+    FEW_STEPS,
+    MODES,
+    NAMES,
+    OPTIMIZERS,
+    PLACEMENTS,
+    SIZES,
+    STEPS,
+    TOLERANCES,
+    Case,
+    cases,
+    differences,
+    expected_rows,
+    merged,
+    plan_of,
+    rejection,
+    rows_of,
+    train,
+)
+from tests.simulated_device import device as simulated
+from tests.simulated_device.group import register_group
+
+TABLES = tuple(name for name in NAMES if not name.endswith("tiers"))
+"""The tables of a run, each a cell."""
+WARM_UP = 2
+"""Steps that are not counted: numbers that do not change come to the device once."""
+
+
+class Summary(NamedTuple):
+    """The results of cells.
+
+    Attributes:
+        cells: Cells that were run: tables of runs.
+        worst: Largest difference of a weight, relative to the table's largest weight, but for the 16-bit wire.
+        worst_bf16: That of the 16-bit wire.
+        missing: Cells that were not run.
+        copies_per_step: Most copies and waits in a step, on any rank, but for those of `waits_more`.
+        failed: What was above its bound, or failed.
+    """
+
+    cells: int
+    worst: float
+    worst_bf16: float
+    missing: int
+    copies_per_step: int
+    failed: list[str]
+
+
+def quick_cases() -> list[Case]:
+    """Return runs with each placement in each mode, and all sizes and optimizers."""
+    chosen = []
+    for number, (placement, mode) in enumerate(product(PLACEMENTS, MODES)):
+        for again in range(2):
+            rule = list(OPTIMIZERS)[(number + 3 * again + number // len(MODES)) % len(OPTIMIZERS)]
+            size = SIZES[(1 + number + again + number // len(MODES)) % len(SIZES)]
+            chosen.append(Case(size=size, placement=placement, optimizer=rule, mode=mode))
+    return [case for case in chosen if not rejection(case)]
+
+
+def run(
+    todo: Sequence[Case], steps: int, library: Path | None = None, *, shares_device: bool = False
+) -> tuple[Summary, dict[Case, Any]]:
+    """Run cases on as many processes as the largest takes.
+
+    Args:
+        todo: The cases.
+        steps: Steps of each.
+        library: The library of the simulated device; None for the CPU.
+        shares_device: Whether tensors go through host memory, as those of ranks that share a GPU.
+
+    Returns:
+        The summary, and for each case the differences by table, or its error.
+    """
+    size = max(case.size for case in todo)
+    rules = {case.optimizer for case in todo}
+    expected = expected_rows(steps, TABLES, rules)
+    if library is not None:
+        # Sums of other kernels have other last bits: equal ones are those of one process on the device.
+        (of_device,) = run_ranks(1, _expected_on_device, rules, steps, library, joins=False)
+        assert isinstance(of_device, dict), of_device
+        expected |= of_device
+    results = run_ranks(size, _run_cases, list(todo), expected, steps, library, shares_device, joins=False)
+    broken = [f"rank {rank}: {result}" for rank, result in enumerate(results) if isinstance(result, Raised | str)]
+    if broken:
+        return Summary(0, 0.0, 0.0, len(todo) * len(TABLES), 0, broken), {}
+    found: dict[Case, Any] = {}
+    copies: dict[Case, int] = {}
+    for number, case in enumerate(todo):
+        parts = [result[number] for result in results[: case.size]]
+        errors = [part for part in parts if isinstance(part, str)]
+        found[case] = errors[0] if errors else merged([part for part, _ in parts])
+        copies[case] = 0 if errors else max(count for _, count in parts)
+    return _summed(found, copies), found
+
+
+def waits_more(case: Case) -> bool:
+    """Return whether the host waits for more than the sizes of an exchange.
+
+    These are further sizes in deterministic mode, and of rules that take all columns of rows cut by column.
+    """
+    is_cut = case.placement == "column-wise" and case.size > 1
+    return case.mode == "deterministic" or (is_cut and case.optimizer in ("row-wise AdaGrad", "clipped AdaGrad"))
+
+
+def _summed(found: dict[Case, Any], copies: dict[Case, int]) -> Summary:
+    cells, missing, worst = 0, 0, {True: 0.0, False: 0.0}
+    failed = []
+    for case, result in found.items():
+        if isinstance(result, str):
+            missing += len(TABLES)
+            failed.append(f"{case}: {result}")
+            continue
+        cells += len(TABLES)
+        is_narrow = case.mode == "bf16 wire"
+        worst[is_narrow] = max([worst[is_narrow], *result.values()])
+        failed += [f"{case}, {name}: {value}" for name, value in result.items() if value > TOLERANCES[case.mode]]
+    most = max((count for case, count in copies.items() if not waits_more(case)), default=0)
+    return Summary(cells, worst[False], worst[True], missing, most, failed)
+
+
+def _device_of(library: Path | None) -> torch.device:
+    """Return the device whose backend is in the library, registered in this process."""
+    if library is None:
+        # The way of a device, in host memory.
+        lookups.hashed_keys = sorted_keys
+        return CPU
+    device = simulated.register(library)
+    simulated.treat_as_gpu()
+    simulated.count_accesses()
+    register_group(device.type)
+    return device
+
+
+def _expected_on_device(
+    _: int, rules: Collection[str], steps: int, library: Path
+) -> dict[tuple[str, bool], dict[str, tuple[Tensor, Tensor]]]:
+    """Train in one process on the device, as deterministic cases do: optimizer and False -> `rows_of`."""
+    device = _device_of(library)
+    return {
+        (rule, False): rows_of(
+            train(Ranks(), None, OPTIMIZERS[rule], trains_layer=False, steps=steps, names=TABLES, device=device)
+        )
+        for rule in rules
+    }
+
+
+def _run_cases(
+    rank: int,
+    todo: list[Case],
+    expected: dict[tuple[str, bool], Any],
+    steps: int,
+    library: Path | None,
+    shares_device: bool,
+) -> list[Any]:
+    """Run cases on this rank; return for each the differences and the copies of a step, or its error."""
+    device = _device_of(library)
+    ranks = join(link_timeout=200.0, device=device, shares_device=shares_device)
+    groups = {size: ranks.subset(list(range(size))) for size in SIZES if size < ranks.size} | {ranks.size: ranks}
+    results: list[Any] = []
+    for case in todo:
+        group = groups[case.size]
+        results.append(None if group is None else _run_case(group, case, expected, steps, device))
+    ranks.barrier("end")
+    ranks.close()
+    return results
+
+
+def _run_case(ranks: Ranks, case: Case, expected: dict[tuple[str, bool], Any], steps: int, device: torch.device) -> Any:
+    trains_layer = case.mode != "deterministic"  # sums of gradients of layers have another order
+    counted: list[int] = []
+    try:
+        model = train(
+            ranks,
+            plan_of(case, TABLES),
+            OPTIMIZERS[case.optimizer],
+            trains_layer=trains_layer,
+            steps=steps,
+            names=TABLES,
+            device=device,
+            around_step=partial(_counting, counted, device),
+        )
+        return differences(ranks, model, expected[case.optimizer, trains_layer]), max(counted[WARM_UP:], default=0)
+    except Exception as error:
+        if device == CPU:
+            raise
+        return f"{type(error).__name__}: {error}"
+
+
+@contextmanager
+def _counting(counted: list[int], device: torch.device) -> Iterator[None]:
+    """Add the copies and waits of what runs inside to the list."""
+    if device == CPU:
+        yield
+        return
+    before = simulated.counts()
+    yield
+    counted.append(sum(simulated.counts().since(before)))
+
+
+def main(device: str, *, is_quick: bool, is_json: bool) -> None:
+    """Run the matrix, print what is wrong and then the summary; exit with 1 where something is."""
+    begin = time.monotonic()
+    library = None
+    if device == simulated.NAME:
+        if reason := simulated.missing_to_build():
+            raise SystemExit(reason)
+        simulated.BUILT.mkdir(parents=True, exist_ok=True)
+        library = simulated.build(simulated.BUILT)
+    todo = quick_cases() if is_quick else [case for case in cases() if not rejection(case)]
+    summary, found = run(todo, FEW_STEPS if is_quick else STEPS, library)
+    if not is_json:
+        for case, result in found.items():
+            print(case, result)
+        print(f"{time.monotonic() - begin:.0f} s")
+    for line in summary.failed:
+        print(line, file=sys.stderr)
+    print(json.dumps({name: value for name, value in summary._asdict().items() if name != "failed"}))
+    if summary.failed:
+        raise SystemExit(1)

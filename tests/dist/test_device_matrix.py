@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables on ranks whose exchange is on a device: cells of `tests.dist.device_matrix`."""
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from tests.dist.device_matrix import TABLES, quick_cases, run
+from tests.dist.matrix import FEW_STEPS, MODES, OPTIMIZERS, PLACEMENTS, SIZES, Case, rejection
+from tests.simulated_device.device import build, missing_to_build
+
+MODES_TRIED = ("fp32", "bf16 wire", "pooled there", "deterministic", "pooled there", "fp32")
+"""Mode of each placement where keys are sorted in host memory."""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the compiled simulated device; skip the test where it cannot be compiled."""
+    if reason := missing_to_build():
+        pytest.skip(reason)
+    return build(tmp_path_factory.mktemp("simulated_device"))
+
+
+def test_the_quick_cells_hold_every_placement_optimizer_size_and_mode() -> None:
+    chosen = quick_cases()
+    assert len(set(chosen)) * len(TABLES) >= 200
+    assert {case.optimizer for case in chosen} == set(OPTIMIZERS)
+    assert {case.size for case in chosen} == set(SIZES)
+    allowed = product(PLACEMENTS, MODES)
+    assert {(case.placement, case.mode) for case in chosen} == {
+        pair for pair in allowed if not rejection(Case(size=2, placement=pair[0], optimizer="SGD", mode=pair[1]))
+    }
+
+
+def test_sorted_keys_train_as_hashed_ones() -> None:
+    todo = [
+        Case(size=2, placement=placement, optimizer="Adam", mode=mode)
+        for placement, mode in zip(PLACEMENTS, MODES_TRIED, strict=True)
+    ]
+    assert {case.mode for case in todo} == set(MODES)
+    assert not any(map(rejection, todo))
+    summary, _ = run(todo, FEW_STEPS)
+    assert summary.failed == []
+    assert (summary.cells, summary.missing) == (len(todo) * len(TABLES), 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shares_device", [False, True], ids=["direct", "through host memory"])
+def test_the_simulated_device_trains_as_one_process_and_waits_once_in_a_step(
+    library: Path, shares_device: bool
+) -> None:
+    todo = quick_cases()
+    summary, _ = run(todo, FEW_STEPS, library, shares_device=shares_device)
+    assert summary.failed == []
+    assert (summary.cells, summary.missing) == (len(todo) * len(TABLES), 0)
+    if not shares_device:
+        assert summary.copies_per_step == 1
