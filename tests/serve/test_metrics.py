@@ -61,7 +61,7 @@ def test_a_scrape_has_what_the_models_count(session: InferenceSession, trained: 
         for stop in (1, 3, 40):
             models.submit(request_of(trained, 0, stop), "dlrm").result(timeout=PATIENCE)
         unreadable = request_of(trained, 0, 1)
-        tensors = (replace(unreadable.inputs[0], datatype="BYTES", data=["x"]), *unreadable.inputs[1:])
+        tensors = (unreadable.inputs[0]._replace(datatype="BYTES", data=["x"]), *unreadable.inputs[1:])
         with pytest.raises(ConfigError):
             models.submit(replace(unreadable, inputs=tensors), "dlrm")
         models.submit(request_of(trained, 0, 1, timeout=1), "dlrm").exception(timeout=PATIENCE)

@@ -68,7 +68,7 @@ def test_the_figures_are_those_of_whole_data_sets(
 def test_columns_that_have_moved_come_first(session: InferenceSession, trained: TrainedRun, drift: ServedDrift) -> None:
     request = request_of(trained, 0, 400)
     moved = {"I1": [10**6] * 400, "C1": [""] * 400}
-    tensors = [replace(tensor, data=moved.get(tensor.name, tensor.data)) for tensor in request.inputs]
+    tensors = [tensor._replace(data=moved.get(tensor.name, tensor.data)) for tensor in request.inputs]
     serve(session, drift, [replace(request, inputs=tuple(tensors))])
     drift.poll()
     first, second, third, *_ = only(drift).inputs
