@@ -9,7 +9,7 @@ import time
 import pytest
 
 from terarec.serve.statistics import BatchCount, ModelStatistics, StageTimes, StatisticsCounter
-from terarec.serve.statistics_board import StatisticsBoard, StatisticsWriter
+from terarec.serve.statistics_board import StatisticsBoard, WorkerStatistics
 from terarec.serve.workers import WorkerContext, Workers
 from tests.waiting import PATIENCE
 
@@ -24,12 +24,12 @@ def counted(records: int, *, failed: str | None = None) -> StatisticsCounter:
 
 def test_counters_are_summed() -> None:
     board = StatisticsBoard(3)
-    assert board.others(0) == ModelStatistics()
+    assert board.others(0, "m") == ModelStatistics()
     first, second = counted(4, failed="error").read(), counted(4, failed="expired").read()
-    board.write(0, first)
-    board.write(1, second)
-    assert board.others(0) == second
-    total = board.others(2)
+    board.write(0, {"m": first})
+    board.write(1, {"m": second, "other": first})
+    assert board.others(0, "m") == second
+    total = board.others(2, "m")
     assert total == first.plus(second)
     assert (total.succeeded, total.records, total.failed) == (4, 8, {"error": 1, "expired": 1})
     assert total.success_ns == 2 * (30 + 2 * 6)
@@ -37,15 +37,27 @@ def test_counters_are_summed() -> None:
     assert total.batches == {4: BatchCount(count=2, times=StageTimes(0, 2, 4, 6))}
     board.bury(1)
     third = counted(7).read()
-    board.write(1, third)
-    assert board.others(2) == total.plus(third)
+    board.write(1, {"m": third})
+    assert board.others(2, "m") == total.plus(third)
 
 
 def test_more_sizes_of_batches_than_there_is_room_for() -> None:
     board = StatisticsBoard(1)
     batches = {size: BatchCount(count=10**9, times=StageTimes(0, 10**15, 10**15, 10**15)) for size in range(30_000)}
-    board.write(0, ModelStatistics(records=5, batches=batches))
-    assert board.read(0) == ModelStatistics(records=5)
+    board.write(0, {"m": ModelStatistics(records=5, batches=batches)})
+    assert board.read(0) == {"m": ModelStatistics(records=5)}
+
+
+def test_more_versions_than_there_is_room_for() -> None:
+    """The last ones remain, also of workers that have ended."""
+    board = StatisticsBoard(1)
+    models = {f"m/{version}": counted(1 + version % 7).read() for version in range(3000)}
+    board.write(0, models)
+    found = board.read(0)
+    assert 100 < len(found) < 3000
+    assert list(found)[-1] == "m/2999"
+    board.bury(0)
+    assert board.others(0, "m/2999") == models["m/2999"].without_batches()
 
 
 def test_a_reader_sees_whole_counters() -> None:
@@ -56,12 +68,13 @@ def test_a_reader_sees_whole_counters() -> None:
         count = 0
         while not is_over.is_set():
             count += 1
-            board.write(0, ModelStatistics(records=count, succeeded=count, failed={"error" * (count % 50): count}))
+            counts = ModelStatistics(records=count, succeeded=count, failed={"error" * (count % 50): count})
+            board.write(0, {"m": counts})
 
     thread = threading.Thread(target=write)
     thread.start()
     for _ in range(500):
-        found = board.read(0)
+        found = board.read(0).get("m", ModelStatistics())
         assert found.records == found.succeeded == sum(found.failed.values())
     is_over.set()
     thread.join(PATIENCE)
@@ -74,8 +87,9 @@ def test_the_counters_of_a_worker_outlive_it() -> None:
     def work(context: WorkerContext) -> None:
         is_over = threading.Event()
         signal.signal(signal.SIGTERM, lambda *_: is_over.set())
-        counter = counted(context.index + 1)
-        with StatisticsWriter(board, context.index, counter) as writer:
+        with WorkerStatistics(board, context.index) as writer:
+            counter = writer.counter("m")
+            counter.add_batch(context.index + 1, StageTimes(0, 1, 2, 3), [10, 20])
             writer.poll()
             context.started(is_over.set)
             while not is_over.wait(0.05):
@@ -86,12 +100,12 @@ def test_the_counters_of_a_worker_outlive_it() -> None:
     seen: list[int] = []
 
     def watch() -> None:
-        seen.append(board.others(-1).records)
+        seen.append(board.others(-1, "m").records)
         os.kill(workers.pids[0], signal.SIGKILL)
         until = time.monotonic() + PATIENCE
-        while board.others(-1).records < 4 and time.monotonic() < until:
+        while board.others(-1, "m").records < 4 and time.monotonic() < until:
             time.sleep(0.02)
-        seen.append(board.others(-1).records)
+        seen.append(board.others(-1, "m").records)
         workers.stop()
 
     watching = threading.Thread(target=watch)
@@ -99,4 +113,4 @@ def test_the_counters_of_a_worker_outlive_it() -> None:
     watching.join(PATIENCE)
     # 1 and 2; then the 1 of the worker that took its place, too.
     assert seen == [3, 4]
-    assert board.others(-1).failed == {"cancelled": 2}  # written at the end
+    assert board.others(-1, "m").failed == {"cancelled": 2}  # written at the end

@@ -6,9 +6,11 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +19,15 @@ import torch
 
 from terarec.errors import ConfigError
 from terarec.serve import InferenceClient, InferenceError, InferenceSession, serve
+from terarec.serve.repository import ModelRepository
 from terarec.serve.workers import STOP_SECONDS, WorkerContext, Workers
 from terarec.spec import DLRMSpec, RunSpec, ServingSpec, TrainingSpec
+from terarec.spec.serving_repository import PromotionSpec, RepositorySpec
 from terarec.train.run import build
 from tests.errors import at
 from tests.processes import Python
 from tests.serve.conftest import TrainedRun
+from tests.serve.http.test_api_routes import tensors
 from tests.waiting import PATIENCE, wait_for
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -51,6 +56,17 @@ def url_of(run: Path, workers: int, drain_seconds: float = 0.0) -> Iterator[tupl
 def server_of(run: Path, workers: int) -> Iterator[tuple[Python, InferenceClient]]:
     with url_of(run, workers) as (process, url):
         yield process, InferenceClient(url, model="dlrm")
+
+
+REPOSITORY_PROGRAM = """
+import sys
+from terarec.serve import serve
+from terarec.spec import ServingSpec
+from terarec.spec.serving_repository import RepositorySpec
+source = RepositorySpec(path=sys.argv[1], poll_seconds=0.05)
+serve(source, ServingSpec(port=0, workers=2), lambda server: print(server.port, flush=True))
+print("stopped", flush=True)
+"""
 
 
 def children(pid: int) -> list[int]:
@@ -163,6 +179,83 @@ def test_a_worker_that_does_not_end_is_killed(caplog: pytest.LogCaptureFixture) 
     assert f"process {pids[0]} did not end within 0.01 s; it is killed" in caplog.text
 
 
+JSON = {"Content-Type": "application/json"}
+
+
+def mapped(pid: int) -> set[str]:
+    """The files of rows that a process maps; with " (deleted)" those that are removed."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return {line.split(maxsplit=5)[5] for line in lines if "/terarec-tables-" in line}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_workers_follow_a_repository_and_share_its_tables(
+    repository: Path, trained: TrainedRun, other_run: Path
+) -> None:
+    """No request fails while versions change, and each answer is that of the version that it names."""
+    expected = {
+        str(version): InferenceSession.open(run).predict(trained.records(0, 3))
+        for version, run in ((1, trained.path), (2, other_run))
+    }
+    body = json.dumps({"inputs": tensors(trained.records(0, 3))}).encode()
+    model = ModelRepository(repository).model("shop")
+    with contextlib.closing(Python(REPOSITORY_PROGRAM, repository)) as process:
+        url = f"http://127.0.0.1:{process.read_line()}"
+        is_over = threading.Event()
+        seen: list[str] = []
+
+        def ask() -> None:
+            while not is_over.is_set():
+                request = urllib.request.Request(f"{url}/v2/models/shop/infer", body, JSON)
+                with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+                    found = json.load(answer)
+                scores = np.array(found["outputs"][0]["data"], np.float32)[:, None]
+                np.testing.assert_allclose(scores, expected[found["model_version"]], rtol=0, atol=1e-6)
+                seen.append(found["model_version"])
+
+        def answers(version: str) -> bool:
+            """Whether all of the last answers, of both workers, are of a version."""
+            return len(seen) >= 40 and set(seen[-40:]) == {version}
+
+        with ThreadPoolExecutor(3) as pool:
+            asking = [pool.submit(ask) for _ in range(3)]
+            try:
+                wait_for(lambda: answers("1") or any(future.done() for future in asking))
+                model.promote(2, PromotionSpec())
+                wait_for(lambda: answers("2") or any(future.done() for future in asking))
+                model.roll_back()
+                wait_for(lambda: answers("1") or any(future.done() for future in asking))
+                request = urllib.request.Request(
+                    f"{url}/v1/repository/models/shop/promote", b'{"version": 2}', method="POST"
+                )
+                with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+                    assert json.load(answer)["answers"] == 2
+                wait_for(lambda: answers("2") or any(future.done() for future in asking))
+            finally:
+                is_over.set()
+            for future in asking:
+                future.result()
+        files = [mapped(worker) for worker in children(process.pid)]
+        # The version that answers and the one before; both workers map the same files.
+        assert len(files) == 2
+        assert files[0] == files[1]
+        assert len(files[0]) >= 2
+        directory = Path(next(iter(files[0]))).parents[1]
+        assert directory.is_dir()
+        wait_for(lambda: num_counted(url) == len(seen))
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.read_line() == "stopped"
+        assert not directory.exists()
+
+
+def num_counted(url: str) -> int:
+    """The requests that the metrics of one worker count, with those of the other."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=PATIENCE) as answer:
+        lines = answer.read().decode().splitlines()
+    counts = [line for line in lines if line.startswith("terarec_requests_total") and '"success"' in line]
+    return sum(int(float(line.split()[-1])) for line in counts)
+
+
 def test_the_error_of_a_worker_is_that_of_the_server() -> None:
     def work(context: WorkerContext) -> None:
         raise ConfigError("executor", f"got 'x' in worker {context.index}")
@@ -184,5 +277,12 @@ def test_a_worker_that_ends_without_a_word_is_an_error() -> None:
 def test_what_several_processes_cannot_serve_is_named(trained: TrainedRun) -> None:
     with pytest.raises(ConfigError, check=at("ServingSpec.workers", "got 2 on a GPU")):
         serve(trained.path, ServingSpec(port=0, workers=2), device=torch.device("cuda"))
+    for spec, what in (
+        (RepositorySpec(path="models", control="explicit"), "got 2 with control 'explicit'"),
+        (RepositorySpec(path="models", control="none"), "got 2 with control 'none'"),
+        (RepositorySpec(path="models", follow_runs=True), "got 2 with follow_runs"),
+    ):
+        with pytest.raises(ConfigError, check=at("ServingSpec.workers", what)):
+            serve(spec, ServingSpec(port=0, workers=2))
     with pytest.raises(ConfigError, check=at("ServingSpec.workers")):
         ServingSpec(workers=0)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial, reduce
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -374,6 +375,18 @@ class EmbeddingCollection(nn.Module):
         """Whether the tables are not frozen."""
         with torch._C.DisableTorchFunctionSubclass():  # which would take microseconds
             return self.rows.requires_grad
+
+    def share_weights(self, path: Path) -> None:
+        """Read the rows of static tables in memory from files that other processes map, too.
+
+        Args:
+            path: Start of the names of the files; one that is not there is written. They may be removed afterwards.
+
+        Raises:
+            StorageError: The file system is full.
+        """
+        for number, arena in enumerate(self.arenas):
+            arena.share_weights(path.with_name(f"{path.name}-{number}"))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> EmbeddingCollection:
         """Follow ``to(device)``; leave the weights' type, and let lookups return the requested type."""

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,11 +21,15 @@ from terarec.serve.live import LiveUpdates
 from terarec.serve.repository import GOLDEN_FILE, RepositoryModel
 from terarec.serve.served_model import ServedModel
 from terarec.serve.session import InferenceSession
+from terarec.serve.statistics_board import WorkerStatistics
 from terarec.serve.tables import ServedTables
 from terarec.spec import HostMemorySpec, Numbers, ParameterServerSpec, ServedTablesSpec
 from terarec.spec.checks import one_line
 from terarec.spec.serving_models import ServedModelOptions
 from terarec.spec.serving_repository import VersionSpec
+
+if TYPE_CHECKING:  # it needs a system that can fork
+    from terarec.serve.shared_tables import SharedTables
 
 _LOGGER = logging.getLogger(__name__)
 _FOLLOW_SECONDS = 1.0
@@ -39,6 +46,8 @@ class VersionLoader:
         executor: Executor of the dense parts, as in `InferenceSession.open`.
         allow_import: Packages whose code workflows and models may name.
         follow_runs: Whether versions take over later checkpoints of the runs that they name.
+        shared: Rows that other processes map, too, which load the same versions; None for one process.
+        statistics: Counters of those processes; None for one process.
     """
 
     def __init__(
@@ -51,6 +60,8 @@ class VersionLoader:
         executor: str = "auto",
         allow_import: Sequence[str] = (),
         follow_runs: bool = False,
+        shared: SharedTables | None = None,
+        statistics: WorkerStatistics | None = None,
     ) -> None:
         self._options = options or ServedModelOptions()
         self._tables = tables
@@ -60,6 +71,9 @@ class VersionLoader:
         self._executor = executor
         self._allow_import = tuple(allow_import)
         self._follow_runs = follow_runs
+        self._shared = shared
+        self._statistics = statistics
+        self._identities: dict[ServedModel, object] = {}
 
     def load(self, model: RepositoryModel, version: int) -> ServedModel:
         """Open a version; return it once it is ready for requests.
@@ -82,7 +96,9 @@ class VersionLoader:
             raise StorageError(where, f"{type(error).__name__}: {one_line(str(error))}") from error
 
     def unload(self, model: ServedModel) -> None:
-        """Remove the rows of a model that was closed from the tiers that all versions share."""
+        """Remove the rows of a model that was closed from what other versions, or other processes, have, too."""
+        if self._shared is not None:
+            self._shared.forget(self._identities.pop(model, None))
         served = model.session.served
         if self._server is not None and served is not None and served.server is self._server:
             self._server.unload(served.name, served.version)
@@ -93,6 +109,10 @@ class VersionLoader:
             self._server.close()
 
     def _load(self, model: RepositoryModel, version: int) -> ServedModel:
+        with contextlib.nullcontext() if self._shared is None else self._shared.turn():
+            return self._load_in_turn(model, version)
+
+    def _load_in_turn(self, model: RepositoryModel, version: int) -> ServedModel:
         path, described = model.version_path(version), model.described(version)
         follows = described is not None and described.follows is not None and self._follow_runs
         tables = self._tables_of(model.name, follows=follows)
@@ -109,7 +129,10 @@ class VersionLoader:
             numbers=self._numbers,
         )
         updates: LiveUpdates | None = None
+        identity = (model.name, version, model.identity(version), session.step)
         try:
+            if self._shared is not None:
+                self._shared.share(session.loaded.model, identity)
             if described is not None:
                 golden = GoldenRecords.read(path / GOLDEN_FILE)
                 difference = golden.check(session.score_batch, tolerance(session.numbers, session.run))
@@ -118,12 +141,30 @@ class VersionLoader:
             if described is not None and described.follows is not None and follows:
                 # After the comparison, which is with the scores of the checkpoint that was promoted.
                 updates = LiveUpdates(session, Path(described.follows), every_seconds=_FOLLOW_SECONDS)
-            return ServedModel(session, self._options, name=model.name, version=str(version), updates=updates)
+            served = self._served(session, model.name, str(version), updates)
+            self._identities[served] = identity
+            return served
         except BaseException:
+            if self._shared is not None:
+                self._shared.forget(identity)
             if updates is not None:
                 updates.close()
             session.close()
             raise
+
+    def _served(self, session: InferenceSession, name: str, version: str, updates: LiveUpdates | None) -> ServedModel:
+        if self._statistics is None:
+            return ServedModel(session, self._options, name=name, version=version, updates=updates)
+        counted = f"{name}/{version}"
+        return ServedModel(
+            session,
+            self._options,
+            name=name,
+            version=version,
+            updates=updates,
+            statistics=self._statistics.counter(counted),
+            others=partial(self._statistics.others, counted),
+        )
 
     def _tables_of(self, name: str, *, follows: bool) -> ServedTables | None:
         if self._tables is not None and self._server is not None:

@@ -171,6 +171,17 @@ class RepositoryModel:
         """
         return _read(self.path / POINTER_FILE, PointerSpec) or PointerSpec()
 
+    def identity(self, version: int) -> object:
+        """Return what tells a version from one that took its number later; None where it is gone."""
+        path = self.path / str(version)
+        for file in (path / VERSION_FILE, path):
+            try:
+                status = file.stat()
+                return status.st_ino, status.st_mtime_ns, status.st_size
+            except OSError:
+                continue
+        return None
+
     def described(self, version: int) -> VersionSpec | None:
         """Return the description of a version; None for a run that was put there by hand.
 

@@ -32,8 +32,7 @@ from terarec.serve.served_model import ServedModel
 from terarec.serve.served_records import ServedRecords, check_record_directory
 from terarec.serve.session import InferenceSession
 from terarec.serve.sinks import Sink
-from terarec.serve.statistics import StatisticsCounter
-from terarec.serve.statistics_board import StatisticsBoard, StatisticsWriter
+from terarec.serve.statistics_board import StatisticsBoard, WorkerStatistics
 from terarec.serve.tables import ServedTables
 from terarec.serve.update_streams import open_stream
 from terarec.serve.watching import repository_models
@@ -45,6 +44,7 @@ from terarec.spec.serving_repository import RepositorySpec
 from terarec.spec.serving_watching import WatchingSpec
 
 if TYPE_CHECKING:
+    from terarec.serve.shared_tables import SharedTables
     from terarec.serve.tracing import Traces
 
 _RECEIVE_SECONDS = 0.5  # between two polls of a stream
@@ -123,7 +123,7 @@ def serve(
     if isinstance(source, RepositorySpec) and (stream is not None or checkpoint is not None):
         what = "stream" if stream is not None else "checkpoint"
         raise FieldError("", what, "got one for a model repository, expected none: its versions have one checkpoint")
-    shared = _shared_run(source, spec, device, stream)
+    _check_workers(source, spec, device, stream)
     if stream is not None and spec.tables is None:
         raise FieldError("ServingSpec", "tables", "got none with a stream, expected tiers, which updates change")
     # The port first: a replica may wait for hours for its first checkpoint, and a taken port shows at once.
@@ -141,10 +141,15 @@ def serve(
             bind(spec.host, spec.grpc_port, "ServingSpec", "grpc_").close()
         _check_watching(spec.watching)
         sockets = _Sockets(bound, tuple(admins))
-        if shared is None:
+        if spec.workers == 1:
             _run(sockets, _models(source, spec, options, stream), spec, accept, drift, recommendations)
         else:
-            _run_workers(sockets, shared, spec, options, accept, drift, recommendations)
+            working = (
+                _repository_work(source, spec, options)
+                if isinstance(source, RepositorySpec)
+                else _run_work(source, spec, options)
+            )
+            _run_workers(sockets, working, spec, accept, drift, recommendations)
 
 
 class _Sockets(NamedTuple):
@@ -269,64 +274,85 @@ def _grpc(api: InferenceApi, spec: ServingSpec) -> Iterator[int | None]:
         server.stop(_GRACE_SECONDS)
 
 
-def _shared_run(
+def _check_workers(
     source: Path | RepositorySpec, spec: ServingSpec, device: torch.device | None, stream: UpdateStreamSpec | None
-) -> Path | None:
-    """Return the run that several processes serve; None for one process.
-
-    Raises:
-        FieldError: Several processes cannot serve this.
-    """
+) -> None:
+    """Raise `FieldError` if the workers of the spec cannot serve this."""
     if spec.workers == 1:
-        return None
+        return
     # A fork of a process that has used a GPU cannot use it, and each process would hold the tables once more.
     where = "on a GPU" if device is not None and device.type != "cpu" else "with a stream" if stream is not None else ""
-    if isinstance(source, RepositorySpec):
-        where = "for a model repository"
-    elif spec.tables is not None:
+    if spec.tables is not None:
         where = "with tiers"
+    elif isinstance(source, RepositorySpec) and source.follow_runs:
+        where = "with follow_runs"
+    elif isinstance(source, RepositorySpec) and source.control != "poll":
+        # A call that changes what is loaded reaches one of them; the others have to see it on the disk.
+        where = f"with control {source.control!r}"
     if where:
         raise FieldError("ServingSpec", "workers", f"got {spec.workers} {where}, expected 1")
     if not hasattr(os, "fork"):
         raise FieldError("ServingSpec", "workers", f"got {spec.workers}, expected 1 on this system, which has no fork")
     if threading.current_thread() is not threading.main_thread():
         raise FieldError("ServingSpec", "workers", f"got {spec.workers} in a thread, expected the main thread")
-    assert isinstance(source, Path)  # of the two it may be
-    return source
+
+
+RunModels: TypeAlias = Callable[[contextlib.AbstractContextManager[ServedModels]], None]
+Work: TypeAlias = Callable[[WorkerStatistics, RunModels], None]
+"""Serves in a worker: it calls the function that it gets with the models, whose requests the counters count."""
+
+
+@contextlib.contextmanager
+def _run_work(run_dir: Path, spec: ServingSpec, options: _SessionOptions) -> Iterator[Work]:
+    """Load a run, which the workers share as it is in memory when they are forked."""
+    # Eager, since a runtime's threads do not survive a fork: each worker starts its own.
+    session = _open(run_dir, spec, options, executor="eager")
+
+    def work(statistics: WorkerStatistics, run: RunModels) -> None:
+        session.use_executor(run_dir, spec.executor)
+        counter, others = statistics.counter(spec.name), partial(statistics.others, spec.name)
+        model = ServedModel(session, spec.model_options(), name=spec.name, statistics=counter, others=others)
+        run(_installed(model))
+
+    with session:
+        yield work
+
+
+@contextlib.contextmanager
+def _repository_work(source: RepositorySpec, spec: ServingSpec, options: _SessionOptions) -> Iterator[Work]:
+    """Let each worker follow a repository, and all map the rows of its versions."""
+    # Here, since it needs a system that can fork.
+    from terarec.serve.shared_tables import SharedTables
+
+    with SharedTables() as shared:
+
+        def work(statistics: WorkerStatistics, run: RunModels) -> None:
+            loader = _loader(source, spec, options, shared=shared, statistics=statistics)
+            run(repository_models(source, loader))
+
+        yield work
 
 
 def _run_workers(
     sockets: _Sockets,
-    run_dir: Path,
+    working: contextlib.AbstractContextManager[Work],
     spec: ServingSpec,
-    options: _SessionOptions,
     started: Callable[[Callable[[], None], int | None], None],
     drift: Callable[[], DriftWatch] | None,
     recommendations: OpenRecommendations | None,
 ) -> None:
-    """Load a run, and serve it in forks of this process, which share what was loaded."""
+    """Serve with forks of this process."""
     threads = max(torch.get_num_threads() // spec.workers, 1)
-    with single_threaded():
-        # Eager, since a runtime's threads do not survive a fork: each worker starts its own.
-        session = _open(run_dir, spec, options, executor="eager")
-
+    with single_threaded(), working as work:
         board = StatisticsBoard(spec.workers)
 
-        def work(context: WorkerContext) -> None:
+        def serve_in(context: WorkerContext) -> None:
             torch.set_num_threads(threads)
-            session.use_executor(run_dir, spec.executor)
-            counter = StatisticsCounter()
-            model = ServedModel(
-                session,
-                spec.model_options(),
-                name=spec.name,
-                statistics=counter,
-                others=partial(board.others, context.index),
-            )
-            with StatisticsWriter(board, context.index, counter):
+
+            def run(models: contextlib.AbstractContextManager[ServedModels]) -> None:
                 _run(
                     sockets,
-                    _installed(model),
+                    models,
                     spec,
                     lambda stop, _: context.started(stop),
                     drift,
@@ -334,10 +360,13 @@ def _run_workers(
                     context.shut_down,
                 )
 
-        workers = Workers(spec.workers, work, board.bury, stop_seconds=spec.drain_seconds + STOP_SECONDS)
+            with WorkerStatistics(board, context.index) as statistics:
+                work(statistics, run)
+
+        workers = Workers(spec.workers, serve_in, board.bury, stop_seconds=spec.drain_seconds + STOP_SECONDS)
         # What is there now is not looked at by the garbage collector, whose marks would copy the pages.
         gc.freeze()
-        with session, _stopped_by_signals(workers.stop):
+        with _stopped_by_signals(workers.stop):
             workers.run(lambda: started(workers.stop, spec.grpc_port))
 
 
@@ -363,16 +392,7 @@ def _models(
 ) -> Iterator[ServedModels]:
     """Load what is served, and close it at the end."""
     if isinstance(source, RepositorySpec):
-        loader = VersionLoader(
-            spec.model_options(),
-            tables=spec.tables,
-            device=options.device,
-            numbers=options.numbers,
-            executor=spec.executor,
-            allow_import=options.allow_import,
-            follow_runs=source.follow_runs,
-        )
-        with repository_models(source, loader) as models:
+        with repository_models(source, _loader(source, spec, options)) as models:
             yield models
         return
     with _receiving(source, stream):
@@ -380,6 +400,27 @@ def _models(
         updates = _following(session, source, spec, is_received=stream is not None)
         with session, _installed(ServedModel(session, spec.model_options(), name=spec.name, updates=updates)) as models:
             yield models
+
+
+def _loader(
+    source: RepositorySpec,
+    spec: ServingSpec,
+    options: _SessionOptions,
+    *,
+    shared: SharedTables | None = None,
+    statistics: WorkerStatistics | None = None,
+) -> VersionLoader:
+    return VersionLoader(
+        spec.model_options(),
+        tables=spec.tables,
+        device=options.device,
+        numbers=options.numbers,
+        executor=spec.executor,
+        allow_import=options.allow_import,
+        follow_runs=source.follow_runs,
+        shared=shared,
+        statistics=statistics,
+    )
 
 
 def _open(run_dir: Path, spec: ServingSpec, options: _SessionOptions, *, executor: str) -> InferenceSession:

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`StatisticsBoard`: the counters of a model in several processes, in memory that they share."""
+"""`StatisticsBoard`: the counters of models in several processes, in memory that they share."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import mmap
 import struct
 import threading
 import time
+from collections.abc import Mapping
 
 from terarec.serve.repeating import Repeating
 from terarec.serve.statistics import ModelStatistics, StatisticsCounter
@@ -23,7 +25,7 @@ _TRIES = 1000
 
 
 class StatisticsBoard:
-    """Counters of the workers of one model, which each of them can add up.
+    """Counters of the workers of a server by model, which each of them can add up.
 
     Made before the workers are forked. Each slot has one writer: its worker, or the process that started the workers
     while there is none. Readers take no lock: they read a slot again that changed meanwhile.
@@ -37,11 +39,15 @@ class StatisticsBoard:
         # The last slot is of workers that have ended.
         self._memory = mmap.mmap(-1, _SLOT_BYTES * (count + 1))
 
-    def write(self, index: int, statistics: ModelStatistics) -> None:
-        """Replace the counters of worker `index`."""
-        text = statistics.to_json()
+    def write(self, index: int, models: Mapping[str, ModelStatistics]) -> None:
+        """Replace the counters of worker `index`; where there is no room for all, those of the first models go."""
+        text = _text(models)
         if len(text) > _SLOT_BYTES - _HEAD.size:  # of thousands of sizes of batches
-            text = statistics.without_batches().to_json()
+            models = {name: statistics.without_batches() for name, statistics in models.items()}
+            text = _text(models)
+        while len(text) > _SLOT_BYTES - _HEAD.size:  # of hundreds of versions
+            models = dict(list(models.items())[1 + len(models) // 8 :])
+            text = _text(models)
         begin = index * _SLOT_BYTES
         changes, _ = _HEAD.unpack_from(self._memory, begin)
         # A worker that was killed while it wrote may have left an odd number.
@@ -50,7 +56,7 @@ class StatisticsBoard:
         self._memory[begin + _HEAD.size : begin + _HEAD.size + len(text)] = text
         _HEAD.pack_into(self._memory, begin, changes + 1, len(text))
 
-    def read(self, index: int) -> ModelStatistics:
+    def read(self, index: int) -> dict[str, ModelStatistics]:
         """Return the counters of worker `index`; none while it writes, and before it has written any."""
         begin = index * _SLOT_BYTES
         for _ in range(_TRIES):
@@ -59,44 +65,67 @@ class StatisticsBoard:
             if changes % 2 == 0 and _HEAD.unpack_from(self._memory, begin) == (changes, length):
                 # Processors may show a head before the text that was written before it.
                 with contextlib.suppress(ValueError):
-                    return ModelStatistics.of_json(text) if text else ModelStatistics()
+                    return _models(text)
             time.sleep(0)
-        return ModelStatistics()
+        return {}
 
-    def others(self, index: int) -> ModelStatistics:
-        """Return the sums of all workers but `index`, with those that have ended."""
+    def others(self, index: int, model: str) -> ModelStatistics:
+        """Return the sums of a model's counters in all workers but `index`, with those that have ended."""
         total = ModelStatistics()
         for other in range(self._count + 1):
             if other != index:
-                total = total.plus(self.read(other))
+                total = total.plus(self.read(other).get(model, ModelStatistics()))
         return total
 
     def bury(self, index: int) -> None:
         """Keep the counters of a worker that has ended among those of former ones."""
-        former = self.read(self._count).plus(self.read(index))
+        former = self.read(self._count)
+        for model, statistics in self.read(index).items():
+            # Last, so that models that have been gone for longest are dropped first.
+            former[model] = former.pop(model, ModelStatistics()).plus(statistics)
         self.write(self._count, former)
-        self.write(index, ModelStatistics())
+        self.write(index, {})
 
 
-class StatisticsWriter(Repeating):
-    """Writes the counters of a worker to a board twice a second, and when it is closed.
+def _text(models: Mapping[str, ModelStatistics]) -> bytes:
+    return json.dumps({name: statistics.to_json().decode() for name, statistics in models.items()}).encode()
+
+
+def _models(text: bytes) -> dict[str, ModelStatistics]:
+    return {name: ModelStatistics.of_json(of_model) for name, of_model in json.loads(text or b"{}").items()}
+
+
+class WorkerStatistics(Repeating):
+    """Counters of a worker, which it writes to a board twice a second, and when it is closed.
 
     Args:
         board: The board.
         index: Number of the worker.
-        counter: Its counters.
     """
 
-    def __init__(self, board: StatisticsBoard, index: int, counter: StatisticsCounter) -> None:
-        self._board, self._index, self._counter = board, index, counter
-        # The thread and `close` may write at once.
+    def __init__(self, board: StatisticsBoard, index: int) -> None:
+        self._board, self._index = board, index
+        self._counters: dict[str, StatisticsCounter] = {}
+        # The thread and `close` may write at once, while models come.
         self._lock = threading.Lock()
         super().__init__("terarec-statistics", _EVERY_SECONDS)
+
+    def counter(self, model: str) -> StatisticsCounter:
+        """Return the counter of a model, which goes on where the worker has served it before."""
+        with self._lock:
+            # Last, as in `StatisticsBoard.bury`.
+            counter = self._counters.pop(model, None) or StatisticsCounter()
+            self._counters[model] = counter
+            return counter
+
+    def others(self, model: str) -> ModelStatistics:
+        """Return the counters of a model in all other workers, also in those that have ended."""
+        return self._board.others(self._index, model)
 
     def poll(self) -> int:
         """Write the counters."""
         with self._lock:
-            self._board.write(self._index, self._counter.read())
+            self._board.write(self._index, {name: counter.read() for name, counter in self._counters.items()})
         return 1
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from terarec.errors import ConfigError, StorageError, TerarecError
 from terarec.serve.loading import VersionLoader
 from terarec.serve.models import ModelState, ServedModels
 from terarec.serve.repeating import Repeating
-from terarec.serve.repository import VERSION_FILE, ModelRepository, RepositoryModel
+from terarec.serve.repository import ModelRepository, RepositoryModel
 from terarec.serve.routing import Route, Router
 from terarec.serve.served_model import ServedModel
 from terarec.spec.checks import quoted
@@ -211,7 +211,7 @@ class RepositoryWatcher(Repeating):
                 return 0
             watched.problem = ""
             for version, (identity, _) in list(watched.refused.items()):
-                if identity != (pointer, _identity(model, version)):  # it was made anew, or promoted again
+                if identity != (pointer, model.identity(version)):  # it was made anew, or promoted again
                     del watched.refused[version]
             needed = [*wanted, *self._fallback(watched, pointer, wanted)]
             watched.loading &= set(needed)  # others are not worth loading any longer
@@ -220,7 +220,7 @@ class RepositoryWatcher(Repeating):
             for version in missing:
                 watched.loading.add(version)
                 self._models.set_state(ModelState(model.name, str(version), "LOADING"))
-                self._jobs.put(functools.partial(self._load, model, version, (pointer, _identity(model, version))))
+                self._jobs.put(functools.partial(self._load, model, version, (pointer, model.identity(version))))
             self._apply(model.name, watched, pointer, needed)
             self._changed.notify_all()
         return len(missing)
@@ -326,18 +326,6 @@ class RepositoryWatcher(Repeating):
             # The thread must live: without it no version is loaded any more.
             except Exception:
                 _LOGGER.exception("a version could not be loaded or unloaded")
-
-
-def _identity(model: RepositoryModel, version: int) -> object:
-    """Return what tells a version from one that took its number later."""
-    path = model.path / str(version)
-    for file in (path / VERSION_FILE, path):
-        try:
-            status = file.stat()
-            return status.st_ino, status.st_mtime_ns, status.st_size
-        except OSError:
-            continue
-    return None
 
 
 def _route(pointer: PointerSpec, watched: _Watched) -> Route:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -265,6 +266,9 @@ class DynamicArena:
     def reset_defaults(self) -> None:
         """Restore the default rows and their state after an update changed them."""
         self.data.reset_defaults(self._defaults)
+
+    def share_weights(self, path: Path) -> None:
+        """Do nothing: rows are found by an index, which each process has for itself."""
 
     def move(self, device: torch.device) -> None:
         """Move all tensors to `device`.

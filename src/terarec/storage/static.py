@@ -16,6 +16,7 @@ from terarec.kernels import memory
 from terarec.kernels.rows import allocate_rows
 from terarec.memory.growing_rows import check_has_memory
 from terarec.memory.initial_values import initial_rows, initialise
+from terarec.memory.mapped_rows import mapped_rows
 from terarec.ops.row_update import state_dtype
 from terarec.spec import TableSpec
 from terarec.storage.changes import DirectWrites, discard_changes, mark_changes
@@ -135,6 +136,10 @@ class Arena(FixedRows):
         self.state = moved
         if self.changes is not None:
             self.changes.move(device)
+
+    def share_weights(self, path: Path) -> None:
+        """Read the weights, which must not change any more, from a file that other processes map, too."""
+        self.weights = mapped_rows(self.weights, path)
 
     def _allocate(
         self, purpose: str, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.float32

@@ -91,6 +91,9 @@ class TieredArena(FixedRows):
         discard_changes(self)
         self.data.attach_state(shapes, fills=fills)
 
+    def share_weights(self, path: Path) -> None:
+        """Do nothing: each process has a fast tier of its own."""
+
     def move(self, device: torch.device) -> None:
         """Move the fast tier to `device`; see `TieredRows.move`."""
         self.data.move(device)
