@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """``terarec reproduce`` prepares, trains every seed by the recipe, and reports the published figures, too."""
 
+import dataclasses
 import statistics
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from terarec.apps.recipes import load_recipe
+from terarec.apps.recipes import load_recipe, reproduce
 from terarec.errors import DataNotFoundError
 from tests.apps.recipes.frappe import write_planted
+from tests.apps.recipes.sequences import write_planted_sequences
 from tests.cli.conftest import figures, rejected
 from tests.cli.test_docs import unnamed
 
@@ -80,3 +82,29 @@ def test_a_missing_file_and_an_unknown_model_are_one_line(files: Path, tmp_path:
     rejected(*ask(tmp_path), error=DataNotFoundError, where=tmp_path, problem="train.csv")
     typed = ["reproduce", "frappe_x1", "--model", "depfm", "--data", files]
     rejected(*typed, where="recipe for frappe_x1", problem="did you mean 'deepfm'?")
+
+
+def test_sequences_are_ranked_beside_the_most_popular_items(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    directory = write_planted_sequences(tmp_path / "files")
+    recipe = load_recipe("amazon_beauty", "sasrec")
+    short = dataclasses.replace(recipe.run.training, epochs=30, batch_size=32)
+    run = dataclasses.replace(recipe.run, training=short)
+    monkeypatch.setattr(reproduce, "load_recipe", lambda *_: dataclasses.replace(recipe, run=run))
+    reported = figures("reproduce", "amazon_beauty", "--model", "sasrec", "--data", directory)
+    # One item follows; after all others but those of the history, popularity has it in ten of the twelve places.
+    assert reported["ndcg@5"] > 0.5 > reported["popularity_ndcg@5"]
+    assert (reported["published_hr@10"], reported["published_ndcg@10"]) == (0.0605, 0.0318)
+    assert unnamed(reported, "reproduce") == set()
+    assert unnamed(reported["runs"][0], "reproduce") == set()
+    scored = figures(
+        "evaluate",
+        tmp_path / "amazon_beauty/sasrec/seed-0",
+        "--data",
+        tmp_path / "amazon_beauty/data",
+        "--split",
+        "test",
+    )
+    assert scored["retrieval"]["hit_rate@10"] == pytest.approx(reported["hr@10"])
+    assert scored["popularity"]["hit_rate@10"] == pytest.approx(reported["popularity_hr@10"])
+    assert unnamed(scored, "evaluate") == set()

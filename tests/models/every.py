@@ -9,6 +9,7 @@ import torch
 from terarec.batch import Batch, Jagged
 from terarec.spec import (
     AutoIntSpec,
+    BERT4RecSpec,
     CategoricalColumn,
     DatasetSpec,
     DCNSpec,
@@ -30,6 +31,8 @@ from terarec.spec import (
     GraphLayer,
     GraphModelSpec,
     GraphSpec,
+    GRU4RecSpec,
+    HSTUSpec,
     LabelColumn,
     LRSpec,
     MaskNetSpec,
@@ -37,6 +40,7 @@ from terarec.spec import (
     PLESpec,
     PNNSpec,
     PythonModelSpec,
+    SASRecSpec,
     SharedBottomSpec,
     TableSpec,
     TargetHistory,
@@ -111,6 +115,13 @@ TWO_TOWER_MODELS: dict[str, ModelSpec] = {
         width=4, user=("x0", "b"), item=("a", "x1"), hidden=(), vector_width=5, similarity="cosine", temperature=0.1
     ),
 }
+SEQUENCE_MODELS: dict[str, ModelSpec] = {
+    "sasrec": SASRecSpec(item="a", history="past", width=4, max_length=3, inner=6),
+    "sasrec-softmax": SASRecSpec(item="a", history="past", width=4, layers=1, inner=6, loss="softmax"),
+    "bert4rec": BERT4RecSpec(item="a", history="past", width=4, max_length=3, inner=6),
+    "gru4rec": GRU4RecSpec(item="a", history="past", width=4, max_length=3, state=5),
+    "hstu": HSTUSpec(item="a", history="past", width=4, max_length=3, negatives=5),
+}
 GRAPH = GraphSpec(
     labels=(GraphLabel(name="label"),),
     dense_dim=2,
@@ -135,6 +146,7 @@ MODELS: dict[str, ModelSpec] = {
     **CONTEXT_MODELS,
     **DIN_MODELS,
     **TWO_TOWER_MODELS,
+    **SEQUENCE_MODELS,
     "graph": GraphModelSpec(graph=GRAPH),
     "python": PythonModelSpec(factory="tests.models.factories:small_model", options={"width": 3}),
 }

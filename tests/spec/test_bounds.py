@@ -18,7 +18,9 @@ from terarec.spec.codec import hints_of, members
 from tests.errors import at
 
 INPUT = spec.SparseInput(name="a", nnz_per_slot=(1,), is_fixed_length=True)
+SEQUENCE_SPECS = ("SequenceSpec", "AttentionSequenceSpec", "SASRecSpec", "BERT4RecSpec", "GRU4RecSpec", "HSTUSpec")
 REQUIRED: dict[str, dict[str, Any]] = {
+    **{name: {"item": "a", "history": "b"} for name in SEQUENCE_SPECS},
     "CategoricalColumn": {"name": "a"},
     "CosineSchedule": {"t_max": 1},
     "CsvOptions": {"label": "a", "dense": ("b",)},

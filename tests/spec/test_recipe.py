@@ -8,9 +8,9 @@ import pytest
 from terarec.apps.recipes import load_recipe, load_recipe_data
 from terarec.errors import ConfigError
 from terarec.spec import from_data, to_data
-from terarec.spec.run import RecipeDataSpec, RecipeSpec
+from terarec.spec.recipe import RecipeDataSpec, RecipeSpec, SequenceDataSpec
 
-PUBLISHED = {"auc": 0.98, "logloss": 0.15, "source": "https://example.org/result"}
+PUBLISHED = {"kind": "binary", "auc": 0.98, "logloss": 0.15, "source": "https://example.org/result"}
 
 
 def recipe(published: dict[str, Any] | None = None, **run: Any) -> RecipeSpec:
@@ -19,7 +19,12 @@ def recipe(published: dict[str, Any] | None = None, **run: Any) -> RecipeSpec:
 
 
 def test_it_survives_the_codec():
-    for spec in (load_recipe("frappe_x1", "deepfm"), load_recipe_data("frappe_x1")):
+    for spec in (
+        load_recipe("frappe_x1", "deepfm"),
+        load_recipe_data("frappe_x1"),
+        load_recipe("amazon_beauty", "sasrec"),
+        load_recipe_data("amazon_beauty"),
+    ):
         assert from_data(type(spec), to_data(spec)) == spec
 
 
@@ -37,6 +42,26 @@ def test_a_wrong_published_figure_is_reported_with_its_path(published: dict[str,
     with pytest.raises(ConfigError) as error:
         recipe(published)
     assert str(error.value).startswith(f"$.{path}: ")
+
+
+@pytest.mark.parametrize(
+    ("published", "path"),
+    [
+        ({"hit_rate": 1.5}, "published.hit_rate"),
+        ({"ndcg": -0.1}, "published.ndcg"),
+        ({"source": "x"}, "published.source"),
+    ],
+)
+def test_a_wrong_published_ranking_is_reported_with_its_path(published: dict[str, Any], path: str):
+    ranking = {"kind": "ranking", "hit_rate": 0.06, "ndcg": 0.03, "source": "https://example.org", **published}
+    with pytest.raises(ConfigError) as error:
+        from_data(RecipeSpec, {"published": ranking, "run": {"data": "amazon_beauty"}})
+    assert str(error.value).startswith(f"$.{path}: ")
+
+
+def test_a_file_of_sequences_has_a_name():
+    with pytest.raises(ConfigError, match="names"):
+        SequenceDataSpec(source="https://example.org", names=())
 
 
 @pytest.mark.parametrize(

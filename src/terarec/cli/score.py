@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
     from terarec.etl.engine.phases import Progress
     from terarec.etl.workflow import ValueNames
+    from terarec.metrics.ranking import RetrievalResults
+    from terarec.models.sequences import SequenceModel
     from terarec.models.two_tower import TwoTower
     from terarec.serve import InferenceSession
     from terarec.spec import DatasetSpec, TwoTowerSpec
@@ -70,7 +72,7 @@ class EvaluateOptions:
         typer.Option(
             "--k",
             metavar="10,50,...",
-            help="Lengths of the lists of items, for two_tower; 10,50,100 if unset, up to the number of items.",
+            help="Lengths of the lists of retrieved items; if unset, 10,50,100 for two_tower, 5,10 for histories.",
         ),
     ] = None
     ids: IdsOption = False
@@ -87,6 +89,7 @@ def evaluate(options: EvaluateOptions, show: Show) -> None:
     from terarec.models import TwoTower
     from terarec.models.artifact import load_model
     from terarec.models.narrow import narrow
+    from terarec.models.sequences import SequenceModel
     from terarec.models.trained_columns import check_columns
     from terarec.nn.objectives import build_objective
     from terarec.spec import TwoTowerSpec
@@ -106,8 +109,12 @@ def evaluate(options: EvaluateOptions, show: Show) -> None:
     names = _names(options.ids, options.data, options.allow_import)
     evaluator = Evaluator.of(training, build_objective(spec.objective), labels, names=names)
     # The class of the model and not the kind of its spec, as these metrics call its towers.
-    if options.k is not None and not isinstance(model, TwoTower):
-        raise ConfigError("--k", f"has no meaning for a model of the kind {spec.model.kind}, expected two_tower")
+    if options.k is not None and not isinstance(model, TwoTower | SequenceModel):
+        raise ConfigError(
+            "--k",
+            f"has no meaning for a model of the kind {spec.model.kind}, expected one that retrieves items, such as "
+            "two_tower",
+        )
     total = described.num_rows(options.split)
     numbers, changes = options.numbers, dict[str, Any]()
     # First as trained: narrowing may change the model itself.
@@ -130,9 +137,12 @@ def evaluate(options: EvaluateOptions, show: Show) -> None:
     figures |= evaluation.results.overall.values
     if isinstance(model, TwoTower) and isinstance(spec.model, TwoTowerSpec):
         figures["retrieval"] = _retrieval(model, spec.model, training, described, options, show)
+    if isinstance(model, SequenceModel):
+        figures |= _next_items(model, training, described, options, show)
     figures |= {"best_auc": described.best_auc, "peak_memory_bytes": memory.peak_bytes()}
     show.figures(f"{options.run} on {options.data}", figures)
-    show.figures("retrieval", figures.get("retrieval", {}))
+    for name in ("retrieval", "popularity"):
+        show.figures(name, figures.get(name, {}))
     if evaluation.untrained:
         show.line(f"{', '.join(evaluation.untrained)}: label of weight 0, left out of metrics over all labels")
     show.table("labels", _rows("label", figures.get("labels", {})))
@@ -180,8 +190,45 @@ def _retrieval(
             precision=training.precision,
             progress=lambda done: progress(done, total),
         )
-    counts = {name: getattr(evaluation, name) for name in ("users", "items", "relevant", "relevant_seen")}
-    return {**counts, **evaluation.values}
+    return {**_counts(evaluation), **evaluation.values}
+
+
+def _next_items(
+    model: SequenceModel, training: TrainingSpec, described: DatasetSpec, options: EvaluateOptions, show: Show
+) -> dict[str, Any]:
+    """Compute metrics of the items that a sequence model ranks first, and of the most popular ones beside them."""
+    from terarec.data import BatchReader, open_reader
+    from terarec.train.sequence_ranking import evaluate_popularity, evaluate_sequences
+
+    def reader(split: str) -> BatchReader:
+        return open_reader(options.data, split, batch_size=training.batch_size, threads=training.reader_threads)
+
+    k = None if options.k is None else _lengths(options.k)
+    total = described.num_rows(options.split)
+    with show.progress("ranking items", "samples") as progress:
+        ranked = evaluate_sequences(
+            model,
+            reader(options.split),
+            k=k,
+            precision=training.precision,
+            progress=lambda done: progress(done, total),
+        )
+    figures = {"retrieval": {**_counts(ranked), **ranked.values}}
+    if "train" in described.splits:
+        popular = evaluate_popularity(
+            reader(options.split),
+            reader("train"),
+            item=model.item_key,
+            history=model.history,
+            num_items=model.num_items,
+            k=k,
+        )
+        figures["popularity"] = dict(popular.values)
+    return figures
+
+
+def _counts(results: RetrievalResults) -> dict[str, int]:
+    return {name: getattr(results, name) for name in ("users", "items", "relevant", "relevant_seen")}
 
 
 def _lengths(text: str) -> list[int]:

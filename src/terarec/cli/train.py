@@ -69,7 +69,9 @@ def init_config(options: InitConfigOptions, show: Show) -> None:
     dataset = read_spec(options.data)
     # A relative path counts from the folder of the file, so that both may be moved together.
     data = os.path.relpath(options.data, options.out.parent)
-    relations = _relations(options.data, options.allow_import) if options.model in ("din", "two_tower") else None
+    # A model that names columns needs to know which of them belong together.
+    names_columns = bool(_needed_fields(model)) and options.model != "python"
+    relations = _relations(options.data, options.allow_import) if names_columns else None
     starting = starting_run(model, dataset, data, factory=options.factory, relations=relations)
     write_bytes(options.out, commented_json(starting.run, starting.remarks).encode())
     for path in starting.open_fields:
@@ -222,10 +224,7 @@ def _check_model(base: RunSpec, changes: Mapping[str, str], allow_import: Sequen
         if not any(path.startswith(("model.file", "model.graph")) for path in changes):
             raise ConfigError("model", f"got {kind} without a graph, expected --set model.file=GRAPH.json")
         return
-    needed = [
-        item.name for item in dataclasses.fields(model) if item.default is item.default_factory is dataclasses.MISSING
-    ]
-    missing = [name for name in needed if f"model.{name}" not in changes]
+    missing = [name for name in _needed_fields(model) if f"model.{name}" not in changes]
     if not missing:
         return
     data = Path(changes.get("data", base.data))
@@ -244,6 +243,13 @@ def _check_model(base: RunSpec, changes: Mapping[str, str], allow_import: Sequen
         f"got {kind} without {' and '.join(missing)}, expected {settings}, or the file that "
         f"'terarec init-config {kind} {data}' writes (columns of the data: {', '.join(columns)})",
     )
+
+
+def _needed_fields(model: type[ModelSpec]) -> list[str]:
+    """Return the fields without a default."""
+    return [
+        item.name for item in dataclasses.fields(model) if item.default is item.default_factory is dataclasses.MISSING
+    ]
 
 
 def _without_patience(run: RunSpec, changes: Mapping[str, str]) -> RunSpec:
@@ -507,10 +513,7 @@ def reproduce(options: ReproduceOptions, show: Show) -> None:
         "out": str(out),
         "split": TEST_SPLIT,
         **seeds.to_json(),
-        "published_auc": published.auc,
-        "published_logloss": published.logloss,
-        "published_mean_auc": published.mean_auc,
-        "published_mean_logloss": published.mean_logloss,
+        **{f"published_{name}": value for name, value in published.metrics.items()},
         "published": published.source,
     }
     show.result(f"{options.model} on {options.recipe}", figures)

@@ -28,6 +28,7 @@ from terarec.spec import (
     TwoTowerSpec,
 )
 from terarec.spec.model import ModelSpec
+from terarec.spec.sequences import SequenceSpec
 
 STEPS_OF_AN_EPOCH = 100
 """Least number of steps of an epoch, as far as `SMALLEST_BATCH` allows."""
@@ -124,6 +125,8 @@ def _model(
             f"sample (Categorify with joint). The columns are {', '.join(_names(dataset))}."
         )
         return DINSpec(sequences=(TargetHistory(target="TARGET", history="HISTORY"),)), ("model.sequences",)
+    if issubclass(model, SequenceSpec):
+        return _sequence(model, dataset, relations, remarks)
     if model is TwoTowerSpec:
         if len(dataset.labels) != 1:
             raise ConfigError("two_tower", f"got {len(dataset.labels)} labels in {dataset.name!r}, expected 1")
@@ -135,6 +138,23 @@ def _model(
             remarks["model.factory"] = "Replace it by your own; terarec train needs --allow-import with its package."
         return PythonModelSpec(factory=factory or FACTORY), () if factory else ("model.factory",)
     return model(), ()  # type: ignore[call-arg]  # the other models have a default for every field
+
+
+def _sequence(
+    model: type[SequenceSpec], dataset: DatasetSpec, relations: ColumnRelations, remarks: dict[str, str]
+) -> tuple[ModelSpec, tuple[str, ...]]:
+    """Choose the list column that shares a vocabulary with one column of one key a sample."""
+    pairs = _histories(dataset, relations)
+    if len(pairs) == 1:
+        remarks["model.history"] = "The list column that shares a vocabulary with the item."
+        return cast(ModelSpec, model(item=pairs[0].target, history=pairs[0].history)), ()
+    known = ", ".join(f"{pair.history} with {pair.target}" for pair in pairs) or "none"
+    remarks["model.item"] = "Replace it by the column of the item that follows the history."
+    remarks["model.history"] = (
+        f"Replace it by a list column of the same vocabulary (Categorify with joint), of which there are: {known}. The "
+        f"columns are {', '.join(_names(dataset))}."
+    )
+    return cast(ModelSpec, model(item="ITEM", history="HISTORY")), ("model.item", "model.history")
 
 
 def _two_tower(

@@ -3,19 +3,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from terarec.batch import Batch
+from terarec.batch import Batch, Jagged
 from terarec.embedding import EmbeddingCollection
+from terarec.embedding.output import PaddedKeys
 from terarec.errors import ConfigError
 from terarec.nn import MLP, Layer, TensorShape, build_layer
 from terarec.nn.initializers import Distribution, dense_distributions, normal, uniform
 from terarec.spec import CategoricalColumn, DatasetSpec, FeatureSpec, Initializer
+from terarec.spec.checks import did_you_mean
+from terarec.spec.dataset import MISSING_ID, MISSING_KEY
 from terarec.spec.network import ColumnPooling, EmbeddedSpec, NetworkSpec
 from terarec.spec.tables import TablesSpec
 
@@ -122,6 +126,73 @@ def multi_cross(spec: NetworkSpec, width: int, layers: int, rank: int, generator
             if kernels is not layer.bias:
                 weight.fill_(kernels, generator)
     return layer
+
+
+def check_history(kind: str, place: str, target: str, history: str, dataset: DatasetSpec) -> None:
+    """Check that a data set has a column of one key a sample, and one of lists of the same keys.
+
+    Args:
+        kind: Kind of the model.
+        place: Field of the model's spec that names both; empty for fields of the spec itself.
+        target: Name of the column of one key.
+        history: Name of the column of lists.
+        dataset: The columns.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    columns = {column.name: column for column in dataset.categorical}
+    roles = {("target" if place else "item"): target, "history": history}
+    at = f"{place}." if place else ""
+    for role, name in roles.items():
+        if name not in columns:
+            raise ConfigError(
+                kind,
+                f"{at}{role}: data set {dataset.name!r} has no categorical column {name!r}"
+                f"{did_you_mean(name, columns)}, expected one of {', '.join(columns) or 'some'}",
+            )
+    of_target, of_history = columns[target], columns[history]
+    if of_target.hotness > 1:
+        raise ConfigError(
+            kind,
+            f"{at}{next(iter(roles))}: {target!r} is a list of up to {of_target.hotness} keys, expected a column of "
+            "one key a sample",
+        )
+    if of_target.rows != of_history.rows:
+        raise ConfigError(
+            kind,
+            f"{place or 'history'}: {target!r} has {_ids(of_target)}, {history!r} has {_ids(of_history)}, "
+            "expected both to have the same ids (one vocabulary for both columns)",
+        )
+
+
+def _ids(column: CategoricalColumn) -> str:
+    return "any keys" if column.rows is None else f"{column.rows} ids"
+
+
+def missing_key(column: CategoricalColumn) -> int:
+    """Return the key of missing values in `column`."""
+    return MISSING_KEY if column.rows is None else MISSING_ID
+
+
+def without_keys(jagged: Jagged | PaddedKeys, missing: Mapping[str, int]) -> Jagged | PaddedKeys:
+    """Return `jagged` without the keys `missing` of the features that this names."""
+    if not missing:
+        return jagged
+    if isinstance(jagged, PaddedKeys):
+        return jagged.without(missing)
+    keys = jagged.keys
+    # Bags are feature-major: the feature of each bag, then the one of each key.
+    features = torch.arange(len(jagged.names), device=keys.device).repeat_interleave(jagged.batch_size)
+    feature = features.repeat_interleave(jagged.offsets.diff())
+    is_named = torch.tensor([name in missing for name in jagged.names], device=keys.device)
+    # 0 for a feature that is not named only fills the place; `is_named` is False there.
+    dropped_key = torch.tensor([missing.get(name, 0) for name in jagged.names], device=keys.device)
+    kept = ~(is_named[feature] & (keys == dropped_key[feature]))
+    # The number of kept keys before an old offset is the new one.
+    ends = torch.cat([jagged.offsets[:1], kept.cumsum(0)])
+    weights = None if jagged.weights is None else jagged.weights[kept]
+    return dataclasses.replace(jagged, keys=keys[kept], offsets=ends[jagged.offsets], weights=weights, ends=None)
 
 
 def check_pairs(kind: str, dataset: DatasetSpec, num_vectors: int) -> None:

@@ -11,6 +11,7 @@ from terarec.embedding import EmbeddingCollection
 from terarec.embedding.tables import share_tiers
 from terarec.errors import ConfigError
 from terarec.models.autoint import AutoInt
+from terarec.models.bert4rec import BERT4Rec
 from terarec.models.dcn import DCN
 from terarec.models.din import DIN
 from terarec.models.dlrm import DLRM, DLRMDCNV2
@@ -18,9 +19,12 @@ from terarec.models.ffm import FFM
 from terarec.models.fibinet import FiBiNET
 from terarec.models.final_mlp import FinalMLP
 from terarec.models.graph import graph_model
+from terarec.models.gru4rec import GRU4Rec
+from terarec.models.hstu import HSTU
 from terarec.models.masknet import MaskNet
 from terarec.models.multitask import ESMM, PLE, MMoE, SharedBottom
 from terarec.models.pnn import PNN
+from terarec.models.sasrec import SASRec
 from terarec.models.two_tower import TwoTower
 from terarec.models.wide_deep import DNN, FM, LR, DeepFM, WideDeep, XDeepFM
 from terarec.spec import DatasetSpec, GraphModelSpec
@@ -44,6 +48,7 @@ from terarec.spec.model import (
 )
 from terarec.spec.multitask import ESMMSpec, MMoESpec, PLESpec, SharedBottomSpec
 from terarec.spec.registry import check_allowed, imported
+from terarec.spec.sequences import BERT4RecSpec, GRU4RecSpec, HSTUSpec, SASRecSpec
 
 
 def python_model(
@@ -99,6 +104,10 @@ MODELS: dict[type, Callable[..., nn.Module]] = {
     MMoESpec: MMoE,
     PLESpec: PLE,
     ESMMSpec: ESMM,
+    SASRecSpec: SASRec,
+    BERT4RecSpec: BERT4Rec,
+    GRU4RecSpec: GRU4Rec,
+    HSTUSpec: HSTU,
     TwoTowerSpec: TwoTower,
     GraphModelSpec: graph_model,
     PythonModelSpec: python_model,

@@ -23,6 +23,8 @@ from terarec.errors import ConfigError
 from terarec.kernels.attention import AttentionForm, ScoreBiases, earlier
 from terarec.kernels.ref import jagged_attention as reference
 
+__all__ = ["AttentionForm", "ScoreBiases", "jagged_attention"]
+
 _BLOCK_SCORES = 1 << 21
 """Scores of a block of queries, 8 MiB in float32."""
 

@@ -86,6 +86,7 @@ from terarec.spec.schedule import (
     WarmupDecaySchedule,
     schedule_of_run,
 )
+from terarec.spec.sequences import BERT4RecSpec, GRU4RecSpec, HSTUSpec, SASRecSpec
 from terarec.spec.serving import ItemIndexSpec, KafkaTopicSpec, Numbers, RedisStreamSpec, ServingSpec, TritonSpec
 from terarec.spec.serving_access import AccessSpec
 from terarec.spec.serving_models import BatchingSpec
@@ -131,6 +132,7 @@ __all__ = [
     "AdamWSpec",
     "AdmissionSpec",
     "AutoIntSpec",
+    "BERT4RecSpec",
     "BatchingSpec",
     "BinarySpec",
     "CacheSpec",
@@ -159,12 +161,14 @@ __all__ = [
     "FeatureSpec",
     "FiBiNETSpec",
     "FinalMLPSpec",
+    "GRU4RecSpec",
     "GraphEmbedding",
     "GraphFeature",
     "GraphLabel",
     "GraphLayer",
     "GraphModelSpec",
     "GraphSpec",
+    "HSTUSpec",
     "HostMemorySpec",
     "Initializer",
     "ItemIndexSpec",
@@ -204,6 +208,7 @@ __all__ = [
     "RowOptions",
     "RowWiseAdaGradSpec",
     "RunSpec",
+    "SASRecSpec",
     "SGDSpec",
     "SampledSoftmaxSpec",
     "ServedModelSpec",

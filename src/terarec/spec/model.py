@@ -23,6 +23,7 @@ from terarec.spec.network import (
     WideNetworkSpec,
     check_wide,
 )
+from terarec.spec.sequences import BERT4RecSpec, GRU4RecSpec, HSTUSpec, SASRecSpec
 from terarec.spec.tables import Initializer, StaticTablesSpec, TablesSpec
 
 
@@ -409,6 +410,10 @@ ModelSpec = (
     | MMoESpec
     | PLESpec
     | ESMMSpec
+    | SASRecSpec
+    | BERT4RecSpec
+    | GRU4RecSpec
+    | HSTUSpec
     | TwoTowerSpec
     | GraphModelSpec
     | PythonModelSpec

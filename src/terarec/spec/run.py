@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training runs (the content of a train CONFIG.json), and published runs."""
+"""Training runs: the content of a train CONFIG.json."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from terarec.spec.multitask import ESMMSpec
 from terarec.spec.optimizer import AdaGradSpec, AdamSpec, DenseOptimizerSpec, SparseOptimizerSpec
 from terarec.spec.schedule import ScheduleSpec
 from terarec.spec.tables import DEFAULT_OPTIMIZER
-from terarec.spec.workflow import SplitByFiles, WorkflowSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -296,92 +295,3 @@ class RunSpec:
             checks.reject(
                 self, "row_optimizers", f"got {DEFAULT_OPTIMIZER!r}, expected other names: it is sparse_optimizer"
             )
-
-
-RECIPE_SPLITS = ("train", "valid", "test")
-"""Splits that a recipe's data have, in the order in which their files are prepared."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PublishedResult:
-    """Metrics that a recipe has to reach.
-
-    Attributes:
-        auc: Area under the ROC curve on the test split, from 0 to 1.
-        logloss: Mean logarithmic loss on the test split, in nats.
-        source: Address of the publication.
-        mean_auc: Mean area over several seeds, where it is published, too.
-        mean_logloss: Mean logarithmic loss over these seeds.
-    """
-
-    auc: float
-    logloss: float
-    source: str
-    mean_auc: float | None = None
-    mean_logloss: float | None = None
-
-    def __post_init__(self) -> None:
-        checks.finite_float(self, "auc", low=0.0, high=1.0)
-        checks.finite_float(self, "logloss", low=0.0)
-        _check_address(self, "source")
-        if (self.mean_auc is None) != (self.mean_logloss is None):
-            checks.reject(self, "", "got one of mean_auc and mean_logloss, expected both or neither")
-        if self.mean_auc is not None:
-            checks.finite_float(self, "mean_auc", low=0.0, high=1.0)
-            checks.finite_float(self, "mean_logloss", low=0.0)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RecipeSpec:
-    """Published result and the run that repeats it.
-
-    Attributes:
-        published: The metrics to reach.
-        run: All settings; its `data` is the name of the recipe's data, in place of a path.
-    """
-
-    published: PublishedResult
-    run: RunSpec
-
-    def __post_init__(self) -> None:
-        checks.instance(self, "published", PublishedResult, "a PublishedResult")
-        checks.instance(self, "run", RunSpec, "a RunSpec")
-        if not checks.is_name(self.run.data):
-            checks.reject(self, "run.data", f"got {self.run.data!r}, expected the name of a recipe's data")
-        if self.run.init_from is not None:
-            checks.reject(self, "run.init_from", f"got {self.run.init_from!r}, expected none in a recipe")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RecipeDataSpec:
-    """Files of a public data set, and their preparation.
-
-    Attributes:
-        source: Address where the data are described.
-        files: Split ("train", "valid" and "test") -> names that its file may have.
-        workflow: Preparation of these files in the order of the splits; the last two files are for valid and test.
-    """
-
-    source: str
-    files: Mapping[str, tuple[str, ...]]
-    workflow: WorkflowSpec
-
-    def __post_init__(self) -> None:
-        _check_address(self, "source")
-        checks.instance(self, "files", Mapping, "names of files for each of 'train', 'valid' and 'test'")
-        checks.instance(self, "workflow", WorkflowSpec, "a WorkflowSpec")
-        if set(self.files) != set(RECIPE_SPLITS):
-            got = ", ".join(map(repr, self.files)) or "none"
-            checks.reject(self, "files", f"got {got}, expected 'train', 'valid' and 'test'")
-        for split, names in self.files.items():
-            if not names or not all(isinstance(name, str) and name for name in names):
-                checks.reject(self, f"files.{split}", f"got {names!r}, expected names of files, at least one")
-        # Published figures are those of the publication's own split, which its files are.
-        if self.workflow.split != SplitByFiles(valid=1, test=1):
-            checks.reject(self, "workflow.split", "expected by_files with 1 file for valid and 1 for test")
-
-
-def _check_address(owner: object, field: str) -> None:
-    value = getattr(owner, field)
-    if not isinstance(value, str) or not value.startswith(("https://", "http://")):
-        checks.fail(owner, field, "an address that begins with https://")

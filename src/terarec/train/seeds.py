@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from terarec.config import load_run
 from terarec.config.files import RUN_FILE
 from terarec.errors import ConfigError, FormatError
@@ -33,6 +35,10 @@ _SAME_RESULT = frozenset(
     {"data"} | {f"training.{name}" for name in ("device", "compile", "threads", "reader_threads", "rank_timeout")}
 )
 """Fields of `RunSpec` that a finished seed need not have in common with the run that is to be repeated."""
+
+
+Measure = Callable[[nn.Module, Run, str], Mapping[str, float]]
+"""Trained model, its run, and a split of its data -> metrics by name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,6 +120,7 @@ def fit_seeds(
     allow_import: Sequence[str] = (),
     on_result: Callable[[SeedResult], None] | None = None,
     names: NamesOfIds | None = None,
+    measure: Measure | None = None,
 ) -> SeedsReport:
     """Train a run with the seeds s, s + 1, ... and evaluate each, s being the seed of `spec`.
 
@@ -131,6 +138,7 @@ def fit_seeds(
         allow_import: Packages from which the model may come by name.
         on_result: Function called after each run.
         names: Names of the ids in slice columns; None to report the ids.
+        measure: Function that returns the metrics of a trained model; None for those of the run's evaluator.
 
     Raises:
         ConfigError: See `Run.fit`.
@@ -150,7 +158,7 @@ def fit_seeds(
         if resume and file.is_file() and _is_same(run):
             result = _read(file, seed, directory)
         else:
-            result = _fit(run, split, resume=resume, allow_import=allow_import)
+            result = _fit(run, split, resume=resume, allow_import=allow_import, measure=measure)
             # Written last: without it the run counts as unfinished, and continues with `resume`.
             _write(file, result)
         results.append(result)
@@ -167,16 +175,20 @@ def _is_same(run: Run) -> bool:
     return all(path in _SAME_RESULT for path, _, _ in differences(kept, to_data(run.spec)))
 
 
-def _fit(run: Run, split: str, *, resume: bool, allow_import: Sequence[str]) -> SeedResult:
+def _fit(run: Run, split: str, *, resume: bool, allow_import: Sequence[str], measure: Measure | None) -> SeedResult:
     training, directory = run.spec.training, run.directory.path
     report = run.fit(resume=resume)
     # From its checkpoint, as a user would load it: the best step need not be the last one, which is in memory.
     loaded = load_model(directory, device=run.device, allow_import=allow_import)
-    evaluation = run.trainer.evaluator.evaluate(loaded.model, run.reader(split))
+    metrics: Mapping[str, float]
+    if measure is None:
+        metrics = run.trainer.evaluator.evaluate(loaded.model, run.reader(split)).results.overall.values
+    else:
+        metrics = measure(loaded.model, run, split)
     return SeedResult(
         seed=training.seed,
         out=directory,
-        metrics=evaluation.results.overall.values,
+        metrics=metrics,
         steps=report.steps,
         epochs=run.trainer.epoch,
         seconds=report.total_seconds,

@@ -1,23 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recipes for published results: the settings of each run, and the preparation of its data.
 
-``<data>/data.json`` holds a `RecipeDataSpec`, ``<data>/<model>.json`` a `RecipeSpec`. The data themselves are the
-user's: their licences do not let a package hold them.
+``<data>/data.json`` holds a `RecipeDataSpec` or a `SequenceDataSpec`, ``<data>/<model>.json`` a `RecipeSpec`. The data
+themselves are the user's: their licences do not let a package hold them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from terarec.errors import DataNotFoundError
 from terarec.spec import from_data
 from terarec.spec.codec import parse_json
+from terarec.spec.recipe import RECIPE_SPLITS, RecipeDataSpec, RecipeSpec, SequenceDataSpec
 from terarec.spec.registry import unknown_name
-from terarec.spec.run import RECIPE_SPLITS, RecipeDataSpec, RecipeSpec
 
 _DATA = "data.json"
 _COMPRESSED = (".gz", ".bz2", ".zst", ".lz4")
@@ -55,7 +55,7 @@ def load_recipe(data: str, model: str) -> RecipeSpec:
     return _read(RecipeSpec, files(__package__) / data / f"{model}.json")
 
 
-def load_recipe_data(data: str) -> RecipeDataSpec:
+def load_recipe_data(data: str) -> RecipeDataSpec | SequenceDataSpec:
     """Read the description of the files of the recipes for `data`, and of their preparation.
 
     Raises:
@@ -64,11 +64,13 @@ def load_recipe_data(data: str) -> RecipeDataSpec:
     import terarec.etl.ops  # noqa: F401  the operators of a recipe's workflow register themselves
 
     _models_of(data)
-    return _read(RecipeDataSpec, files(__package__) / data / _DATA)
+    # A union is no class, which `from_data` reads as well.
+    kinds = cast(type[RecipeDataSpec | SequenceDataSpec], RecipeDataSpec | SequenceDataSpec)
+    return _read(kinds, files(__package__) / data / _DATA)
 
 
-def find_recipe_files(spec: RecipeDataSpec, directory: Path) -> tuple[Path, ...]:
-    """Find the files of a recipe's data in a directory, in the order train, valid, test.
+def find_recipe_files(spec: RecipeDataSpec | SequenceDataSpec, directory: Path) -> tuple[Path, ...]:
+    """Find the files of a recipe's data in a directory, in the order train, valid, test; or the one of sequences.
 
     Each may be compressed. Of several names that a file may have, the first one that is there counts.
 
@@ -77,11 +79,12 @@ def find_recipe_files(spec: RecipeDataSpec, directory: Path) -> tuple[Path, ...]
     """
     if not directory.is_dir():
         raise DataNotFoundError(directory, f"no such directory, expected the files of {spec.source}")
-    return tuple(_find(spec, split, directory) for split in RECIPE_SPLITS)
+    if isinstance(spec, SequenceDataSpec):
+        return (_find(spec.source, "sequences", spec.names, directory),)
+    return tuple(_find(spec.source, split, spec.files[split], directory) for split in RECIPE_SPLITS)
 
 
-def _find(spec: RecipeDataSpec, split: str, directory: Path) -> Path:
-    names = spec.files[split]
+def _find(source: str, part: str, names: Sequence[str], directory: Path) -> Path:
     for name in names:
         for suffix in ("", *_COMPRESSED):
             path = directory / f"{name}{suffix}"
@@ -89,8 +92,8 @@ def _find(spec: RecipeDataSpec, split: str, directory: Path) -> Path:
                 return path
     raise DataNotFoundError(
         directory,
-        f"no file for {split!r}, expected {' or '.join(names)}, plain or compressed "
-        f"({', '.join(_COMPRESSED)}), of {spec.source}",
+        f"no file for {part!r}, expected {' or '.join(names)}, plain or compressed "
+        f"({', '.join(_COMPRESSED)}), of {source}",
     )
 
 

@@ -8,12 +8,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch import nn
+
 from terarec.apps.recipes import find_recipe_files, load_recipe, load_recipe_data
+from terarec.apps.recipes.leave_one_out import prepare_sequences
 from terarec.etl import prepare
 from terarec.etl.workflow import Workflow
 from terarec.formats.dataset import DATASET_FILE
-from terarec.spec.run import RecipeSpec
+from terarec.models.sequences import SequenceModel
+from terarec.spec.recipe import RecipeSpec, SequenceDataSpec
+from terarec.train.run import Run
 from terarec.train.seeds import SeedResult, SeedsReport, fit_seeds
+from terarec.train.sequence_ranking import evaluate_popularity, evaluate_sequences
 from terarec.train.trainer import Callback
 
 TEST_SPLIT = "test"
@@ -63,13 +69,39 @@ def reproduce(
     """
     recipe, described = load_recipe(data, model), load_recipe_data(data)
     prepared = out / "data"
-    # A data set appears as a whole, so that one that is there is complete; all models of the data share it.
     # A data set appears under its name when it is complete; all models of the recipe share it.
     if not (prepared / DATASET_FILE).is_file():
         files = find_recipe_files(described, directory)
-        prepare(Workflow.of(described.workflow), files, prepared)
+        if isinstance(described, SequenceDataSpec):
+            prepare_sequences(files[0], prepared)
+        else:
+            prepare(Workflow.of(described.workflow), files, prepared)
     # The only setting that belongs to the machine; all others are those of the publication.
     training = dataclasses.replace(recipe.run.training, threads=threads)
     run = dataclasses.replace(recipe.run, data=str(prepared), training=training)
-    results = fit_seeds(run, out / model, seeds, TEST_SPLIT, callbacks=callbacks, resume=resume, on_result=on_result)
+    measure = rank_items if isinstance(described, SequenceDataSpec) else None
+    results = fit_seeds(
+        run,
+        out / model,
+        seeds,
+        TEST_SPLIT,
+        callbacks=callbacks,
+        resume=resume,
+        on_result=on_result,
+        measure=measure,
+    )
     return ReproduceReport(recipe=recipe, seeds=results)
+
+
+def rank_items(model: nn.Module, run: Run, split: str) -> dict[str, float]:
+    """Return the hit rate and NDCG of a sequence model among all items, and those of the most popular items."""
+    assert isinstance(model, SequenceModel), "recipes of sequences have sequence models"
+    ranked = evaluate_sequences(model, run.reader(split))
+    popular = evaluate_popularity(
+        run.reader(split), run.reader("train"), item=model.item_key, history=model.history, num_items=model.num_items
+    )
+    figures: dict[str, float] = {}
+    for prefix, results in (("", ranked), ("popularity_", popular)):
+        for name, metric in (("hr", "hit_rate"), ("ndcg", "ndcg")):
+            figures |= {f"{prefix}{name}@{k}": results.values[f"{metric}@{k}"] for k in (5, 10)}
+    return figures

@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Encoders of sequences of different lengths: transformers, HSTU and a GRU; each also takes padded sequences."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding, scaled_dot_product_attention, silu
+from torch.nn.utils.rnn import PackedSequence
+
+from terarec.nn.activations import dropout
+from terarec.nn.dense import new_linear
+from terarec.nn.initializers import constant, normal, uniform, xavier_uniform
+from terarec.ops.jagged_attention import AttentionForm, ScoreBiases, jagged_attention
+
+_STD = 0.02
+"""Standard deviation of the initial weights of transformers (Devlin et al. 2019)."""
+
+
+class SequenceEncoder(nn.Module):
+    """Base of the encoders: ``forward`` takes sequences one after the other, `padded` those of an exported program.
+
+    Args:
+        rate: Probability of zeroing an element in training.
+    """
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, vectors: Tensor, offsets: Tensor) -> Tensor:
+        """Return a vector for each position.
+
+        Args:
+            vectors: float[T, D], the positions of all sequences, one sequence after the other.
+            offsets: int64[B + 1]; sequence b has the positions ``offsets[b] : offsets[b + 1]``.
+
+        Returns:
+            float[T, D].
+        """
+        raise NotImplementedError
+
+    def padded(self, vectors: Tensor, lengths: Tensor) -> Tensor:
+        """Return the same for sequences float[B, K, D] of ``lengths int64[B]``, in evaluation; padding gives any."""
+        raise NotImplementedError
+
+    def drop(self, x: Tensor) -> Tensor:
+        """Return `x` with zeroed elements in training."""
+        return dropout(x, self.rate) if self.training and self.rate else x
+
+
+def steps_to_end(offsets: Tensor, total: int) -> Tensor:
+    """Return int64[T], how many positions of its sequence follow each of the `total` positions."""
+    ends = torch.repeat_interleave(offsets[1:], offsets.diff(), output_size=total)
+    return ends - 1 - torch.arange(total, device=offsets.device)
+
+
+class PositionVectors(nn.Module):
+    """A learned vector for each distance from the end of a sequence, added to its positions.
+
+    Args:
+        length: Number of distances M.
+        width: Length D of a vector.
+        generator: Source of the initial weights.
+    """
+
+    def __init__(self, length: int, width: int, *, generator: torch.Generator) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(length, width))
+        normal(_STD).fill_(self.weight, generator)
+
+    def forward(self, vectors: Tensor, offsets: Tensor) -> Tensor:
+        """Add the vectors: float[T, D], int64[B + 1] -> float[T, D]."""
+        return vectors + embedding(steps_to_end(offsets, vectors.shape[0]), self.weight)
+
+    def padded(self, vectors: Tensor, lengths: Tensor) -> Tensor:
+        """Add the vectors to float[B, K, D] of ``lengths int64[B]``."""
+        steps = lengths.unsqueeze(1) - 1 - torch.arange(vectors.shape[1], device=vectors.device)
+        # Padding, which has no distance, takes that of the last position.
+        return vectors + embedding(steps.clamp(0, self.weight.shape[0] - 1), self.weight)
+
+
+def attention_mask(lengths: Tensor, num_positions: int, *, causal: bool) -> Tensor:
+    """Return bool[B, 1, K, K], the pairs of positions of which the first attends to the second.
+
+    Each attends to itself at least, so that padding has a weight to sum to one.
+    """
+    places = torch.arange(num_positions, device=lengths.device)
+    is_there = (places < lengths.unsqueeze(1)).unsqueeze(1)
+    if causal:
+        is_there = is_there & (places <= places.unsqueeze(1))
+    return (is_there | (places == places.unsqueeze(1))).unsqueeze(1)
+
+
+class TransformerBlock(SequenceEncoder):
+    """Attention and an MLP, each added to its input and normalized (Vaswani et al. 2017; Devlin et al. 2019).
+
+    Args:
+        width: Width D.
+        heads: Number of heads.
+        inner: Width of the MLP's hidden layer.
+        causal: Whether a position sees itself and earlier ones alone.
+        rate: Probability of zeroing an element of what is added, in training.
+        generator: Source of the initial weights.
+    """
+
+    def __init__(
+        self, width: int, heads: int, inner: int, *, causal: bool, rate: float, generator: torch.Generator
+    ) -> None:
+        super().__init__(rate)
+        self.heads = heads
+        self.form = AttentionForm(causal=causal)
+
+        def layer(fan_in: int, fan_out: int) -> nn.Linear:
+            return new_linear(fan_in, fan_out, weight=normal(_STD), bias=constant(0.0), generator=generator)
+
+        self.projection = layer(width, 3 * width)
+        self.output = layer(width, width)
+        self.first, self.second = layer(width, inner), layer(inner, width)
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+
+    def forward(self, vectors: Tensor, offsets: Tensor) -> Tensor:
+        """Encode the sequences; see `SequenceEncoder`."""
+        query, key, value = self.projection(vectors).unflatten(1, (3, self.heads, -1)).unbind(1)
+        return self._combined(vectors, jagged_attention(query, key, value, offsets, self.form).flatten(1))
+
+    def padded(self, vectors: Tensor, lengths: Tensor) -> Tensor:
+        """Encode padded sequences; see `SequenceEncoder`."""
+        query, key, value = self.projection(vectors).unflatten(2, (3, self.heads, -1)).transpose(1, 3).unbind(2)
+        mask = attention_mask(lengths, vectors.shape[1], causal=self.form.causal)
+        mixed = scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        return self._combined(vectors, mixed.transpose(1, 2).flatten(2))
+
+    def _combined(self, vectors: Tensor, mixed: Tensor) -> Tensor:
+        vectors = self.norms[0](vectors + self.drop(self.output(mixed)))
+        out: Tensor = self.norms[1](vectors + self.drop(self.second(nn.functional.gelu(self.first(vectors)))))
+        return out
+
+
+class Transformer(SequenceEncoder):
+    """Vectors of positions, and transformer blocks.
+
+    Args:
+        length: Greatest length of a sequence.
+        width: Width D.
+        layers: Number of blocks.
+        heads: Number of heads.
+        inner: Width of the hidden layer of a block's MLP.
+        causal: Whether a position sees itself and earlier ones alone.
+        rate: Probability of zeroing an element in training.
+        generator: Source of the initial weights.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        width: int,
+        *,
+        layers: int,
+        heads: int,
+        inner: int,
+        causal: bool,
+        rate: float,
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__(rate)
+        self.positions = PositionVectors(length, width, generator=generator)
+        self.norm = nn.LayerNorm(width)
+        self.blocks = nn.ModuleList(
+            TransformerBlock(width, heads, inner, causal=causal, rate=rate, generator=generator) for _ in range(layers)
+        )
+
+    def forward(self, vectors: Tensor, offsets: Tensor) -> Tensor:
+        """Encode the sequences; see `SequenceEncoder`."""
+        vectors = self.drop(self.norm(self.positions(vectors, offsets)))
+        for block in self.blocks:
+            vectors = block(vectors, offsets)
+        return vectors
+
+    def padded(self, vectors: Tensor, lengths: Tensor) -> Tensor:
+        """Encode padded sequences; see `SequenceEncoder`."""
+        vectors = self.norm(self.positions.padded(vectors, lengths))
+        for block in self.blocks:
+            assert isinstance(block, TransformerBlock)
+            vectors = block.padded(vectors, lengths)
+        return vectors
+
+
+class HSTUBlock(SequenceEncoder):
+    """A gated layer of pointwise attention (Zhai et al. 2024, arXiv 2402.17152, eq. 1 to 3).
+
+    y = x + W_2 (norm(silu(q k^T + bias) v / M) * u) with u, v, q, k = silu(W_1 norm(x)).
+
+    Args:
+        length: Greatest length M of a sequence.
+        width: Width D.
+        heads: Number of heads.
+        rate: Probability of zeroing an element of the input of W_2, in training.
+        generator: Source of the initial weights.
+    """
+
+    def __init__(self, length: int, width: int, heads: int, *, rate: float, generator: torch.Generator) -> None:
+        super().__init__(rate)
+        self.heads, self.width, self.length = heads, width // heads, length
+        self.form = AttentionForm(kind="silu", scale=1.0, divisor=float(length))
+        self.projection = new_linear(width, 4 * width, weight=normal(_STD), bias=None, generator=generator)
+        self.output = new_linear(
+            width, width, weight=xavier_uniform(width, width), bias=constant(0.0), generator=generator
+        )
+        self.distances = nn.Parameter(torch.empty(heads, 2 * length - 1))
+        normal(_STD).fill_(self.distances, generator)
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+
+    def forward(self, vectors: Tensor, offsets: Tensor) -> Tensor:
+        """Encode the sequences; see `SequenceEncoder`."""
+        gate, value, query, key = silu(self.projection(self.norms[0](vectors))).chunk(4, dim=1)
+        q, k, v = (part.reshape(*part.shape[:1], self.heads, self.width) for part in (query, key, value))
+        mixed = jagged_attention(q, k, v, offsets, self.form, ScoreBiases(position=self.distances))
+        return self._combined(vectors, mixed.flatten(1), gate)
+
+    def padded(self, vectors: Tensor, lengths: Tensor) -> Tensor:
+        """Encode padded sequences; see `SequenceEncoder`."""
+        gate, value, query, key = silu(self.projection(self.norms[0](vectors))).chunk(4, dim=2)
+        shape = (*vectors.shape[:2], self.heads, self.width)
+        q, k, v = (part.reshape(shape).transpose(1, 2) for part in (query, key, value))
+        places = torch.arange(vectors.shape[1], device=vectors.device)
+        scores = q @ k.transpose(2, 3) + self.distances[:, self.length - 1 + places.unsqueeze(1) - places]
+        mask = attention_mask(lengths, vectors.shape[1], causal=True)
+        mixed = silu(scores).masked_fill(~mask, 0.0) / self.length @ v
+        return self._combined(vectors, mixed.transpose(1, 2).flatten(2), gate)
+
+    def _combined(self, vectors: Tensor, mixed: Tensor, gate: Tensor) -> Tensor:
+        out: Tensor = vectors + self.output(self.drop(self.norms[1](mixed) * gate))
+        return out
+
+
+class HSTU(SequenceEncoder):
+    """Vectors of positions, and HSTU blocks; the input vectors are multiplied by the root of their width.
+
+    Args:
+        length: Greatest length of a sequence.
+        width: Width D.
+        layers: Number of blocks.
+        heads: Number of heads.
+        rate: Probability of zeroing an element in training.
+        generator: Source of the initial weights.
+    """
+
+    def __init__(
+        self, length: int, width: int, *, layers: int, heads: int, rate: float, generator: torch.Generator
+    ) -> None:
+        super().__init__(rate)
+        self.scale = width**0.5
+        self.positions = PositionVectors(length, width, generator=generator)
+        self.blocks = nn.ModuleList(
+            HSTUBlock(length, width, heads, rate=rate, generator=generator) for _ in range(layers)
+        )
+
+    def forward(self, vectors: Tensor, offsets: Tensor) -> Tensor:
+        """Encode the sequences; see `SequenceEncoder`."""
+        vectors = self.drop(self.positions(vectors * self.scale, offsets))
+        for block in self.blocks:
+            vectors = block(vectors, offsets)
+        return vectors
+
+    def padded(self, vectors: Tensor, lengths: Tensor) -> Tensor:
+        """Encode padded sequences; see `SequenceEncoder`."""
+        vectors = self.positions.padded(vectors * self.scale, lengths)
+        for block in self.blocks:
+            assert isinstance(block, HSTUBlock)
+            vectors = block.padded(vectors, lengths)
+        return vectors
+
+
+class RecurrentEncoder(SequenceEncoder):
+    """Gated recurrent units (Cho et al. 2014) over the sequences, and a linear layer to the width of the input.
+
+    Args:
+        width: Width D.
+        state: Width of the state.
+        layers: Number of layers.
+        rate: Probability of zeroing an element of the input in training.
+        generator: Source of the initial weights.
+    """
+
+    def __init__(self, width: int, state: int, layers: int, *, rate: float, generator: torch.Generator) -> None:
+        super().__init__(rate)
+        # On "meta", so that torch draws no weights of its own from the global generator.
+        self.gru = nn.GRU(width, state, layers, batch_first=True, device="meta").to_empty(device="cpu")
+        for parameter in self.gru.parameters():
+            uniform(state**-0.5).fill_(parameter, generator)
+        self.output = new_linear(
+            state, width, weight=xavier_uniform(state, width), bias=constant(0.0), generator=generator
+        )
+
+    def forward(self, vectors: Tensor, offsets: Tensor) -> Tensor:
+        """Encode the sequences; see `SequenceEncoder`."""
+        vectors = self.drop(vectors)
+        if not vectors.shape[0]:
+            return vectors
+        lengths = offsets.diff()
+        # A packed sequence has the first positions of all sequences, the longest first, then all second ones.
+        rank = torch.empty_like(lengths)
+        rank[lengths.argsort(descending=True, stable=True)] = torch.arange(len(lengths), device=lengths.device)
+        member = torch.repeat_interleave(lengths, output_size=vectors.shape[0])
+        step = torch.arange(vectors.shape[0], device=lengths.device) - offsets[member]
+        order = (step * len(lengths) + rank[member]).argsort()
+        states, _ = self.gru(PackedSequence(vectors.index_select(0, order), step.bincount().cpu()))
+        unsorted = torch.zeros_like(states.data).index_copy(0, order, states.data)
+        out: Tensor = self.output(unsorted)
+        return out
+
+    def padded(self, vectors: Tensor, lengths: Tensor) -> Tensor:
+        """Encode padded sequences; see `SequenceEncoder`."""
+        # A state depends on earlier positions alone, so padding behind them changes nothing.
+        states, _ = self.gru(vectors)
+        out: Tensor = self.output(states)
+        return out

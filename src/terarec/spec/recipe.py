@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recipes: published results, the runs that repeat them, and the preparation of their data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from terarec.spec import checks
+from terarec.spec.run import RunSpec
+from terarec.spec.workflow import SplitByFiles, WorkflowSpec
+
+RECIPE_SPLITS = ("train", "valid", "test")
+"""Splits that a recipe's data have, in the order in which their files are prepared."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PublishedResult:
+    """Metrics that a recipe has to reach.
+
+    Attributes:
+        auc: Area under the ROC curve on the test split, from 0 to 1.
+        logloss: Mean logarithmic loss on the test split, in nats.
+        source: Address of the publication.
+        mean_auc: Mean area over several seeds, where it is published, too.
+        mean_logloss: Mean logarithmic loss over these seeds.
+    """
+
+    kind: ClassVar[str] = "binary"
+    auc: float
+    logloss: float
+    source: str
+    mean_auc: float | None = None
+    mean_logloss: float | None = None
+
+    def __post_init__(self) -> None:
+        checks.finite_float(self, "auc", low=0.0, high=1.0)
+        checks.finite_float(self, "logloss", low=0.0)
+        _check_address(self, "source")
+        if (self.mean_auc is None) != (self.mean_logloss is None):
+            checks.reject(self, "", "got one of mean_auc and mean_logloss, expected both or neither")
+        if self.mean_auc is not None:
+            checks.finite_float(self, "mean_auc", low=0.0, high=1.0)
+            checks.finite_float(self, "mean_logloss", low=0.0)
+
+    @property
+    def metrics(self) -> Mapping[str, float | None]:
+        """The metrics by name; None for one that is not published."""
+        return {
+            "auc": self.auc,
+            "logloss": self.logloss,
+            "mean_auc": self.mean_auc,
+            "mean_logloss": self.mean_logloss,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PublishedRanking:
+    """Metrics of the first 10 of all items that a recipe has to reach.
+
+    Attributes:
+        hit_rate: Share of the users whose item of the test split is among them.
+        ndcg: Mean NDCG of these lists.
+        source: Address of the publication.
+    """
+
+    kind: ClassVar[str] = "ranking"
+    hit_rate: float
+    ndcg: float
+    source: str
+
+    def __post_init__(self) -> None:
+        checks.finite_float(self, "hit_rate", low=0.0, high=1.0)
+        checks.finite_float(self, "ndcg", low=0.0, high=1.0)
+        _check_address(self, "source")
+
+    @property
+    def metrics(self) -> Mapping[str, float | None]:
+        """The metrics by name."""
+        return {"hr@10": self.hit_rate, "ndcg@10": self.ndcg}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecipeSpec:
+    """Published result and the run that repeats it.
+
+    Attributes:
+        published: The metrics to reach.
+        run: All settings; its `data` is the name of the recipe's data, in place of a path.
+    """
+
+    published: PublishedResult | PublishedRanking
+    run: RunSpec
+
+    def __post_init__(self) -> None:
+        checks.instance(self, "published", PublishedResult | PublishedRanking, "published metrics")
+        checks.instance(self, "run", RunSpec, "a RunSpec")
+        if not checks.is_name(self.run.data):
+            checks.reject(self, "run.data", f"got {self.run.data!r}, expected the name of a recipe's data")
+        if self.run.init_from is not None:
+            checks.reject(self, "run.init_from", f"got {self.run.init_from!r}, expected none in a recipe")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecipeDataSpec:
+    """Files of a public data set, and their preparation.
+
+    Attributes:
+        source: Address where the data are described.
+        files: Split ("train", "valid" and "test") -> names that its file may have.
+        workflow: Preparation of these files in the order of the splits; the last two files are for valid and test.
+    """
+
+    kind: ClassVar[str] = "workflow"
+    source: str
+    files: Mapping[str, tuple[str, ...]]
+    workflow: WorkflowSpec
+
+    def __post_init__(self) -> None:
+        _check_address(self, "source")
+        checks.instance(self, "files", Mapping, "names of files for each of 'train', 'valid' and 'test'")
+        checks.instance(self, "workflow", WorkflowSpec, "a WorkflowSpec")
+        if set(self.files) != set(RECIPE_SPLITS):
+            got = ", ".join(map(repr, self.files)) or "none"
+            checks.reject(self, "files", f"got {got}, expected 'train', 'valid' and 'test'")
+        for split, names in self.files.items():
+            if not names or not all(isinstance(name, str) and name for name in names):
+                checks.reject(self, f"files.{split}", f"got {names!r}, expected names of files, at least one")
+        # Published figures are those of the publication's own split, which its files are.
+        if self.workflow.split != SplitByFiles(valid=1, test=1):
+            checks.reject(self, "workflow.split", "expected by_files with 1 file for valid and 1 for test")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SequenceDataSpec:
+    """File of sequences: a line a user, the user's number and then those of items in the order of time.
+
+    The last item of a user is for the test, the one before it for the validation, and the rest is for training.
+
+    Attributes:
+        source: Address where the data are described.
+        names: Names that the file may have.
+    """
+
+    kind: ClassVar[str] = "sequences"
+    source: str
+    names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        _check_address(self, "source")
+        if not self.names or not all(isinstance(name, str) and name for name in self.names):
+            checks.reject(self, "names", f"got {self.names!r}, expected names of files, at least one")
+
+
+def _check_address(owner: object, field: str) -> None:
+    value = getattr(owner, field)
+    if not isinstance(value, str) or not value.startswith(("https://", "http://")):
+        checks.fail(owner, field, "an address that begins with https://")

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models that predict the next item of a history: SASRec, BERT4Rec, GRU4Rec and HSTU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, get_args
+
+from terarec.spec import checks
+from terarec.spec.tables import StaticTablesSpec, TablesSpec
+
+SequenceLoss = Literal["bce", "softmax", "sampled_softmax"]
+
+
+def _tables() -> TablesSpec:
+    return StaticTablesSpec(initializer="normal", init_scale=0.02)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SequenceSpec:
+    """Base of the specs of models that predict the next item of a history.
+
+    Attributes:
+        item: A column of one key a sample: the item that follows the history.
+        history: A list column of the same keys, the earliest first.
+        width: Length D of the vectors of items and positions.
+        tables: Static, as large as the data set says, or dynamic; and the initial weights of their rows.
+        max_length: Number of items of a history that count, the last ones.
+        layers: Number of layers.
+        dropout: Probability of zeroing an element in training.
+        loss: "bce": binary cross entropy of the item and of drawn ones; "softmax": cross entropy among all items;
+            "sampled_softmax": among the item and drawn ones, which all positions of a batch share.
+        negatives: Number of items that are drawn: for each position ("bce"), or for a batch ("sampled_softmax").
+        similarity: "dot", or "cosine" of the vectors of history and item.
+        temperature: Divisor of the similarity.
+    """
+
+    item: str
+    history: str
+    width: int = 64
+    tables: TablesSpec = field(default_factory=_tables)
+    max_length: int = 50
+    layers: int = 2
+    dropout: float = 0.2
+    loss: SequenceLoss = "bce"
+    negatives: int = 1
+    similarity: Literal["dot", "cosine"] = "dot"
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        checks.name(self, "item")
+        checks.name(self, "history")
+        if self.item == self.history:
+            checks.reject(self, "history", f"got {self.history!r}, which is the item, expected a list column")
+        checks.positive_int(self, "width", maximum=checks.MOST_WIDTH)
+        checks.positive_int(self, "max_length", maximum=checks.MOST_WIDTH)
+        checks.positive_int(self, "layers", maximum=checks.MOST_LAYERS)
+        checks.finite_float(self, "dropout", low=0.0, high=0.95)
+        checks.one_of(self, "loss", get_args(SequenceLoss))
+        checks.positive_int(self, "negatives", maximum=checks.MOST_BATCH)
+        checks.one_of(self, "similarity", ("dot", "cosine"))
+        checks.finite_float(self, "temperature", low=0.0, open_low=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionSequenceSpec(SequenceSpec):
+    """Base of the specs of sequence models of attention.
+
+    Attributes:
+        heads: Attention heads of a layer.
+    """
+
+    heads: int = 2
+
+    def __post_init__(self) -> None:
+        SequenceSpec.__post_init__(self)
+        checks.positive_int(self, "heads", maximum=checks.MOST_WIDTH)
+        if self.width % self.heads:
+            checks.fail(self, "width", f"a multiple of the heads ({self.heads})")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SASRecSpec(AttentionSequenceSpec):
+    """SASRec (Kang and McAuley 2018): a causal transformer, each position of which predicts the next item.
+
+    Attributes:
+        inner: Width of the hidden layer of a block's MLP.
+    """
+
+    kind: ClassVar[str] = "sasrec"
+    inner: int = 256
+
+    def __post_init__(self) -> None:
+        AttentionSequenceSpec.__post_init__(self)
+        checks.positive_int(self, "inner", maximum=checks.MOST_WIDTH)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BERT4RecSpec(AttentionSequenceSpec):
+    """BERT4Rec (Sun et al. 2019): a bidirectional transformer that predicts masked items.
+
+    Attributes:
+        inner: Width of the hidden layer of a block's MLP.
+        mask: Probability with which training masks an item.
+    """
+
+    kind: ClassVar[str] = "bert4rec"
+    loss: SequenceLoss = "softmax"
+    inner: int = 256
+    mask: float = 0.2
+
+    def __post_init__(self) -> None:
+        AttentionSequenceSpec.__post_init__(self)
+        checks.positive_int(self, "inner", maximum=checks.MOST_WIDTH)
+        checks.finite_float(self, "mask", low=0.0, high=1.0, open_low=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GRU4RecSpec(SequenceSpec):
+    """GRU4Rec (Hidasi et al. 2016): a recurrent network, each state of which predicts the next item.
+
+    Attributes:
+        state: Width of the state.
+    """
+
+    kind: ClassVar[str] = "gru4rec"
+    layers: int = 1
+    loss: SequenceLoss = "softmax"
+    state: int = 128
+
+    def __post_init__(self) -> None:
+        SequenceSpec.__post_init__(self)
+        checks.positive_int(self, "state", maximum=checks.MOST_WIDTH)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HSTUSpec(AttentionSequenceSpec):
+    """HSTU (Zhai et al. 2024): gated layers of pointwise attention with biases of distances."""
+
+    kind: ClassVar[str] = "hstu"
+    loss: SequenceLoss = "sampled_softmax"
+    negatives: int = 128
+    similarity: Literal["dot", "cosine"] = "cosine"
+    temperature: float = 0.05

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Evaluation of models that predict the next item of a history, among all items, and of their popularity."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from terarec.batch import Batch, select, to_device
+from terarec.errors import ConfigError
+from terarec.metrics import evaluate_retrieval
+from terarec.metrics.ranking import RetrievalResults
+from terarec.models.contract import device_of
+from terarec.models.sequences import FIRST_ITEM, SequenceModel
+from terarec.nn.precision import Precision, autocast
+from terarec.ragged import ArrayLists, Ragged, concatenate_lists, offsets_of
+
+DEFAULT_K = (5, 10)
+"""Lengths of the lists of items."""
+
+Integers = NDArray[np.int64]
+
+_ITEMS_AT_ONCE = 65_536
+
+
+class _Samples:
+    """Items to find and items of the histories of the evaluated samples, as places from 0."""
+
+    def __init__(self, item: str, history: str, num_items: int) -> None:
+        self._columns, self._num_items = (history, item), num_items
+        self._relevant: list[ArrayLists] = []
+        self._seen: list[ArrayLists] = []
+
+    def add(self, batch: Batch) -> None:
+        """Add a batch."""
+        jagged, size = select(batch.sparse, self._columns), batch.batch_size
+        keys, offsets = jagged.keys.cpu().numpy(), jagged.offsets.cpu().numpy()
+        is_wanted = (batch.label[:, 0] > 0).cpu().numpy()
+        self._seen.append(self._items(keys[: offsets[size]], np.diff(offsets[: size + 1])))
+        self._relevant.append(self._items(keys[offsets[size] :][is_wanted], is_wanted.astype(np.int64)))
+
+    def _items(self, keys: Integers, lengths: Integers) -> ArrayLists:
+        """Return lists of places; those of missing values are left out."""
+        owners = np.repeat(np.arange(len(lengths)), lengths)
+        is_item = keys >= FIRST_ITEM
+        return Ragged(keys[is_item] - FIRST_ITEM, offsets_of(np.bincount(owners[is_item], minlength=len(lengths))))
+
+    def results(self, users: Tensor, items: Tensor, k: Sequence[int]) -> RetrievalResults:
+        """Rank all items for all samples."""
+        return evaluate_retrieval(
+            users, items, concatenate_lists(self._relevant), seen=concatenate_lists(self._seen), k=k
+        )
+
+
+@torch.no_grad()
+def evaluate_sequences(
+    model: SequenceModel,
+    batches: Iterable[Batch],
+    *,
+    k: Sequence[int] | None = None,
+    precision: Precision = "fp32",
+    progress: Callable[[int], None] | None = None,
+) -> RetrievalResults:
+    """Rank all items for each sample of a split, without those of its own history; the relevant item is the sample's.
+
+    Args:
+        model: The model; it is in evaluation mode meanwhile.
+        batches: Batches of the split; samples with a label of 0 have no relevant item, and are left out.
+        k: Lengths of the lists; None for those of `DEFAULT_K` that are no longer than the number of items.
+        precision: Precision of the layers' matrix products.
+        progress: Function called after every batch with the number of samples so far.
+
+    Raises:
+        ConfigError: No samples, or a `k` above the number of items.
+    """
+    was_training, device = model.training, device_of(model)
+    samples = _Samples(model.item_key, model.history, model.num_items)
+    users: list[Tensor] = []
+    done = 0
+    model.eval()
+    try:
+        with autocast(precision, device):
+            for batch in batches:
+                # The ranking is that of float32 dot products.
+                users.append(model.user_vectors(to_device(batch, device)).float())
+                samples.add(batch)
+                done += batch.batch_size
+                if progress is not None:
+                    progress(done)
+            keys = torch.arange(FIRST_ITEM, model.num_items, device=device)
+            items = [model.vectors_of_items(part).float() for part in torch.split(keys, _ITEMS_AT_ONCE)]
+    finally:
+        model.train(was_training)
+    if not users:
+        raise ConfigError("retrieval", "got no sample, expected at least one")
+    return samples.results(torch.cat(users), torch.cat(items), _lengths(k, len(keys)))
+
+
+def evaluate_popularity(
+    batches: Iterable[Batch],
+    train: Iterable[Batch],
+    *,
+    item: str,
+    history: str,
+    num_items: int,
+    k: Sequence[int] | None = None,
+) -> RetrievalResults:
+    """Rank the items as `evaluate_sequences`, by how often the train split has them.
+
+    Args:
+        batches: Batches of the evaluated split.
+        train: Batches of the train split, whose items and histories are counted.
+        item: Column of the item.
+        history: Column of the history.
+        num_items: One more than the highest id of an item.
+        k: Lengths of the lists, as in `evaluate_sequences`.
+
+    Raises:
+        ConfigError: No samples, or a `k` above the number of items.
+    """
+    counts = torch.zeros(num_items, dtype=torch.int64)
+    for batch in train:
+        counts += select(batch.sparse, (history, item)).keys.cpu().bincount(minlength=num_items)
+    samples, number = _Samples(item, history, num_items), 0
+    for batch in batches:
+        samples.add(batch)
+        number += batch.batch_size
+    if not number:
+        raise ConfigError("retrieval", "got no sample, expected at least one")
+    vectors = counts[FIRST_ITEM:].float().unsqueeze(1)
+    return samples.results(torch.ones(number, 1), vectors, _lengths(k, len(vectors)))
+
+
+def _lengths(k: Sequence[int] | None, num_items: int) -> Sequence[int]:
+    return k if k is not None else [length for length in DEFAULT_K if length <= num_items] or [num_items]

@@ -1,0 +1,349 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sequence models equal their papers' formulas in plain torch and float64, one history after the other, and learn."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from terarec.batch import Batch, Jagged
+from terarec.errors import ConfigError
+from terarec.models import build_model, sequences
+from terarec.models.sequences import SequenceModel
+from terarec.optim import RowOptimizer, build_dense_optimizer
+from terarec.spec import AdamSpec, BERT4RecSpec, DatasetSpec, DynamicTablesSpec, GRU4RecSpec, HSTUSpec, SASRecSpec
+from terarec.spec.sequences import SequenceSpec
+from tests.errors import at
+from tests.models.every import SEQUENCE_MODELS, dataset
+
+ROWS = 9
+COLUMNS = dataset(dense=0, categorical=("a", "past"), rows=ROWS)
+HISTORIES = [[1, 2, 3], [4], [], [5, 1, 0, 2, 7], [0], [3, 3]]
+ITEMS = [4, 2, 6, 8, 1, 7]
+
+
+def batch_of(histories: list[list[int]], items: list[int], labels: list[float] | None = None) -> Batch:
+    keys = [*items, *(key for history in histories for key in history)]
+    lengths = [*[1] * len(items), *map(len, histories)]
+    label = torch.ones(len(items)) if labels is None else torch.tensor(labels)
+    return Batch(
+        dense=torch.empty(len(items), 0),
+        label=label[:, None],
+        sparse=Jagged(names=("a", "past"), keys=torch.tensor(keys), offsets=torch.tensor([0, *lengths]).cumsum(0)),
+    )
+
+
+BATCH = batch_of(HISTORIES, ITEMS)
+
+
+def model_of(spec: SequenceSpec) -> SequenceModel:
+    """In float64, none of its weights near its first value."""
+    model = build_model(spec, COLUMNS, seed=1)  # type: ignore[arg-type]
+    assert isinstance(model, SequenceModel)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if not name.endswith("rows"):
+                parameter.normal_(0, 0.7, generator=generator)
+        model.embedding.table("a").normal_(0, 0.7, generator=generator)
+    return model.double().eval()
+
+
+class ByHand:
+    """The formulas over the weights of a model, for one sequence of vectors [n, D]."""
+
+    def __init__(self, model: SequenceModel) -> None:
+        self.model, self.spec = model, model.spec
+        self.w = {name: value.detach() for name, value in model.state_dict().items()}
+        self.table = model.embedding.table("a").detach().double()
+
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        return x @ self.w[f"{name}.weight"].T + self.w.get(f"{name}.bias", torch.zeros(()))
+
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        centred = x - x.mean(1, keepdim=True)
+        scaled = centred / (centred.square().mean(1, keepdim=True) + 1e-5).sqrt()
+        return scaled * self.w[f"{name}.weight"] + self.w[f"{name}.bias"]
+
+    def positions(self, x: Tensor) -> Tensor:
+        from_end = [len(x) - 1 - place for place in range(len(x))]
+        return x + self.w["encoder.positions.weight"][from_end]
+
+    def sasrec(self, x: Tensor, *, causal: bool = True) -> Tensor:
+        spec: Any = self.spec
+        x = self.norm("encoder.norm", self.positions(x))
+        for layer in range(spec.layers):
+            at_layer = f"encoder.blocks.{layer}"
+            query, key, value = self.linear(f"{at_layer}.projection", x).chunk(3, dim=1)
+            heads = []
+            for q, k, v in zip(*(part.chunk(spec.heads, dim=1) for part in (query, key, value)), strict=True):
+                scores = q @ k.T / math.sqrt(q.shape[1])
+                if causal:
+                    scores = scores + torch.full_like(scores, -torch.inf).triu(1)
+                heads.append(scores.softmax(1) @ v)
+            x = self.norm(f"{at_layer}.norms.0", x + self.linear(f"{at_layer}.output", torch.cat(heads, dim=1)))
+            inner = nn.functional.gelu(self.linear(f"{at_layer}.first", x))
+            x = self.norm(f"{at_layer}.norms.1", x + self.linear(f"{at_layer}.second", inner))
+        return x
+
+    def bert4rec(self, x: Tensor) -> Tensor:
+        return self.sasrec(x, causal=False)
+
+    def hstu(self, x: Tensor) -> Tensor:
+        spec: Any = self.spec
+        x = self.positions(x * math.sqrt(spec.width))
+        for layer in range(spec.layers):
+            at_layer = f"encoder.blocks.{layer}"
+            parts = self.linear(f"{at_layer}.projection", self.norm(f"{at_layer}.norms.0", x))
+            gate, value, query, key = (parts * parts.sigmoid()).chunk(4, dim=1)
+            heads = []
+            for head, (q, k, v) in enumerate(
+                zip(*(part.chunk(spec.heads, dim=1) for part in (query, key, value)), strict=True)
+            ):
+                scores = q @ k.T
+                for i in range(len(x)):
+                    for j in range(len(x)):
+                        scores[i, j] += self.w[f"{at_layer}.distances"][head, spec.max_length - 1 + i - j]
+                heads.append((scores * scores.sigmoid()).tril() / spec.max_length @ v)
+            mixed = self.norm(f"{at_layer}.norms.1", torch.cat(heads, dim=1)) * gate
+            x = x + self.linear(f"{at_layer}.output", mixed)
+        return x
+
+    def gru4rec(self, x: Tensor) -> Tensor:
+        spec: Any = self.spec
+        for layer in range(spec.layers):
+            state, states = torch.zeros(spec.state, dtype=torch.float64), []
+            names = [f"encoder.gru.{name}_l{layer}" for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
+            of_input, of_state, input_bias, state_bias = (self.w[name] for name in names)
+            for step in x:
+                r, z, n = (of_input @ step + input_bias).chunk(3)
+                state_r, state_z, state_n = (of_state @ state + state_bias).chunk(3)
+                reset, update = (r + state_r).sigmoid(), (z + state_z).sigmoid()
+                state = (1 - update) * (n + reset * state_n).tanh() + update * state
+                states.append(state)
+            x = torch.stack(states)
+        return self.linear("encoder.output", x)
+
+    def scaled(self, x: Tensor) -> Tensor:
+        return x / x.norm(dim=-1, keepdim=True) if self.spec.similarity == "cosine" else x
+
+    def hidden(self, history: list[int], *, masked: bool = False) -> Tensor:
+        """The vectors that predict items, divided by the temperature: of each position, or of the mask alone."""
+        keys = [key for key in history if key != 0][-self.spec.max_length :]
+        x = self.table[keys]
+        if masked:
+            x = torch.cat([x, self.w["mask"].unsqueeze(0)])
+        encoded = getattr(self, self.model.spec.kind)(x)  # type: ignore[attr-defined]
+        return self.scaled(encoded) / self.spec.temperature
+
+    def score(self, history: list[int], item: int) -> float:
+        if not any(history):
+            return 0.0
+        last = self.hidden(history, masked=isinstance(self.spec, BERT4RecSpec))[-1]
+        return float(last @ self.scaled(self.table[item]))
+
+
+SPECS: dict[str, SequenceSpec] = {
+    "sasrec": SASRecSpec(item="a", history="past", width=4, max_length=3, inner=6, dropout=0.0),
+    "bert4rec": BERT4RecSpec(item="a", history="past", width=4, max_length=3, inner=6, dropout=0.0),
+    "gru4rec": GRU4RecSpec(item="a", history="past", width=4, max_length=3, layers=2, state=5, dropout=0.0),
+    "hstu": HSTUSpec(item="a", history="past", width=4, max_length=3, dropout=0.0),
+}
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_scores_are_those_of_the_formula(kind: str) -> None:
+    model = model_of(SPECS[kind])
+    by_hand = ByHand(model)
+    expected = [by_hand.score(history, item) for history, item in zip(HISTORIES, ITEMS, strict=True)]
+    with torch.no_grad():
+        output = model(BATCH)
+        torch.testing.assert_close(
+            model.output_logits(output)[:, 0], torch.tensor(expected).double(), atol=1e-5, rtol=1e-5
+        )
+        users, items = model.user_vectors(BATCH), model.item_vectors(BATCH)
+    torch.testing.assert_close((users * items).sum(1, keepdim=True), model.output_logits(output))
+
+
+def pairs_of(history: list[int], item: int, longest: int) -> list[tuple[int, int]]:
+    """The places in a history, from 0, and the item that each predicts."""
+    keys = [key for key in history if key != 0][-longest:]
+    return list(enumerate([*keys[1:], item])) if keys else []
+
+
+@pytest.mark.parametrize("loss", ["bce", "softmax", "sampled_softmax"])
+@pytest.mark.parametrize("kind", ["sasrec", "gru4rec", "hstu"])
+def test_each_position_predicts_the_next_item(monkeypatch: pytest.MonkeyPatch, kind: str, loss: str) -> None:
+    spec = replace(SPECS[kind], loss=loss, negatives=2)  # type: ignore[arg-type]
+    model = model_of(spec).train()
+    drawn: list[Tensor] = []
+
+    def kept(function: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            result = function(*arguments)
+            drawn.append(result[0] if isinstance(result, tuple) else result)
+            return result
+
+        return call
+
+    name = "draw_negatives" if loss == "bce" else "draw_keys"
+    monkeypatch.setattr(sequences, name, kept(getattr(sequences, name)))
+    labels = [1.0, 1.0, 1.0, 1.0, 1.0, 0.0]  # the last sample has no loss
+    batch = batch_of(HISTORIES, ITEMS, labels)
+    found = model.training_loss(model(batch), batch)
+    by_hand, losses, number = ByHand(model), [], 0
+    for history, item, label in zip(HISTORIES, ITEMS, labels, strict=True):
+        pairs = pairs_of(history, item, spec.max_length)
+        hidden = by_hand.hidden(history) if pairs else torch.empty(0)
+        for place, target in pairs:
+            own = hidden[place] @ by_hand.scaled(by_hand.table[target])
+            if loss == "softmax":
+                every = by_hand.scaled(by_hand.table[1:]) @ hidden[place]
+                value = every.logsumexp(0) - own
+            elif loss == "bce":
+                others = by_hand.scaled(by_hand.table[drawn[0][2 * number : 2 * number + 2]]) @ hidden[place]
+                value = -own.sigmoid().log() - (1 - others.sigmoid()).log().mean()
+            else:
+                others = by_hand.scaled(by_hand.table[drawn[0]]) @ hidden[place]
+                others = others[drawn[0] != target]
+                value = torch.cat([own[None], others]).logsumexp(0) - own
+            number += 1
+            if label:
+                losses.append(value)
+    torch.testing.assert_close(found.double(), torch.stack(losses).mean(), atol=1e-4, rtol=1e-4)
+
+
+def test_masked_items_are_predicted_from_the_rest() -> None:
+    model = model_of(replace(SPECS["bert4rec"], max_length=6)).train()
+    by_hand, seen = ByHand(model), 0
+    torch.manual_seed(0)
+    with torch.no_grad():
+        output = model(BATCH)
+        samples, keys = output.samples.tolist(), output.keys.tolist()
+        for sample, (history, item) in enumerate(zip(HISTORIES, ITEMS, strict=True)):
+            sequence = [*(key for key in history if key), item]
+            rows = [row for row, owner in enumerate(samples) if owner == sample]
+            assert rows  # at least one in each sample
+            # The masked places are found by their keys, which are distinct in each of these sequences but the last.
+            if len(set(sequence)) < len(sequence):
+                continue
+            places = [sequence.index(keys[row]) for row in rows]
+            x = by_hand.table[sequence].clone()
+            x[places] = by_hand.w["mask"]
+            torch.testing.assert_close(output.positions[rows], by_hand.bert4rec(x)[places], atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(output.targets[rows].double(), by_hand.table[sequence][places])
+            seen += len(rows)
+    assert seen > 5
+
+
+@pytest.mark.parametrize("probability", [0.2, 0.6])
+def test_the_share_of_masked_items(probability: float) -> None:
+    model = build_model(replace(SPECS["bert4rec"], max_length=50, mask=probability), COLUMNS)  # type: ignore[arg-type,call-arg]
+    histories = [[1, 2, 3, 4, 5, 6, 7, 8] * 5] * 200
+    torch.manual_seed(0)
+    output = model(batch_of(histories, [1] * 200))
+    assert len(output.keys) / (200 * 41) == pytest.approx(probability, abs=0.02)
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_evaluation_repeats_itself_and_leaves_the_draws_of_training(kind: str) -> None:
+    model = model_of(SPECS[kind])
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    with torch.no_grad():
+        first, second = (model.training_loss(model(BATCH), BATCH) for _ in range(2))
+    assert torch.equal(first, second)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_only_the_last_items_of_a_history_count(kind: str) -> None:
+    model = model_of(SPECS[kind])
+    with torch.no_grad():
+        long, short = (model.user_vectors(batch_of([history], [1])) for history in ([8, 8, 1, 2, 3], [1, 2, 3]))
+    torch.testing.assert_close(long, short)
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_it_learns_who_follows_whom(kind: str) -> None:
+    """Item k is followed by item k % 8 + 1."""
+    spec = replace(SPECS[kind], width=16, max_length=5, loss="softmax", similarity="dot", temperature=1.0)
+    if isinstance(spec, GRU4RecSpec):
+        spec = replace(spec, state=32, layers=1)
+
+    def histories(seed: int) -> tuple[list[list[int]], list[int]]:
+        starts = torch.randint(0, 8, (64,), generator=torch.Generator().manual_seed(seed)).tolist()
+        return [[(start + k) % 8 + 1 for k in range(1 + start % 4)] for start in starts], [
+            (start + 1 + start % 4) % 8 + 1 for start in starts
+        ]
+
+    model = build_model(spec, COLUMNS, seed=1)  # type: ignore[arg-type]
+    assert isinstance(model, SequenceModel)
+    dense = build_dense_optimizer(AdamSpec(lr=0.01), model.parameters())
+    rows = RowOptimizer(model, AdamSpec(lr=0.01))
+    torch.manual_seed(0)
+    for step in range(80):
+        batch = batch_of(*histories(step))
+        dense.zero_grad()
+        model.training_loss(model(batch), batch).backward()
+        dense.step()
+        rows.step()
+    past, items = histories(-1)
+    with torch.no_grad():
+        scores = model.eval().user_vectors(batch_of(past, items)) @ model.vectors_of_items(torch.arange(1, ROWS)).t()
+    assert (scores.argmax(1) + 1 == torch.tensor(items)).float().mean() > 0.95
+
+
+ERRORS: dict[str, tuple[SequenceSpec, DatasetSpec, tuple[str, ...]]] = {
+    "no such item": (SASRecSpec(item="b", history="past"), COLUMNS, ("sasrec", "item: data set 'small' has no")),
+    "a list as item": (
+        SASRecSpec(item="past", history="a"),
+        COLUMNS,
+        ("sasrec", "item: 'past' is a list of up to 4 keys"),
+    ),
+    "other ids": (
+        HSTUSpec(item="a", history="past"),
+        replace(COLUMNS, categorical=(replace(COLUMNS.categorical[0], rows=5), COLUMNS.categorical[1])),
+        ("hstu", "'a' has 5 ids, 'past' has 9 ids"),
+    ),
+    "one item": (
+        GRU4RecSpec(item="a", history="past"),
+        dataset(dense=0, categorical=("a", "past"), rows=2),
+        ("gru4rec", "has 1 items, expected at least 2"),
+    ),
+    "any keys": (
+        SASRecSpec(item="a", history="past", tables=DynamicTablesSpec()),
+        dataset(dense=0, categorical=("a", "past"), rows=None),
+        ("sasrec", "has any keys, expected ids"),
+    ),
+    "two labels": (SASRecSpec(item="a", history="past"), dataset(labels=2), ("sasrec", "got 2 labels")),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_what_does_not_fit_is_rejected(case: str) -> None:
+    spec, columns, place = ERRORS[case]
+    with pytest.raises(ConfigError, check=at(*place)):
+        build_model(spec, columns)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "place"),
+    [
+        ({"heads": 3, "width": 4}, ("SASRecSpec.width", "multiple of the heads (3)")),
+        ({"history": "a"}, ("SASRecSpec.history", "which is the item")),
+        ({"loss": "bpr"}, ("SASRecSpec.loss",)),
+        ({"negatives": 0}, ("SASRecSpec.negatives",)),
+        ({"temperature": 0.0}, ("SASRecSpec.temperature",)),
+    ],
+)
+def test_a_spec_checks_itself(changes: dict[str, Any], place: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, check=at(*place)):
+        SASRecSpec(**{"item": "a", "history": "past", **changes})
+
+
+def test_each_kind_is_tested() -> None:
+    assert {spec.kind for spec in SEQUENCE_MODELS.values()} == set(SPECS)

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All items are ranked for each history, without its own, as a loop over them does."""
+
+import math
+from typing import cast
+
+import pytest
+import torch
+
+from terarec.errors import ConfigError
+from terarec.models import build_model
+from terarec.models.sequences import SequenceModel
+from terarec.spec import SASRecSpec
+from terarec.train.sequence_ranking import evaluate_popularity, evaluate_sequences
+from tests.errors import at
+from tests.models.test_sequences import BATCH, COLUMNS, HISTORIES, ITEMS, ROWS, batch_of
+
+SPEC = SASRecSpec(item="a", history="past", width=4, max_length=3, layers=1, inner=6)
+
+
+def model() -> SequenceModel:
+    return cast(SequenceModel, build_model(SPEC, COLUMNS, seed=1))
+
+
+def expected(scores: list[list[float]], k: int) -> tuple[float, float]:
+    """Hit rate and NDCG of the lists of k, by sorting all items."""
+    hits, gains, users = 0, 0.0, 0
+    for of_items, history, item in zip(scores, HISTORIES, ITEMS, strict=True):
+        ranked = sorted((-score, key) for key, score in enumerate(of_items, start=1) if key not in history)
+        place = [key for _, key in ranked].index(item)
+        users += 1
+        if place < k:
+            hits += 1
+            gains += 1 / math.log2(place + 2)
+    return hits / users, gains / users
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_metrics_are_those_of_the_sorted_items(k: int) -> None:
+    own = model().eval()
+    with torch.no_grad():
+        scores = own.user_vectors(BATCH) @ own.vectors_of_items(torch.arange(1, ROWS)).t()
+    results = evaluate_sequences(
+        own.train(), [batch_of(HISTORIES[:2], ITEMS[:2]), batch_of(HISTORIES[2:], ITEMS[2:])], k=[k]
+    )
+    found = (results.values[f"hit_rate@{k}"], results.values[f"ndcg@{k}"])
+    assert found == pytest.approx(expected(scores.tolist(), k))
+    assert (results.users, results.items) == (len(ITEMS), ROWS - 1)
+    assert own.training
+
+
+def test_popularity_counts_the_train_split() -> None:
+    train = [batch_of([[1, 2], [2, 0]], [3, 3])]
+    counts = [1.0, 2.0, 2.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    results = evaluate_popularity([BATCH], train, item="a", history="past", num_items=ROWS, k=[2])
+    found = (results.values["hit_rate@2"], results.values["ndcg@2"])
+    assert found == pytest.approx(expected([counts] * len(ITEMS), 2))
+
+
+def test_samples_of_a_label_of_0_are_left_out() -> None:
+    labels = [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    results = evaluate_sequences(model(), [batch_of(HISTORIES, ITEMS, labels)])
+    assert (results.users, results.relevant) == (1, 1)
+    assert set(results.values) >= {"hit_rate@5", "ndcg@5"}
+
+
+def test_what_cannot_be_ranked_is_reported() -> None:
+    with pytest.raises(ConfigError, check=at("retrieval", "got no sample")):
+        evaluate_sequences(model(), [])
+    with pytest.raises(ConfigError, check=at("retrieval", "got no sample")):
+        evaluate_popularity([], [BATCH], item="a", history="past", num_items=ROWS)
+    with pytest.raises(ConfigError, check=at("k", "got 9")):
+        evaluate_sequences(model(), [BATCH], k=[9])
