@@ -1,22 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure a server of a large DLRM against `predict` in this process.
+"""Measure a server of a large DLRM against `predict` in this process and, with ``--triton``, against Triton.
 
 The server runs on the first core with one thread, the clients on the last. Records are those of Criteo's layout, 39
 columns. `predict` is timed on the first core right before and after the server, so that its rate is of the same run.
+
+Triton is that of the wheel ``nvidia-pytriton``, on the first core too, with both forms of the exported repository. It
+gets its requests in JSON from threads of this process; so does terarec's server where it is compared with it.
 """
 
 import argparse
 import contextlib
+import http.client
+import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import torch
 from record import Row, append_rows, measure
@@ -24,6 +31,8 @@ from session import LARGE, records
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.addresses import own_address
+from tests.apps.test_triton import as_utf8, export_for_triton
+from tests.apps.test_triton import running as running_triton
 
 from terarec.apps.bench_serve.bench import ServingBench
 from terarec.apps.bench_serve.figures import LoadFigures
@@ -123,6 +132,8 @@ def serving(options: argparse.Namespace) -> Iterator[Row]:
             yield Row(case=f"{size:,} records, in process", metric="predict", value=rate, unit="records/s")
         for one in figures:
             yield from rows_of(one, rates)
+        if options.triton:
+            yield from against_triton(run, lines, first, last, options)
 
 
 def rows_of(one: LoadFigures, rates: dict[int, float]) -> Iterator[Row]:
@@ -144,11 +155,85 @@ def rows_of(one: LoadFigures, rates: dict[int, float]) -> Iterator[Row]:
     yield Row(case=case, metric="server, 99th percentile", value=one.p99_ms, unit="ms")
 
 
+def against_triton(run: Path, lines: list[str], first: int, last: int, options: argparse.Namespace) -> Iterator[Row]:
+    """Compare with Triton, server after server in turns, by requests of one record."""
+    raw = [records([line]) for line in lines[:64]]
+    kinds = {column.name: column.kind for column in InferenceSession.open(run).inputs}
+    measured: dict[tuple[str, int], list[tuple[float, float]]] = {}
+    for _ in range(options.triton_turns):
+        for name in ("terarec", "Triton, one model", "Triton, ensemble"):
+            with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+                place = Path(folder)
+                os.sched_setaffinity(0, {first})  # which a server inherits
+                if name == "terarec":
+                    url, _ = stack.enter_context(server(run, first, place / "log"))
+                    model, encoding = "model", "BYTES"
+                else:
+                    form = "ensemble" if name.endswith("ensemble") else "model"
+                    export_for_triton(run, place / "repository", text="utf8", form=form)
+                    url = stack.enter_context(running_triton(place / "repository", place / "triton.log"))
+                    model, encoding = "clicks", "UINT8"
+                os.sched_setaffinity(0, {last})
+                bodies = [json_request(one, kinds, encoding) for one in raw]
+                send(url, model, bodies, 1, 20)
+                for clients, count in ((1, 200), (16, 40)):
+                    measured.setdefault((name, clients), []).append(send(url, model, bodies, clients, count))
+    for (name, clients), figures in measured.items():
+        if name == "terarec":
+            continue
+        own, peer = np.median(measured["terarec", clients], axis=0), np.median(figures, axis=0)
+        case = f"1 record a request, {clients} clients, JSON, same client"
+        for place, metric, unit in ((0, "server", "requests/s"), (1, "server, 99th percentile", "ms")):
+            yield Row(
+                case=case, metric=metric, value=float(own[place]), unit=unit, peer=name, peer_value=float(peer[place])
+            )
+
+
+def json_request(raw: dict[str, list[object]], kinds: dict[str, str], encoding: str) -> bytes:
+    inputs = []
+    for name, values in raw.items():
+        if kinds[name] == "number":
+            data: list[object] = [value or 0 for value in values]
+            inputs.append({"name": name, "datatype": "FP64", "shape": [len(values), 1], "data": data})
+        elif encoding == "UINT8":
+            array = as_utf8(values)
+            inputs.append({"name": name, "datatype": "UINT8", "shape": array.shape, "data": array.ravel().tolist()})
+        else:
+            inputs.append({"name": name, "datatype": "BYTES", "shape": [len(values), 1], "data": values})
+    return json.dumps({"inputs": inputs}).encode()
+
+
+def send(url: str, model: str, bodies: list[bytes], clients: int, count: int) -> tuple[float, float]:
+    """Return requests a second and the 99th percentile of their times in milliseconds."""
+    seconds: list[float] = []
+
+    def work(first: int) -> None:
+        connection = http.client.HTTPConnection(url.removeprefix("http://"))
+        for number in range(count):
+            start = time.perf_counter()
+            connection.request("POST", f"/v2/models/{model}/infer", bodies[(first + number) % len(bodies)])
+            response = connection.getresponse()
+            content = response.read()
+            if response.status != 200:
+                raise RuntimeError(content[:500])
+            seconds.append(time.perf_counter() - start)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(clients)]
+    start = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return len(seconds) / (time.perf_counter() - start), 1e3 * float(np.quantile(seconds, 0.99))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=200_000, help="rows of the generated logs")
     parser.add_argument("--seconds", type=float, default=5.0, help="duration of each load")
     parser.add_argument("--turns", type=int, default=15)
+    parser.add_argument("--triton", action="store_true", help="compare with Triton: pip install nvidia-pytriton")
+    parser.add_argument("--triton-turns", type=int, default=3)
     parser.add_argument("--dry", action="store_true", help="print the figures without appending them to the results")
     append_rows("serving", serving(options := parser.parse_args()), dry=options.dry)
 

@@ -44,6 +44,7 @@ from terarec.spec import GraphLayer, GraphModelSpec, Numbers, ParameterServerSpe
 from terarec.train import build
 from tests.addresses import own_address
 from tests.errors import at
+from tests.params import in_every_run
 from tests.programs import lacks
 from tests.serve.conftest import DENSE, TrainedRun
 
@@ -68,7 +69,7 @@ def as_arrays(columns: tuple[InputColumn, ...], records: dict[str, list[Any]]) -
 @pytest.fixture(scope="module")
 def repository(trained: TrainedRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("triton") / "repository"
-    report = export_triton(trained.path, out, TritonSpec(name="clicks", preferred_batches=(8, 64)))
+    report = export_triton(trained.path, out, TritonSpec(name="clicks", form="ensemble", preferred_batches=(8, 64)))
     assert report.max_abs_difference <= 1e-4
     assert report.outputs == ("label",)
     return out
@@ -97,7 +98,7 @@ def test_an_output_of_classes_has_their_number(trained: TrainedRun, graph_run: P
     )
     model = GraphModelSpec(graph=replace(spec.model.graph, layers=layers))
     build(replace(spec, model=model), tmp_path / "run").fit()
-    export_triton(tmp_path / "run", tmp_path / "out", TritonSpec(name="clicks"))
+    export_triton(tmp_path / "run", tmp_path / "out", TritonSpec(name="clicks", form="ensemble"))
     for name in ("clicks", "clicks_dense"):
         (output,) = re.findall(r"^output \{(.*?)^\}", (tmp_path / "out" / name / CONFIG_FILE).read_text(), re.M | re.S)
         assert re.findall(r"dims: (-?\d+)", output) == ["2"]
@@ -110,7 +111,7 @@ def test_an_output_of_classes_has_their_number(trained: TrainedRun, graph_run: P
 @pytest.mark.slow
 def test_the_stages_of_a_graph_score_as_the_session(trained: TrainedRun, graph_run: Path, tmp_path: Path) -> None:
     """Its dense columns and vectors have names of their own."""
-    export_triton(graph_run, tmp_path / "out", TritonSpec())
+    export_triton(graph_run, tmp_path / "out", TritonSpec(form="ensemble"))
     folder = tmp_path / "out" / "terarec_dense" / "1"
     names = [given["name"] for given in json.loads((folder / EXPORT_FILE).read_text())["inputs"]]
     assert names == ["numbers", "one", "two", "single"]
@@ -158,7 +159,7 @@ def test_wrong_options_are_rejected(field: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["onnxruntime", "pytorch"])
 def test_dense_parts_of_other_back_ends(trained: TrainedRun, tmp_path: Path, backend: str) -> None:
-    export_triton(trained.path, tmp_path / "out", TritonSpec(backend=backend))  # type: ignore[arg-type]
+    export_triton(trained.path, tmp_path / "out", TritonSpec(form="ensemble", backend=backend))  # type: ignore[arg-type]
     folder = tmp_path / "out" / "terarec_dense"
     config = (folder / CONFIG_FILE).read_text()
     assert f'backend: "{backend}"' in config
@@ -178,7 +179,7 @@ def test_dense_parts_of_other_back_ends(trained: TrainedRun, tmp_path: Path, bac
 def test_repositories_in_narrower_numbers(
     trained: TrainedRun, session: InferenceSession, tmp_path: Path, backend: Literal["python"], numbers: Numbers
 ) -> None:
-    spec = TritonSpec(backend=backend)
+    spec = TritonSpec(form="ensemble", backend=backend)
     report = export_triton(trained.path, tmp_path / "out", spec, numbers=numbers, data=trained.data)
     assert report.auc is not None
     assert report.auc_change is not None
@@ -288,11 +289,11 @@ def test_a_back_end_that_misreads_arrays_is_rejected() -> None:
         check_arrays(types.SimpleNamespace(Tensor=_Tensor))
 
 
-def export_for_triton(run: Path, repository: Path, text: Literal["bytes", "utf8"]) -> None:
+def export_for_triton(run: Path, repository: Path, **options: Any) -> None:
     # Triton has a Python of its own, with its own standard library.
     own = {path for path in sys.path if path.startswith(sys.base_prefix) and not path.endswith("site-packages")}
     paths = tuple(path for path in sys.path if path and path not in own)
-    export_triton(run, repository, TritonSpec(name="clicks", python_path=paths, text=text))
+    export_triton(run, repository, TritonSpec(name="clicks", python_path=paths, **options))
 
 
 @dataclass
@@ -327,24 +328,66 @@ def back_end() -> types.ModuleType:
     return module
 
 
+def config_of(folder: Path) -> Any:
+    """Read a model's configuration by Triton's own messages."""
+    parse = pytest.importorskip("google.protobuf.text_format").Parse
+    messages = pytest.importorskip("tritonclient.grpc.model_config_pb2")
+    return parse((folder / CONFIG_FILE).read_text(), messages.ModelConfig())
+
+
+def loaded(folder: Path) -> Any:
+    """Load a model as Triton does, of its files alone."""
+    to_json = pytest.importorskip("google.protobuf.json_format").MessageToJson
+    config = to_json(config_of(folder), preserving_proto_field_name=True)
+    model = runpy.run_path(str(folder / "1" / "model.py"))["TritonPythonModel"]()
+    model.initialize({"model_repository": str(folder), "model_version": "1", "model_config": config})
+    return model
+
+
+NARROW = Numbers(row_type="int8", precision="bf16")
+
+
+@pytest.mark.parametrize("numbers", in_every_run([None], [None, NARROW]))
+def test_one_model_scores_as_the_session(
+    trained: TrainedRun, tmp_path: Path, numbers: Numbers | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", back_end())
+    report = export_triton(trained.path, tmp_path / "out", TritonSpec(name="clicks"), numbers=numbers)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["clicks"]
+    assert report.outputs == ("label",)
+    folder = tmp_path / "out" / "clicks"
+    expected = {"model.py", EXPORT_FILE} | ({"numbers.json"} if numbers else set())
+    assert {path.name for path in (folder / "1").iterdir()} == expected
+    records = trained.records(0, 40)
+    with InferenceSession.open(trained.path, report.step, numbers=numbers) as session:
+        arrays, scores = as_arrays(session.inputs, records), session.predict(records)
+    model = loaded(folder)
+    # Triton joins requests: the second one says beside its values which are missing.
+    stated = {name: array[8:] for name, array in arrays.items()}
+    stated["I1.missing"] = np.isnan(stated["I1"])
+    stated["I1"] = np.nan_to_num(stated["I1"], nan=5.0)
+    assert stated["I1.missing"].any()
+    requests = [{name: array[:8] for name, array in arrays.items()}, stated]
+    answers = model.execute([[_Sent(name, array) for name, array in one.items()] for one in requests])
+    (first,), (second,) = (answer.output_tensors for answer in answers)
+    assert (first.name, first.array.dtype, first.array.shape) == ("label", np.float32, (8, 1))
+    assert np.abs(np.concatenate([first.array, second.array]) - scores).max() <= 1e-6
+    model.finalize()
+
+
 def test_requests_that_leave_optional_inputs_out(
     repository: Path, session: InferenceSession, trained: TrainedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Triton calls the model with requests that say what is missing, and with some that do not, at once."""
-    parse = pytest.importorskip("google.protobuf.text_format").Parse
-    to_json = pytest.importorskip("google.protobuf.json_format").MessageToJson
-    messages = pytest.importorskip("tritonclient.grpc.model_config_pb2")
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", back_end())
     folder = repository / "clicks_workflow"
-    config = parse((folder / CONFIG_FILE).read_text(), messages.ModelConfig())
+    config = config_of(folder)
     assert all(tensor.optional == tensor.name.endswith(".missing") for tensor in config.input)
-    ensemble = parse((repository / "clicks" / CONFIG_FILE).read_text(), messages.ModelConfig())
+    ensemble = config_of(repository / "clicks")
     # Triton demands that an ensemble and its steps agree on what is optional.
     assert [(one.name, one.optional) for one in ensemble.input] == [(one.name, one.optional) for one in config.input]
 
-    model = runpy.run_path(str(folder / "1" / "model.py"))["TritonPythonModel"]()
-    arguments = {"model_repository": str(folder), "model_version": "1"}
-    model.initialize({**arguments, "model_config": to_json(config, preserving_proto_field_name=True)})
+    model = loaded(folder)
     records = trained.records(0, 8)
     plain = as_arrays(session.inputs, records)
     missing = {name: np.array([[value in (None, "")] for value in values]) for name, values in records.items()}
@@ -369,9 +412,12 @@ def test_requests_that_leave_optional_inputs_out(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("form", ["model", "ensemble"])
 @pytest.mark.skipif(TRITON is None, reason=lacks("Triton", "pip install nvidia-pytriton"))
-def test_a_real_triton_scores_raw_records(trained: TrainedRun, session: InferenceSession, tmp_path: Path) -> None:
-    export_for_triton(trained.path, tmp_path / "repository", "utf8")
+def test_a_real_triton_scores_raw_records(
+    trained: TrainedRun, session: InferenceSession, tmp_path: Path, form: str
+) -> None:
+    export_for_triton(trained.path, tmp_path / "repository", text="utf8", form=form)
     records = trained.records(0, 40)
     kinds = {column.name: column.kind for column in session.inputs}
     inputs = []

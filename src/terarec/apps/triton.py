@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from terarec.apps.triton_models import DATASET, PROGRAM, TABLES
+from terarec.apps.triton_models import DATASET, NUMBERS, PROGRAM, TABLES
 from terarec.config.files import DATASET_DIRECTORY, load_served_tables
-from terarec.etl.workflow import workflow_of
+from terarec.etl.workflow import Workflow, workflow_of
 from terarec.export import export_run
 from terarec.export.artifact import EXPORT_FILE, FORMATS, ExportReport
 from terarec.export.scoring import dense_name
@@ -54,14 +54,17 @@ def export_triton(
     split: str = "valid",
     allow_import: Sequence[str] = (),
 ) -> ExportReport:
-    """Write a model repository of three stages and the ensemble that joins them into the new directory `out`.
+    """Write a model repository into the new directory `out`: one model, or three stages and the ensemble of them.
 
-    ``NAME_workflow`` encodes raw records, ``NAME_lookup`` looks their keys up in a parameter server that it loads from
-    the run, and ``NAME_dense`` computes the scores. The first two run in Triton's python back end, whose Python needs
-    terarec. The dense part is compared with the model on random samples; ``export.json`` next to it has the difference.
+    One model, ``NAME``, does what a session does, from raw records to scores, in Triton's python back end, whose Python
+    needs terarec. Of an ensemble, ``NAME_workflow`` encodes raw records, ``NAME_lookup`` looks their keys up in a
+    parameter server that it loads from the run, and ``NAME_dense`` computes the scores. Each stage has a queue of its
+    own, and what goes from one to the next is copied between processes.
+
+    The dense part is compared with the model on random samples; ``export.json`` next to it has the difference.
 
     Args:
-        run: Directory of the run, which stays where it is: the lookup stage reads its rows.
+        run: Directory of the run, which stays where it is: the model, or the lookup stage, reads it.
         out: The repository.
         spec: Names, back end and batching.
         checkpoint: "last", "best" or a step; None as in `terarec.models.artifact.find_checkpoint`.
@@ -79,6 +82,17 @@ def export_triton(
     """
     spec = spec or TritonSpec()
     check_replaceable(out)
+    if spec.form == "model":
+        return _export_model(
+            run,
+            out,
+            spec,
+            checkpoint=checkpoint,
+            numbers=numbers,
+            data=data,
+            split=split,
+            allow_import=allow_import,
+        )
     tables = _served_tables(spec, numbers)
     dataset = read_dataset(run / DATASET_DIRECTORY)
     workflow = workflow_of(run / DATASET_DIRECTORY, allow_import=allow_import)
@@ -86,48 +100,119 @@ def export_triton(
         stages = {stage: partial / f"{spec.name}_{stage}" / "1" for stage in ("workflow", "lookup", "dense")}
         for folder in (*stages.values(), partial / spec.name / "1"):
             folder.mkdir(parents=True)
-        report = export_run(
+        report, described = _export_dense(
             run,
-            stages["dense"] / "exported",
-            format=_FORMATS[spec.backend],
-            tables=False,
+            stages["dense"],
+            spec.backend,
             checkpoint=checkpoint,
             numbers=numbers,
             data=data,
             split=split,
             allow_import=allow_import,
         )
-        # An export needs a new directory, so it goes into one of its own, whose files are moved to where Triton looks.
-        described = read_json(stages["dense"] / "exported" / EXPORT_FILE)
-        for file in (stages["dense"] / "exported").iterdir():
-            file.rename(stages["dense"] / file.name)
-        (stages["dense"] / "exported").rmdir()
-        (stages["dense"] / FORMATS[_FORMATS[spec.backend]]).rename(stages["dense"] / _FILES[spec.backend])
+        file = FORMATS[_FORMATS[spec.backend]]
+        (stages["dense"] / file).rename(stages["dense"] / _FILES[spec.backend])
         # A copy, so that this stage needs no file of the run; only the rows stay there.
         shutil.copytree(run / DATASET_DIRECTORY, stages["workflow"] / DATASET, copy_function=copy_file)
         if tables is not None:
             # Not the file itself: its relative paths count from the folder that it is in.
             write_json(stages["lookup"] / TABLES, to_data(tables))
         configs = _Configs(spec, dataset, input_columns(workflow), described)
-        # The step and not "last": dense layers and rows have to be of one checkpoint.
-        parameters = {"run": str(run.resolve()), "step": str(report.step), "allow_import": ",".join(allow_import)}
+        parameters = _parameters(run, report, allow_import)
         for name, config in configs.all(parameters).items():
             (partial / name / CONFIG_FILE).write_text(text_format(config))
         for stage, model in {"workflow": "WorkflowModel", "lookup": "LookupModel", "dense": "DenseModel"}.items():
             if stage != "dense" or spec.backend == "python":
                 (stages[stage] / "model.py").write_text(_model_file(model, spec.python_path))
-        size = sum(file.stat().st_size for file in partial.rglob("*") if file.is_file())
-    return ExportReport(
-        file=out / spec.name / CONFIG_FILE,
-        step=report.step,
-        model=report.model,
+        return _report(report, partial, out / spec.name / CONFIG_FILE, workflow)
+
+
+def _export_model(
+    run: Path,
+    out: Path,
+    spec: TritonSpec,
+    *,
+    checkpoint: int | str | None,
+    numbers: Numbers | None,
+    data: Path | None,
+    split: str,
+    allow_import: Sequence[str],
+) -> ExportReport:
+    """Write one model, which opens a session of the run."""
+    # Rows of int8 are in caches before the tiers, or in the session's memory without any.
+    tables = None if spec.tables is None else _served_tables(spec, numbers)
+    dataset = read_dataset(run / DATASET_DIRECTORY)
+    workflow = workflow_of(run / DATASET_DIRECTORY, allow_import=allow_import)
+    with atomic_dir(out) as partial:
+        folder = partial / spec.name / "1"
+        folder.mkdir(parents=True)
+        # For the comparison, the outputs and their widths: the model itself computes with the run's layers.
+        report, described = _export_dense(
+            run,
+            folder,
+            spec.backend,
+            checkpoint=checkpoint,
+            numbers=numbers,
+            data=data,
+            split=split,
+            allow_import=allow_import,
+        )
+        (folder / FORMATS[_FORMATS[spec.backend]]).unlink()
+        if tables is not None:
+            write_json(folder / TABLES, to_data(tables))
+        if numbers is not None:
+            write_json(folder / NUMBERS, to_data(numbers if tables is None else replace(numbers, row_type="fp32")))
+        config = _Configs(spec, dataset, input_columns(workflow), described).one(_parameters(run, report, allow_import))
+        (partial / spec.name / CONFIG_FILE).write_text(text_format(config))
+        (folder / "model.py").write_text(_model_file("RunModel", spec.python_path))
+        return _report(report, partial, out / spec.name / CONFIG_FILE, workflow)
+
+
+def _export_dense(
+    run: Path,
+    folder: Path,
+    backend: str,
+    *,
+    checkpoint: int | str | None,
+    numbers: Numbers | None,
+    data: Path | None,
+    split: str,
+    allow_import: Sequence[str],
+) -> tuple[ExportReport, Mapping[str, Any]]:
+    """Export the dense part into a folder that is there; return the reports of this export and of its files."""
+    # An export needs a new directory, so it goes into one of its own, whose files are moved to where Triton looks.
+    exported = folder / "exported"
+    report = export_run(
+        run,
+        exported,
+        format=_FORMATS[backend],
+        tables=False,
+        checkpoint=checkpoint,
+        numbers=numbers,
+        data=data,
+        split=split,
+        allow_import=allow_import,
+    )
+    described = read_json(exported / EXPORT_FILE)
+    for file in exported.iterdir():
+        file.rename(folder / file.name)
+    exported.rmdir()
+    return report, described
+
+
+def _parameters(run: Path, report: ExportReport, allow_import: Sequence[str]) -> Mapping[str, str]:
+    # The step and not "last": layers and rows have to be of one checkpoint.
+    return {"run": str(run.resolve()), "step": str(report.step), "allow_import": ",".join(allow_import)}
+
+
+def _report(report: ExportReport, partial: Path, file: Path, workflow: Workflow) -> ExportReport:
+    """Return the report of a repository that has the dense part of another report."""
+    return replace(
+        report,
+        file=file,
         tables=True,
         inputs=tuple(column.name for column in input_columns(workflow)),
-        outputs=report.outputs,
-        max_abs_difference=report.max_abs_difference,
-        bytes=size,
-        auc=report.auc,
-        auc_change=report.auc_change,
+        bytes=sum(one.stat().st_size for one in partial.rglob("*") if one.is_file()),
     )
 
 
@@ -167,8 +252,12 @@ class _Configs:
         widths = zip(described["outputs"], described["output_widths"], strict=True)
         self._scores = [_tensor(name, "TYPE_FP32", [width]) for name, width in widths]
 
+    def one(self, parameters: Mapping[str, str]) -> Message:
+        """Return the configuration of the model that does the work of all stages."""
+        return self._model(self._spec.name, "python", self._raw, self._scores, parameters)
+
     def all(self, parameters: Mapping[str, str]) -> dict[str, Message]:
-        """Return the configuration of each model."""
+        """Return the configuration of each stage and of the ensemble."""
         name = self._spec.name
         dense_inputs = self._dense + self._vectors
         names = {str(tensor["name"]): str(tensor["name"]) for tensor in (*dense_inputs, *self._scores)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stages of a served run as models of Triton's python back end: workflow, lookup and dense part.
+"""A served run as a model of Triton's python back end, or as three: workflow, lookup and dense part.
 
 A repository that `terarec.apps.triton.export_triton` writes names these classes in its ``model.py`` files. Triton
 calls `initialize`, then `execute` for each group of requests, then `finalize`. ``triton_python_backend_utils`` exists
@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -32,17 +33,18 @@ from terarec.export import NO_KEY, KeyInput
 from terarec.export.inputs import given_vectors, padded_keys
 from terarec.export.scoring import dense_name
 from terarec.formats import read_dataset
+from terarec.io.files import read_json
 from terarec.models import GraphModel
 from terarec.models.artifact import load_without_tables
 from terarec.serve.padding import LENGTHS, MISSING, unpad, with_missing
 from terarec.serve.record_batches import RecordBatches
-from terarec.serve.session import InputColumn, input_columns
+from terarec.serve.session import InferenceSession, InputColumn, input_columns
 from terarec.serve.tables import ServedTables, serve_tables
-from terarec.spec import ParameterServerSpec
+from terarec.spec import Numbers, ParameterServerSpec, from_data
 from terarec.spec.checks import quoted
 from terarec.spec.dataset import MISSING_KEY
 
-DATASET, PROGRAM, TABLES = "dataset", "model.pt2", "tables.json"
+DATASET, PROGRAM, TABLES, NUMBERS = "dataset", "model.pt2", "tables.json", "numbers.json"
 """Files of the stages in their version folders."""
 
 Arrays = Mapping[str, NDArray[np.generic]]
@@ -66,13 +68,7 @@ class WorkflowStage:
 
     def __call__(self, arrays: Arrays) -> Arrays:
         """Encode B records: those of `raw_values`, in the columns' own types."""
-        records = {
-            column.name: raw_values(
-                column, arrays[column.name], arrays.get(column.name + LENGTHS), arrays.get(column.name + MISSING)
-            )
-            for column in self._inputs
-        }
-        batch = self._batch(self.workflow.encode(records))
+        batch = self._batch(self.workflow.encode(_records(self._inputs, arrays)))
         outputs: dict[str, NDArray[Any]] = (
             {dense_name(self._dataset): batch.dense.numpy()} if self._dataset.dense else {}
         )
@@ -81,6 +77,25 @@ class WorkflowStage:
             source = KeyInput(name=column.name, columns=(column.name,), max_keys=1 if column.hotness == 1 else None)
             outputs[column.name] = padded_keys(batch.sparse, source)[:, 0]
         return outputs
+
+
+class RunStage:
+    """Raw columns -> scores of each label, by a session.
+
+    Args:
+        session: The session.
+        widths: Name of each output -> its number of scores; together those of the session, in its order.
+    """
+
+    def __init__(self, session: InferenceSession, widths: Mapping[str, int]) -> None:
+        self._session = session
+        self._widths = dict(widths)
+
+    def __call__(self, arrays: Arrays) -> Arrays:
+        """Score B records: those of `raw_values`, in the columns' own types."""
+        scores = self._session.predict(_records(self._session.inputs, arrays))
+        ends = list(accumulate(self._widths.values()))
+        return dict(zip(self._widths, np.split(scores, ends[:-1], axis=1), strict=True))
 
 
 class LookupStage:
@@ -181,6 +196,15 @@ class DenseStage:
         return {name: scores.numpy() for name, scores in zip(self._outputs, results, strict=True)}
 
 
+def _records(inputs: Sequence[InputColumn], arrays: Arrays) -> dict[str, RawValues]:
+    return {
+        column.name: raw_values(
+            column, arrays[column.name], arrays.get(column.name + LENGTHS), arrays.get(column.name + MISSING)
+        )
+        for column in inputs
+    }
+
+
 def raw_values(
     column: InputColumn,
     values: NDArray[np.generic],
@@ -271,6 +295,7 @@ class _TritonModel:
         if "TYPE_STRING" in self._input_types.values():
             check_arrays(self._backend)
         self._types = {tensor["name"]: self._numpy_type(tensor["data_type"]) for tensor in config["output"]}
+        self._widths = {tensor["name"]: int(tensor["dims"][0]) for tensor in config["output"]}
         parameters = {name: parameter["string_value"] for name, parameter in config.get("parameters", {}).items()}
         self._stage = self._load(folder, parameters)
 
@@ -325,6 +350,26 @@ class _TritonModel:
         return self._backend.triton_string_to_numpy(triton_type)
 
 
+class RunModel(_TritonModel):
+    """`RunStage` in Triton."""
+
+    @override
+    def _load(self, folder: Path, parameters: Mapping[str, str]) -> Stage:
+        numbers = folder / NUMBERS
+        self._session = InferenceSession.open(
+            Path(parameters["run"]),
+            int(parameters["step"]),
+            allow_import=_packages(parameters),
+            tables=_served_tables(folder),
+            numbers=from_data(Numbers, read_json(numbers), f"{numbers}: $") if numbers.is_file() else None,
+        )
+        return RunStage(self._session, self._widths)
+
+    @override
+    def finalize(self) -> None:
+        self._session.close()
+
+
 class WorkflowModel(_TritonModel):
     """`WorkflowStage` in Triton."""
 
@@ -338,11 +383,7 @@ class LookupModel(_TritonModel):
 
     @override
     def _load(self, folder: Path, parameters: Mapping[str, str]) -> Stage:
-        tables = folder / TABLES
-        described = ServedTables(server=ParameterServerSpec())
-        if tables.is_file():
-            spec = load_served_tables(tables)
-            described = ServedTables(server=spec.server, cache=spec.cache)
+        described = _served_tables(folder) or ServedTables(server=ParameterServerSpec())
         self._lookup = LookupStage(Path(parameters["run"]), int(parameters["step"]), described, _packages(parameters))
         return self._lookup
 
@@ -357,6 +398,15 @@ class DenseModel(_TritonModel):
     @override
     def _load(self, folder: Path, parameters: Mapping[str, str]) -> Stage:
         return DenseStage(folder / PROGRAM, self._names, list(self._types))
+
+
+def _served_tables(folder: Path) -> ServedTables | None:
+    """Return where the rows of the tables are; None for what the model decides."""
+    tables = folder / TABLES
+    if not tables.is_file():
+        return None
+    spec = load_served_tables(tables)
+    return ServedTables(server=spec.server, cache=spec.cache)
 
 
 def _packages(parameters: Mapping[str, str]) -> list[str]:

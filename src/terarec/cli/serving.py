@@ -67,7 +67,7 @@ class ExportOptions:
             "repository of Triton; or the vectors of the tables: embeddings is parquet.",
         ),
     ] = "onnx"
-    triton: Annotated[TritonSpec, SpecFields("backend", "text", "tables")]
+    triton: Annotated[TritonSpec, SpecFields("form", "backend", "text", "tables")]
     no_tables: Annotated[
         bool, typer.Option("--no-tables", help="Leave the tables out; their vectors become inputs.")
     ] = False

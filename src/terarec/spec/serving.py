@@ -138,8 +138,10 @@ class TritonSpec:
     """Model repository of NVIDIA Triton for a run.
 
     Attributes:
-        name: Name of the ensemble; those of its stages begin with it.
-        backend: Back end of Triton for the dense layers.
+        name: Name of the model; those of the stages of an ensemble begin with it.
+        form: "model" for one model of the python back end, "ensemble" for three stages, of which the dense layers may
+            be in another back end.
+        backend: Back end of Triton for the dense layers of an ensemble.
         max_batch: Maximum number of records of a request, and of requests that Triton joins.
         preferred_batches: Sizes at which a batch need not wait for more requests.
         queue_delay_microseconds: Time that a request waits for others.
@@ -155,6 +157,7 @@ class TritonSpec:
     """
 
     name: str = "terarec"
+    form: Literal["model", "ensemble"] = "model"
     backend: Literal["python", "onnxruntime", "pytorch"] = "python"
     max_batch: int = 1024
     preferred_batches: tuple[int, ...] = (256, 1024)
@@ -166,7 +169,10 @@ class TritonSpec:
 
     def __post_init__(self) -> None:
         checks.name(self)
+        checks.one_of(self, "form", ("model", "ensemble"))
         checks.one_of(self, "backend", ("python", "onnxruntime", "pytorch"))
+        if self.form == "model" and self.backend != "python":
+            checks.fail(self, "backend", "'python' for form='model'; another one is for the layers of an ensemble")
         checks.one_of(self, "text", ("bytes", "utf8"))
         checks.positive_int(self, "max_batch", maximum=checks.MOST_BATCH)
         checks.positive_int(self, "instances", maximum=checks.MOST_THREADS)
