@@ -5,7 +5,6 @@ import contextlib
 import json
 import logging
 import os
-import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,7 +24,6 @@ from terarec.serve.calls import Call
 from terarec.serve.metrics import Metrics
 from terarec.spec import AccessSpec, ServingSpec, WatchingSpec
 from tests.errors import at
-from tests.processes import Python
 from tests.serve.conftest import TrainedRun
 from tests.serve.grpc.conftest import serving, tensors
 from tests.serve.http.serving import served
@@ -222,24 +220,3 @@ def test_a_file_that_cannot_be_opened_is_an_error_before_anything_is_loaded(tmp_
         check_access_log(spec)
     with pytest.raises(ConfigError, check=at("WatchingSpec.access_log_share")):
         replace(spec, access_log_share=0.0)
-
-
-PROGRAM = """
-import sys
-from pathlib import Path
-from terarec.serve import serve
-from terarec.spec import ServingSpec, WatchingSpec
-spec = ServingSpec(name="dlrm", port=0, workers=2, watching=WatchingSpec(access_log=sys.argv[2]))
-serve(Path(sys.argv[1]), spec, lambda server: print(server.url, flush=True))
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_workers_append_to_one_file(trained: TrainedRun, tmp_path: Path) -> None:
-    with contextlib.closing(Python(PROGRAM, trained.path, tmp_path / "log")) as process:
-        url = process.read_line()
-        for number in range(20):
-            assert httpx.get(f"{url}/v2?{number}").status_code == 200
-        process.send_signal(signal.SIGTERM)
-        assert process.wait().returncode == 0
-    assert [line["path"] for line in lines_of(tmp_path / "log")] == ["/v2"] * 20

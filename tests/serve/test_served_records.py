@@ -100,8 +100,6 @@ def test_drift_and_preparation_read_the_files(session: InferenceSession, trained
     assert report.current.rows == rows
     for column in report.columns:
         assert np.array_equal(column.bins.reference, column.bins.current)
-    assert figures("drift", trained.data, served, "--out", tmp_path / "drift.html")["current_rows"] == rows
-    assert len(json.loads((tmp_path / "drift.json").read_text())["columns"]) == 39
     # Scores of the files are those that were served.
     score_files(session, [served], tmp_path / "scores.parquet")
     again = pq.read_table(tmp_path / "scores.parquet")["score"].to_numpy()
@@ -112,6 +110,17 @@ def test_drift_and_preparation_read_the_files(session: InferenceSession, trained
     workflow = Workflow.of(criteo(min_count=2, split=SplitByFraction(valid=0.25)))
     prepare(workflow, [tmp_path / "joined.parquet"], tmp_path / "data")
     assert sum(map(read_dataset(tmp_path / "data").num_rows, ("train", "valid"))) == rows
+
+
+@pytest.mark.slow
+def test_the_command_shows_the_drift_of_the_files(
+    session: InferenceSession, trained: TrainedRun, tmp_path: Path
+) -> None:
+    with recorded(session, tmp_path / "served") as models:
+        models.submit(request_of(trained, 0, 500), "dlrm").result(PATIENCE)
+    report = figures("drift", trained.data, tmp_path / "served" / "dlrm", "--out", tmp_path / "drift.html")
+    assert report["current_rows"] == 500
+    assert len(json.loads((tmp_path / "drift.json").read_text())["columns"]) == 39
 
 
 def test_files_are_bounded_by_their_size_and_age(
@@ -197,14 +206,14 @@ import sys
 from pathlib import Path
 from terarec.serve import serve
 from terarec.spec import ServingSpec, WatchingSpec
-watching = WatchingSpec(record_directory=sys.argv[2], record_share=1.0)
+watching = WatchingSpec(access_log=sys.argv[2] + "/log", record_directory=sys.argv[2], record_share=1.0)
 spec = ServingSpec(name="dlrm", port=0, workers=2, watching=watching)
 serve(Path(sys.argv[1]), spec, lambda server: print(server.url, flush=True))
 """
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_each_worker_writes_files_of_its_own(trained: TrainedRun, tmp_path: Path) -> None:
+def test_workers_write_files_of_their_own_and_append_to_one_log(trained: TrainedRun, tmp_path: Path) -> None:
     with contextlib.closing(Python(PROGRAM, trained.path, tmp_path)) as process:
         client = InferenceClient(process.read_line(), model="dlrm")
         for begin in range(0, 30, 3):
@@ -215,3 +224,5 @@ def test_each_worker_writes_files_of_its_own(trained: TrainedRun, tmp_path: Path
     assert sorted(rows_of(tmp_path)["C1"].to_pylist(), key=str) == sorted(
         (value or None for value in trained.records(0, 30)["C1"]), key=str
     )
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert [line["records"] for line in lines if line["path"].endswith("/infer")] == [3] * 10

@@ -86,7 +86,7 @@ def test_the_last_records_are_compared(
     for begin in (0, 40, 80):
         serve(session, drift, [request_of(trained, begin, begin + 40)])
         drift.poll()
-    assert only(drift).records == 80
+    assert only(drift).records == 60
 
 
 def test_training_data_that_are_not_there_are_a_problem_in_words(

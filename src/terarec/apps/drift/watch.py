@@ -5,19 +5,19 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
 from terarec.apps.drift.compare import ColumnDrift, compare
 from terarec.apps.drift.summary import DataSummary, RowSummary, summarize_dataset
 from terarec.errors import TerarecError
-from terarec.etl.workflow.serving import EncodedRecords
 from terarec.formats import read_dataset
+from terarec.formats.block import ColumnBlock, merge, slice_rows
 from terarec.serve.input_drift import InputDrift, ModelDrift
 from terarec.serve.repeating import Repeating
 from terarec.serve.served_model import ServedModel
@@ -27,7 +27,7 @@ WINDOW_RECORDS = 20_000
 REFERENCE_ROWS = 1 << 17
 """Most rows of the training data that they are compared with."""
 
-_EVERY_SECONDS = 5.0
+_EVERY_SECONDS = 10.0
 _MOST_VERSIONS = 16
 _MOST_WAITING = 1 << 16  # records that wait to be encoded, of all versions
 
@@ -38,16 +38,14 @@ class _Version:
 
     Attributes:
         model: The version.
-        waiting: Raw columns of records that came since the last comparison.
-        encoded: Records of the window as the model reads them.
-        num_records: Their number.
+        waiting: Raw columns of requests that came since the last comparison.
+        window: The last records as the model reads them, without labels; None before the first ones.
         found: The last comparison.
     """
 
     model: ServedModel
-    waiting: list[tuple[Mapping[str, pa.Array], int]] = field(default_factory=list)
-    encoded: deque[EncodedRecords] = field(default_factory=deque)
-    num_records: int = 0
+    waiting: list[Mapping[str, pa.Array]] = field(default_factory=list)
+    window: ColumnBlock | None = None
     found: ModelDrift | None = None
 
 
@@ -85,7 +83,7 @@ class ServedDrift(Repeating):
                 return  # the window is full of newer ones, anyway
             self._num_waiting += num_records
             version = self._versions.setdefault(key, _Version(model))
-            version.waiting.append((columns, num_records))
+            version.waiting.append(columns)
             while len(self._versions) > _MOST_VERSIONS:
                 del self._versions[next(iter(self._versions))]
 
@@ -103,16 +101,14 @@ class ServedDrift(Repeating):
                 version.waiting = []
             self._num_waiting = 0
         for version, waiting in taken:
-            for columns, num_records in waiting:
-                version.encoded.append(version.model.session.workflow.encode(columns))
-                version.num_records += num_records
-            while version.num_records - len(version.encoded[0].dense) >= WINDOW_RECORDS:
-                version.num_records -= len(version.encoded.popleft().dense)
-            version.found = self._compared(version)
+            window = _encoded(version.model, waiting)
+            if version.window is not None:
+                window = merge([version.window, window])
+            version.window = slice_rows(window, max(window.num_rows - WINDOW_RECORDS, 0), window.num_rows)
+            version.found = self._compared(version.model, version.window)
         return len(taken)
 
-    def _compared(self, version: _Version) -> ModelDrift:
-        model = version.model
+    def _compared(self, model: ServedModel, window: ColumnBlock) -> ModelDrift:
         path = Path(model.session.run.data) if self._data is None else self._data
         if path not in self._references:
             try:
@@ -125,8 +121,7 @@ class ServedDrift(Repeating):
                 raise reference.with_traceback(None)
             workflow = model.session.workflow
             current = RowSummary(workflow.dataset_spec(), workflow, has_labels=False)
-            for records in version.encoded:
-                current.add((records.dense,), records.keys)
+            current.add((window.dense,), window.keys)
             report = compare(reference, current.summary("served records"))
         except TerarecError as error:
             return ModelDrift(model=model.name, version=model.version, problem=str(error))
@@ -134,7 +129,7 @@ class ServedDrift(Repeating):
         return ModelDrift(
             model=model.name,
             version=model.version,
-            records=version.num_records,
+            records=window.num_rows,
             reference_records=reference.rows,
             inputs=tuple(inputs),
         )
@@ -142,6 +137,14 @@ class ServedDrift(Repeating):
     def _reference(self, path: Path) -> DataSummary:
         splits = ["train"] if "train" in read_dataset(path).splits else None
         return summarize_dataset(path, splits, allow_import=self._allow_import, most_rows=REFERENCE_ROWS)
+
+
+def _encoded(model: ServedModel, requests: Sequence[Mapping[str, pa.Array]]) -> ColumnBlock:
+    """Return the records of requests as a model reads them: encoding costs a call, more than a record."""
+    columns = {name: pa.concat_arrays([request[name] for request in requests]) for name in requests[0]}
+    encoded = model.session.workflow.encode(columns)
+    no_labels = np.zeros((len(encoded.dense), 0), dtype=np.float32)
+    return ColumnBlock(label=no_labels, dense=encoded.dense, keys=encoded.keys)
 
 
 def _input(column: ColumnDrift) -> InputDrift:
