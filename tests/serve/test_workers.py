@@ -4,10 +4,13 @@
 import contextlib
 import json
 import os
+import resource
 import signal
+import socket
 import sys
 import threading
 import time
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -286,3 +289,38 @@ def test_what_several_processes_cannot_serve_is_named(trained: TrainedRun) -> No
             serve(spec, ServingSpec(port=0, workers=2))
     with pytest.raises(ConfigError, check=at("ServingSpec.workers")):
         ServingSpec(workers=0)
+
+
+MANY = 10_000
+MANY_PROGRAM = f"""
+import resource
+_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 2 * {MANY}), most))
+{PROGRAM}"""
+
+
+@pytest.mark.slow
+def test_a_server_answers_beside_ten_thousand_idle_connections(
+    trained: TrainedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most < MANY + 500:
+        pytest.skip(f"the system allows {most} open files")
+    monkeypatch.setitem(globals(), "PROGRAM", MANY_PROGRAM)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    try:
+        with contextlib.ExitStack() as stack:
+            process, url = stack.enter_context(url_of(trained.path, 1))
+            client, place = InferenceClient(url, model="dlrm"), urllib.parse.urlsplit(url)
+            expected = score(client, trained, 0)
+            held = statm_bytes(process.pid)
+            for _ in range(MANY):
+                stack.enter_context(socket.create_connection((place.hostname, place.port), PATIENCE))
+            assert np.array_equal(score(client, trained, 0), expected)
+            assert (statm_bytes(process.pid) - held) / MANY < 20_000
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))
+
+
+def statm_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
