@@ -145,7 +145,7 @@ def _summed(found: dict[Case, Any], copies: dict[Case, int]) -> Summary:
     return Summary(cells, worst[False], worst[True], missing, most, failed)
 
 
-def _device_of(library: Path | None) -> torch.device:
+def device_of(library: Path | None) -> torch.device:
     """Return the device whose backend is in the library, registered in this process."""
     if library is None:
         # The way of a device, in host memory.
@@ -162,7 +162,7 @@ def _expected_on_device(
     _: int, rules: Collection[str], steps: int, library: Path
 ) -> dict[tuple[str, bool], dict[str, tuple[Tensor, Tensor]]]:
     """Train in one process on the device, as deterministic cases do: optimizer and False -> `rows_of`."""
-    device = _device_of(library)
+    device = device_of(library)
     return {
         (rule, False): rows_of(
             train(Ranks(), None, OPTIMIZERS[rule], trains_layer=False, steps=steps, names=TABLES, device=device)
@@ -180,7 +180,7 @@ def _run_cases(
     shares_device: bool,
 ) -> list[Any]:
     """Run cases on this rank; return for each the differences and the copies of a step, or its error."""
-    device = _device_of(library)
+    device = device_of(library)
     ranks = join(link_timeout=200.0, device=device, shares_device=shares_device)
     groups = {size: ranks.subset(list(range(size))) for size in SIZES if size < ranks.size} | {ranks.size: ranks}
     results: list[Any] = []

@@ -21,6 +21,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -41,9 +42,13 @@ const c10::Device kDevice(kType, 0);
 
 // ---- Memory
 
+int64_t largest_allocation = std::numeric_limits<int64_t>::max();
+
 class HostMemory final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
+    TORCH_CHECK_WITH(OutOfMemoryError, static_cast<int64_t>(bytes) <= largest_allocation,
+                     "simulated out of memory. Tried to allocate ", bytes, " bytes.");
     void* memory = c10::alloc_cpu(bytes);
     return {memory, memory, &c10::free_cpu, kDevice};
   }
@@ -288,11 +293,14 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
 
 std::vector<int64_t> counts() { return {copies_to_host, copies_to_device, waits}; }
 
+void set_largest_allocation(int64_t bytes) { largest_allocation = bytes; }
+
 void set_counting(bool counts_from_now_on) { uncounted += counts_from_now_on ? -1 : 1; }
 
 TORCH_LIBRARY(simulated_device, library) {
   library.def("on_host(Tensor(a) tensor) -> Tensor(a)", &on_host);
   library.def("counts() -> int[]", &counts);
+  library.def("set_largest_allocation(int bytes) -> ()", &set_largest_allocation);
   library.def("set_counting(bool counts_from_now_on) -> ()", &set_counting);
 }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import os
 import sys
 import types
 from collections.abc import Callable
@@ -132,6 +133,10 @@ def _module() -> types.ModuleType:
         is_available=lambda: True,
         device_count=lambda: 1,
         current_device=lambda: 0,
+        # Each process has one of its own, unless a test says otherwise.
+        get_device_properties=lambda device=None: types.SimpleNamespace(
+            name=os.environ.get("SIMULATED_NAME", NAME), uuid=os.environ.get("SIMULATED_UUID", str(os.getpid()))
+        ),
         get_amp_supported_dtype=lambda: [torch.float16, torch.bfloat16],
         # Operators run on the CPU and draw from its generator.
         manual_seed_all=lambda seed: None,

@@ -22,7 +22,7 @@ from terarec.config import load_run
 from terarec.config.files import RUN_FILE, with_graph
 from terarec.config.overrides import override, parse_assignments
 from terarec.errors import ConfigError, TerarecError
-from terarec.kernels.environment import is_launched
+from terarec.kernels.environment import is_launched, launch
 from terarec.reports.text import Show, metric_text
 from terarec.spec import BinarySpec, DLRMSpec, GraphModelSpec, RunSpec, Tiers, TrainingSpec, to_data
 from terarec.spec.model import ModelSpec
@@ -169,6 +169,12 @@ class TrainOptions:
             help="Placements of the tables on the processes that torchrun starts; by their sizes if unset.",
         ),
     ] = None
+    share_device: Annotated[
+        bool,
+        typer.Option(
+            "--share-device", help="Let processes that torchrun starts share GPUs; they exchange through host memory."
+        ),
+    ] = False
     assignments: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="PATH=VALUE", help="Any field, e.g. training.max_steps=100; repeatable."),
@@ -335,12 +341,14 @@ def train(options: TrainOptions, show: Show) -> None:
         _train_seeds(spec, options, options.seeds, show)
         return
     from terarec.dist import join, load_plan
+    from terarec.train.devices import select_device
     from terarec.train.run import build
 
     plan = None if options.plan is None else load_plan(options.plan)
     # Ranks that were started with different settings are an error before the first step.
     settings = {"run": to_data(spec), "out": str(options.out), "resume": options.resume}
-    ranks = join(settings, timeout=spec.training.rank_timeout)
+    device = select_device(spec.training.device, launch(), is_shared=options.share_device)
+    ranks = join(settings, timeout=spec.training.rank_timeout, device=device, shares_device=options.share_device)
     # One bar and one log for all ranks.
     callbacks = _callbacks(spec, options, show, options.out) if ranks.is_first else []
     run = build(

@@ -9,7 +9,8 @@ of rank 0's keys, then of rank 1's, so that sums over ranks have one order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -23,7 +24,8 @@ from terarec.dist.ranks import PendingResult, Ranks
 from terarec.dist.routing import BagPart, Routed, StepKeys, packed_size, unpacked
 from terarec.embedding import EmbeddingCollection
 from terarec.embedding.lookups import FoundRows
-from terarec.errors import CollectiveError
+from terarec.errors import CollectiveError, NoSpaceError
+from terarec.spec.checks import one_line
 
 _FAILED = -1  # in place of a count: this rank has raised an error before the exchange
 
@@ -92,6 +94,25 @@ class Exchange:
     def begin(self, what: str, values: Tensor, sent: Sequence[int], received: Sequence[int]) -> PendingResult:
         """Begin a collective of this collection; see `Ranks.begin_all_to_all`."""
         return self.ranks.begin_all_to_all(f"{what} of {self._name}", values, sent, received)
+
+    @contextmanager
+    def named_memory(self) -> Iterator[None]:
+        """Raise the error of a device without memory with this rank and its largest table.
+
+        Raises:
+            NoSpaceError: The device is out of memory.
+        """
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            ranks, tables = self.ranks, self.local.tables
+            largest = max(tables, key=lambda name: tables[name].memory_bytes)
+            raise NoSpaceError(
+                f"rank {ranks.rank} ({ranks.hosts[ranks.rank]}), step {ranks.step}",
+                f"{self.device} has no memory left for lookups of {self._name} ({one_line(str(error))}), the largest "
+                f"table here is {largest!r} with {tables[largest].memory_bytes:,} bytes, expected smaller batches, "
+                "tables or parts of them",
+            ) from None
 
     def failed(self, ranks: Sequence[int]) -> CollectiveError:
         """Return the error for this rank after other ranks have raised one."""

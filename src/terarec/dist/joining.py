@@ -25,6 +25,7 @@ from torch import distributed
 from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 import terarec
+from terarec.dist.devices import check_devices, group_backend
 from terarec.dist.ranks import DEFAULT_TIMEOUT, TOKEN_BYTES, Links, Ranks
 from terarec.errors import CollectiveError, ConfigError
 from terarec.kernels.environment import Launch, launch, start_number
@@ -53,16 +54,18 @@ def join(
             GPU.
 
     Raises:
-        ConfigError: A timeout that is not positive, or variables of the launcher that are not numbers.
-        CollectiveError: Pairs of ranks that cannot connect, or ranks with other settings or another version of the
-            code.
+        ConfigError: A timeout that is not positive, variables of the launcher that are not numbers, a device without
+            collectives, or one that ranks share without `shares_device`.
+        CollectiveError: Pairs of ranks that cannot connect, or ranks with other settings, another version of the
+            code, or devices of other kinds.
     """
     for name, value in (("timeout", timeout), ("link_timeout", link_timeout)):
         if not 0 < value < float("inf"):
             raise ConfigError(name, f"got {value!r}, expected seconds > 0")
-    launched = launch()
+    launched, device = launch(), torch.device(device)
     if launched is None:
         return Ranks()
+    backend = group_backend(device, is_staged=shares_device)
     store = _meeting_place(launched, link_timeout)
     rank, size = launched.rank, launched.size
     # A store of torchrun outlives the processes, and so do the addresses of those before.
@@ -71,7 +74,7 @@ def join(
     links = check_links(store, rank, size, timeout=link_timeout)
     store.set_timeout(timedelta(seconds=timeout))
     distributed.init_process_group(
-        _backend(torch.device(device).type, is_staged=shares_device),
+        backend,
         store=PrefixStore("group", store),
         rank=rank,
         world_size=size,
@@ -82,18 +85,12 @@ def join(
         # Ranks with other code or settings may call other collectives, which would hang or mix up what they exchange.
         ranks.check_same("version", {"terarec": terarec.__version__, "code": code_digest(), "torch": torch.__version__})
         ranks.check_same("settings", settings or {})
-    except CollectiveError:
+        check_devices(ranks, device, is_shared=shares_device)
+    except (CollectiveError, ConfigError):
         with suppress(RuntimeError):
             ranks.close()
         raise
     return ranks
-
-
-def _backend(device: str, *, is_staged: bool) -> str:
-    """Return the backends of a process group: gloo for host memory, and that of the device, such as NCCL."""
-    if device == "cpu" or is_staged:
-        return "gloo"
-    return f"cpu:gloo,{device}:{distributed.get_default_backend_for_device(device)}"
 
 
 def _meeting_place(launched: Launch, timeout: float) -> Store:

@@ -379,7 +379,8 @@ class _Pool(torch.autograd.Function):
                     lookup.layout,
                     key_weights=lookup.key_weights.detach(),
                 )
-        step.owner.keep(step, grads)
+        with step.owner.exchange.named_memory():
+            step.owner.keep(step, grads)
         return None, None, *of_weights
 
 

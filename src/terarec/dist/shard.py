@@ -164,9 +164,10 @@ class ShardedCollection(nn.Module):
             self._drop()
             pending, self._announced = self._announced, None
             # The caller may pass another batch: the keys of the announced batch were then sent in vain.
-            if pending is None or pending.jagged is not jagged:
-                pending = self._lookups.begin(jagged, is_trained=True)
-            pending.look_up()
+            with self._lookups.exchange.named_memory():
+                if pending is None or pending.jagged is not jagged:
+                    pending = self._lookups.begin(jagged, is_trained=True)
+                pending.look_up()
             self._started = pending
 
     def announce(self, jagged: Jagged) -> None:
@@ -321,6 +322,10 @@ class ShardedCollection(nn.Module):
         return self._lookups.begin(jagged, is_trained=is_trained)
 
     def _look_up(self, jagged: Jagged) -> EmbeddingOutput:
+        with self._lookups.exchange.named_memory():
+            return self._output(jagged)
+
+    def _output(self, jagged: Jagged) -> EmbeddingOutput:
         is_trained = self._is_trained
         pending = self._pending(jagged, is_trained=is_trained)
         fetched = pending.look_up()

@@ -113,6 +113,7 @@ class Launch:
         rank: Its number.
         size: Number of all.
         local_size: Number of processes on this machine, if mpirun sets it.
+        local_rank: Its number on this machine; `rank` if the launcher does not set it.
         has_address: Whether the variables of torchrun give the address of the rendezvous.
         is_mpi: Whether mpirun started it, or another launcher of MPI, whose processes are MPI's world.
     """
@@ -120,13 +121,14 @@ class Launch:
     rank: int
     size: int
     local_size: int | None
+    local_rank: int
     has_address: bool
     is_mpi: bool
 
 
 _MPI_VARIABLES = (
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", "MPI_LOCALRANKID"),
 )
 
 
@@ -137,13 +139,14 @@ def launch() -> Launch | None:
         ConfigError: A variable that is not a number.
     """
     has_address = bool(os.environ.get("MASTER_ADDR"))
-    for rank, size, local in (("RANK", "WORLD_SIZE", ""), *_MPI_VARIABLES):
+    for rank, size, local, local_rank in (("RANK", "WORLD_SIZE", "", "LOCAL_RANK"), *_MPI_VARIABLES):
         if not os.environ.get(rank) or not os.environ.get(size):
             continue
         variables = Launch(
             rank=_number(rank),
             size=_number(size),
             local_size=_number(local) if os.environ.get(local) else None,
+            local_rank=_number(local_rank if os.environ.get(local_rank) else rank),
             has_address=has_address or not local,
             is_mpi=bool(local),
         )

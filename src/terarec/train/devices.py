@@ -23,7 +23,7 @@ from terarec.data.sampling import RankShare
 from terarec.dist.shard import ShardedCollection
 from terarec.embedding import EmbeddingCollection
 from terarec.errors import ConfigError, KernelError
-from terarec.kernels.environment import triton_interprets
+from terarec.kernels.environment import Launch, triton_interprets
 from terarec.kernels.registry import Op, active
 from terarec.memory import TierUse
 from terarec.nn.precision import CPU
@@ -59,11 +59,42 @@ def resolve_device(name: str) -> torch.device:
     if name == "cpu":
         return CPU
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    index = int(name.partition(":")[2] or 0)
+    number = name.partition(":")[2]
+    index = int(number) if number else torch.cuda.current_device() if count else 0
     if index >= count:
         situation = f"this machine has {count} that torch can use" if count else "torch finds no GPU here"
         raise ConfigError("device", f"got {name!r}, but {situation}, expected 'cpu', or 'auto' for what there is")
     return torch.device("cuda", index)
+
+
+def select_device(name: str, launched: Launch | None, *, is_shared: bool = False) -> torch.device:
+    """Select the device of this process: each rank of a machine has the GPU of its number there.
+
+    Args:
+        name: "auto", "cpu", "cuda" or "cuda:N".
+        launched: The launch of this process; None for one process.
+        is_shared: Whether ranks may share a GPU.
+
+    Returns:
+        The device, which "cuda" and "auto" mean from now on in this process.
+
+    Raises:
+        ConfigError: A GPU that is not there, or more ranks than GPUs.
+    """
+    device = resolve_device(name)
+    if launched is None or device.type != "cuda":
+        return device
+    count, number = torch.cuda.device_count(), launched.local_rank
+    if ":" not in name:
+        if number >= count and not is_shared:
+            raise ConfigError(
+                "training.device",
+                f"got {name!r} for rank {launched.rank}, number {number} of this machine, which has {count} GPU"
+                f"{'s' * (count != 1)}, expected a GPU for each rank, or --share-device",
+            )
+        device = torch.device("cuda", number % count)
+    torch.cuda.set_device(device)
+    return device
 
 
 def free_bytes(device: torch.device) -> int | None:

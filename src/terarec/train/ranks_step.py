@@ -45,6 +45,7 @@ class RanksStep(TrainingStep):
         self._exchanged = [module for module in model.modules() if isinstance(module, ShardedCollection)]
         self.exchanges_keys = bool(self._exchanged)
         self._own_next: tuple[Batch, Batch] | None = None
+        self._former_flag: Tensor | None = None
 
     @override
     def _add_gradients(self, step: StepInput) -> Tensor:
@@ -85,11 +86,16 @@ class RanksStep(TrainingStep):
         """Sum the gradients of layers over the ranks, and return the sum of the loss, and note signals of any rank."""
         # A signal reaches ranks at different steps. They travel with the gradients, so that all stop after the same
         # one.
-        numbers = torch.stack([loss.float().cpu(), torch.tensor(float(step.is_interrupted))])
+        loss = loss.detach().float()
+        numbers = torch.stack([loss, torch.full_like(loss, float(step.is_interrupted))])
         summed = sum_gradients(self._ranks, self._parameters, also=numbers)
         assert summed is not None, "numbers were given"
-        self.is_interrupted |= bool(summed[1] > 0)
-        if self._checks_loss:
+        is_here = self._device.type == "cpu"
+        # The flag of this step would wait for the device: there, ranks stop by that of the step before.
+        flag, self._former_flag = summed[1] if is_here else self._former_flag, summed[1]
+        if flag is not None and bool(flag > 0):
+            self.is_interrupted, self._former_flag = True, None
+        if self._checks_loss and is_here:
             self._check_finite(summed[0], step.number, step.epoch)
         return summed[0]
 

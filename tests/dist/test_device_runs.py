@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs whose ranks are on the simulated device, and what ranks on devices report."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from terarec.dist import Ranks, RowWise, join, same_for_all, shard
+from terarec.dist.devices import group_backend
+from terarec.errors import ConfigError
+from terarec.kernels.environment import Launch
+from terarec.spec import RunSpec
+from terarec.train import devices
+from tests.dist.device_matrix import device_of
+from tests.dist.launch import Raised, raised, run_ranks
+from tests.dist.matrix import Model, samples
+from tests.dist.test_device_matrix import library
+from tests.dist.test_training import check_close, check_same_weights, data, fit, run_spec
+from tests.errors import at
+from tests.simulated_device.device import NAME
+
+__all__ = ["data", "library"]  # fixtures
+
+
+def joined(library: Path, **settings: Any) -> Ranks:
+    return join(link_timeout=200.0, device=device_of(library), **settings)
+
+
+def train(rank: int, library: Path, spec: RunSpec, *arguments: Any) -> dict[str, Any]:
+    ranks = joined(library)
+    spec = replace(spec, training=replace(spec.training, device=NAME))
+    try:
+        return fit(ranks, spec, *arguments)
+    finally:
+        ranks.close()
+
+
+def on_devices(size: int, *arguments: Any) -> dict[str, Any]:
+    results = run_ranks(size, train, *arguments, joins=False)
+    assert all(result == results[0] for result in results), results
+    assert isinstance(results[0], dict), results
+    return results[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tables", ["static", "dynamic"])
+def test_a_run_on_devices_equals_one_process_and_continues_on_any_number(
+    library: Path, data: Path, tmp_path: Path, tables: str
+) -> None:
+    expected = fit(Ranks(), run_spec(data, tables=tables), tmp_path / "one", None, False)
+    half = run_spec(data, tables=tables, epochs=1)
+    assert on_devices(2, library, half, tmp_path / "many", "mixed", False)["steps"] == 10
+    found = on_devices(4, library, run_spec(data, tables=tables), tmp_path / "many", None, True)
+    check_close(found, expected)
+    described = tmp_path / "many" / "run.json"
+    described.write_text(described.read_text().replace(f'"{NAME}"', '"cpu"'))  # this process has no such device
+    check_same_weights(tmp_path / "many", tmp_path / "one")
+    longer = run_spec(data, tables=tables, epochs=3)
+    alone = fit(Ranks(), longer, tmp_path / "many", None, True)  # on the CPU, from what devices saved
+    check_close(alone, fit(Ranks(), longer, tmp_path / "one", None, True))
+
+
+def faults(rank: int, library: Path, uuid: str, name: str, shares_device: bool) -> Any:
+    """Join with a device of these properties."""
+    os.environ |= {"SIMULATED_UUID": uuid, "SIMULATED_NAME": name if rank else NAME}
+    try:
+        joined(library, shares_device=shares_device).close()
+    except Exception as error:
+        return raised(error)
+    return None
+
+
+@pytest.mark.slow
+def test_ranks_that_share_a_device_unasked_and_other_devices_are_named(library: Path) -> None:
+    def results(*arguments: Any) -> list[Raised | None]:
+        return run_ranks(2, faults, library, *arguments, joins=False)
+
+    for result in results("GPU-1", NAME, False):
+        assert result is not None
+        assert result.kind == "ConfigError"
+        assert "for ranks 0 and 1, expected one for each rank, or --share-device" in result.message
+    assert results("GPU-1", NAME, True) == [None, None]
+    for result in results("GPU-1", "another", True):
+        assert result is not None
+        assert (result.kind, result.fields["differences"]) == ("CollectiveError", ((1, "name"),))
+
+
+def out_of_memory(rank: int, library: Path) -> Any:
+    """Train steps, in the last of which rank 1 has no memory left."""
+    ranks = joined(library)
+    model = Model(trains_layer=False, names=("sum.static", "mean.static"))
+    shard(model, same_for_all(model.tables.specs, RowWise(), ranks.size), ranks)
+    device = torch.device(NAME, 0)
+    model.to(device)
+    try:
+        for step in range(3):
+            ranks.step = step
+            jagged, labels = samples(step, model.names).part(8 * rank, 8 * rank + 8)
+            there = type(jagged)(
+                names=jagged.names, keys=jagged.keys.to(device), offsets=jagged.offsets.to(device), weights=None
+            )
+            labels = labels.to(device)
+            if step == 2 and rank == 1:
+                torch.ops.simulated_device.set_largest_allocation(64)
+            model(there, labels)
+    except Exception as error:
+        return raised(error)
+    return None
+
+
+@pytest.mark.slow
+def test_a_rank_without_memory_is_named_with_its_largest_table(library: Path) -> None:
+    first, second = run_ranks(2, out_of_memory, library, joins=False)
+    assert first.kind == "CollectiveError"
+    assert second.kind == "NoSpaceError"
+    assert second.message.startswith("rank 1 (")
+    assert "step 2: simulated:0 has no memory left for lookups of tables (" in second.message
+    assert "the largest table here is 'sum.static' with 960 bytes" in second.message
+
+
+def launched(rank: int) -> Launch:
+    return Launch(rank=rank, size=8, local_size=None, local_rank=rank % 4, has_address=True, is_mpi=False)
+
+
+def test_each_rank_of_a_machine_has_the_gpu_of_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    selected: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_device", selected.append)
+    assert devices.select_device("cpu", launched(5)) == torch.device("cpu")
+    assert devices.select_device("cuda", None) == torch.device("cuda", 0)
+    assert devices.select_device("cuda", launched(6)) == torch.device("cuda", 2)
+    assert devices.select_device("cuda:0", launched(6)) == torch.device("cuda", 0)
+    with pytest.raises(ConfigError, check=at("training.device", "got 'cuda' for rank 7, number 3 of this machine")):
+        devices.select_device("cuda", launched(7))
+    assert devices.select_device("cuda", launched(7), is_shared=True) == torch.device("cuda", 0)
+    assert selected == [torch.device("cuda", number) for number in (2, 0, 0)]
+
+
+def test_a_device_without_collectives_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_backend_available", lambda name: False)
+    device = torch.device("cuda", 0)
+    with pytest.raises(ConfigError, check=at("device", "torch has not its backend 'nccl'")):
+        group_backend(device, is_staged=False)
+    assert group_backend(device, is_staged=True) == group_backend(torch.device("cpu"), is_staged=False) == "gloo"
+    monkeypatch.undo()
+    monkeypatch.setattr(torch.distributed, "is_backend_available", lambda name: True)
+    assert group_backend(device, is_staged=False) == "cpu:gloo,cuda:nccl"
