@@ -38,6 +38,7 @@ from tests.cli.conftest import figures
 from tests.errors import at
 from tests.processes import Python
 from tests.serve.http.serving import served
+from tests.serve.http.test_schemathesis import check_operation
 from tests.waiting import PATIENCE, wait_for
 
 PATH = "/v1/recommend"
@@ -297,6 +298,18 @@ def test_keys_are_integers_or_texts(film_runs: FilmRuns, published: Path, tmp_pa
 def test_descriptions_that_are_wrong(field: str, fields: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, check=at(f"RecommendationSpec.{field}")):
         RecommendationSpec(items="films.csv", key="movieId", **fields)
+
+
+@pytest.mark.slow
+def test_generated_requests_are_answered_as_described(shop: Shop) -> None:
+    schemathesis = pytest.importorskip("schemathesis")
+    schema = schemathesis.openapi.from_url(f"{shop.client.base_url}/openapi.json")
+    operations = [result.ok() for result in schema.get_all_operations()]
+    (recommend,) = [operation for operation in operations if operation.path == PATH]
+    check_operation(recommend)
+    for operation in operations:
+        if operation.path.startswith("/v1/repository/"):
+            check_operation(operation)
 
 
 def test_a_server_of_the_command_line(film_runs: FilmRuns, tmp_path: Path) -> None:
