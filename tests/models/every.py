@@ -10,6 +10,7 @@ from terarec.batch import Batch, Jagged
 from terarec.spec import (
     AutoIntSpec,
     BERT4RecSpec,
+    BSTSpec,
     CategoricalColumn,
     DatasetSpec,
     DCNSpec,
@@ -104,6 +105,11 @@ DIN_MODELS: dict[str, ModelSpec] = {
         width=4, sequences=HISTORY, attention=(5,), hidden=(6,), softmax=True, attention_activation="prelu"
     ),
 }
+BST_MODELS: dict[str, ModelSpec] = {
+    "bst": BSTSpec(width=4, sequences=HISTORY, max_length=3, inner=5, hidden=(6,)),
+    "bst-mean": BSTSpec(width=4, sequences=HISTORY, max_length=6, layers=2, inner=5, output="mean", hidden=(6,)),
+    "bst-target": BSTSpec(width=4, sequences=HISTORY, max_length=2, inner=5, output="target", hidden=(6,)),
+}
 CONTEXT_MODELS: dict[str, ModelSpec] = {
     "final_mlp-context": FinalMLPSpec(
         width=4, hidden=(6,), second=(4,), gate=(3,), first_context=("b", "tags"), second_context=("a",)
@@ -145,6 +151,7 @@ MODELS: dict[str, ModelSpec] = {
     **COLUMN_MODELS,
     **CONTEXT_MODELS,
     **DIN_MODELS,
+    **BST_MODELS,
     **TWO_TOWER_MODELS,
     **SEQUENCE_MODELS,
     "graph": GraphModelSpec(graph=GRAPH),

@@ -357,6 +357,40 @@ def esmm(w: Weights, sample: Sample, spec: Any) -> Array:
     return np.log(taken / (1 - taken))
 
 
+def normalized_rows(w: Weights, prefix: str, x: Array) -> Array:
+    weight, bias = w[f"{prefix}.weight"], w[f"{prefix}.bias"]
+    return np.stack([normalized(row, weight, bias) for row in x])
+
+
+def bst(w: Weights, sample: Sample, spec: Any) -> Array:
+    histories = {pair.history for pair in spec.sequences}
+    plain = [pooled(w.tables[n], k, spec.pooling) for n, k in sample.keys.items() if n not in histories]
+    for index, pair in enumerate(spec.sequences):
+        prefix, table = f"attention.{index}", w.tables[pair.target]
+        keys = [key for key in sample.keys[pair.history] if key != 0 or not spec.mask_missing]
+        keys = [*keys[-spec.max_length :], sample.keys[pair.target][0]]
+        x = table[keys] + w[f"{prefix}.positions.weight"][: len(keys)][::-1]
+        for layer in range(spec.layers):
+            block = f"{prefix}.blocks.{layer}"
+            query, key, value = np.split(np.stack([w.linear(f"{block}.projection", row) for row in x]), 3, axis=1)
+            heads = []
+            for q, k, v in zip(*(np.split(part, spec.heads, axis=1) for part in (query, key, value)), strict=True):
+                scores = q @ k.T / math.sqrt(q.shape[1])
+                heads.append(np.stack([softmax(row) for row in scores]) @ v)
+            mixed = np.concatenate(heads, axis=1)
+            x = normalized_rows(w, f"{block}.norms.0", x + np.stack([w.linear(f"{block}.output", r) for r in mixed]))
+            inner = np.stack([w.linear(f"{block}.first", row) for row in x])
+            inner = np.where(inner > 0, inner, 0.01 * inner)
+            x = normalized_rows(w, f"{block}.norms.1", x + np.stack([w.linear(f"{block}.second", r) for r in inner]))
+        if spec.output == "concat":
+            filled = np.zeros((spec.max_length + 1, spec.width))
+            filled[: len(x)] = x[::-1]
+            plain.append(filled.reshape(-1))
+        else:
+            plain.append(x.mean(0) if spec.output == "mean" else x[-1])
+    return mlp(w, "deep", np.concatenate([sample.dense, *plain]), len(spec.hidden), spec)
+
+
 def two_tower(w: Weights, sample: Sample, spec: Any, dataset: DatasetSpec) -> Array:
     vectors = []
     for tower, names in (("user", spec.user), ("item", spec.item)):
@@ -372,5 +406,5 @@ def logits(spec: ModelSpec, w: Weights, sample: Sample, dataset: DatasetSpec) ->
     if spec.kind == "two_tower":
         return two_tower(w, sample, spec, dataset)
     formulas: tuple[Any, ...] = (lr, fm, dnn, wide_deep, deepfm, xdeepfm, dcn, dcn_v2, autoint, dlrm, din)
-    formulas += (dlrm_dcnv2, ffm, pnn, fibinet, masknet, final_mlp, shared_bottom, mmoe, ple, esmm)
+    formulas += (dlrm_dcnv2, ffm, pnn, fibinet, masknet, final_mlp, shared_bottom, mmoe, ple, esmm, bst)
     return {formula.__name__: formula for formula in formulas}[spec.kind](w, sample, spec)

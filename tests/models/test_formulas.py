@@ -11,7 +11,15 @@ from terarec.models import build_model
 from terarec.models.artifact import dense_state, tables
 from terarec.spec import DatasetSpec
 from terarec.spec.model import ModelSpec
-from tests.models.every import COLUMN_MODELS, CONTEXT_MODELS, DIN_MODELS, TWO_TOWER_MODELS, dataset, random_batch
+from tests.models.every import (
+    BST_MODELS,
+    COLUMN_MODELS,
+    CONTEXT_MODELS,
+    DIN_MODELS,
+    TWO_TOWER_MODELS,
+    dataset,
+    random_batch,
+)
 from tests.models.formulas import Sample, Weights, logits
 
 SHAPES = {
@@ -78,9 +86,9 @@ def test_a_model_equals_its_formula(name: str, shape: str) -> None:
 
 
 @pytest.mark.parametrize("shape", ["all", "without dense", "several labels"])
-@pytest.mark.parametrize("name", DIN_MODELS)
-def test_din_equals_its_formula(name: str, shape: str) -> None:
-    check(DIN_MODELS[name], SHAPES[shape])
+@pytest.mark.parametrize("name", [*DIN_MODELS, *BST_MODELS])
+def test_din_and_bst_equal_their_formulas(name: str, shape: str) -> None:
+    check({**DIN_MODELS, **BST_MODELS}[name], SHAPES[shape])
 
 
 @pytest.mark.parametrize("shape", ["all", "without dense", "several labels"])

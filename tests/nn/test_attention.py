@@ -189,7 +189,7 @@ def looped(attention, target, values, offsets, softmax):
 @pytest.mark.parametrize("softmax", [False, True])
 @pytest.mark.parametrize("lengths", [[2, 0, 3, 1, 0], [0, 0, 0], [1], [5, 1]])
 def test_it_equals_a_loop_over_samples(softmax: bool, lengths: list[int]) -> None:
-    attention = TargetAttention(MLP(12, (4, 1), generator=generator(), activation="tanh"), softmax=softmax)
+    attention = TargetAttention(MLP(12, (4, 1), generator=generator(), activation="tanh"), 3, softmax=softmax)
     offsets = torch.tensor([0, *lengths]).cumsum(0)
     grads = []
     outs = []
@@ -210,7 +210,7 @@ def test_it_equals_a_loop_over_samples(softmax: bool, lengths: list[int]) -> Non
 
 @pytest.mark.parametrize("softmax", [False, True])
 def test_padded_histories_give_the_same(softmax: bool) -> None:
-    attention = TargetAttention(MLP(12, (4, 1), generator=generator(), activation="dice"), softmax=softmax).eval()
+    attention = TargetAttention(MLP(12, (4, 1), generator=generator(), activation="dice"), 3, softmax=softmax).eval()
     lengths = torch.tensor([2, 0, 4, 1])
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
     target, values = torch.randn(4, 3, generator=generator(1)), torch.randn(7, 3, generator=generator(2))

@@ -24,7 +24,10 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "CategoricalColumn": {"name": "a"},
     "CosineSchedule": {"t_max": 1},
     "CsvOptions": {"label": "a", "dense": ("b",)},
-    "DINSpec": {"sequences": (spec.TargetHistory(history="a", target="b"),)},
+    **{
+        name: {"sequences": (spec.TargetHistory(history="a", target="b"),)}
+        for name in ("HistoriesSpec", "DINSpec", "BSTSpec")
+    },
     "DynamicTableSpec": {"name": "a", "width": 1},
     "FeatureSpec": {"name": "a", "table": "b"},
     "FilterAdmission": {"count": 1},

@@ -11,7 +11,6 @@ from typing import Any, cast
 from terarec.errors import ConfigError
 from terarec.spec import (
     DatasetSpec,
-    DINSpec,
     DynamicTableSpec,
     DynamicTablesSpec,
     GraphEmbedding,
@@ -27,6 +26,7 @@ from terarec.spec import (
     TrainingSpec,
     TwoTowerSpec,
 )
+from terarec.spec.histories import HistoriesSpec
 from terarec.spec.model import ModelSpec
 from terarec.spec.sequences import SequenceSpec
 
@@ -115,16 +115,17 @@ def _model(
     relations: ColumnRelations,
     remarks: dict[str, str],
 ) -> tuple[ModelSpec, tuple[str, ...]]:
-    if model is DINSpec:
+    if issubclass(model, HistoriesSpec):
         pairs = _histories(dataset, relations)
         if pairs:
             remarks["model.sequences"] = "The list columns that share a vocabulary with one column of one key a sample."
-            return DINSpec(sequences=pairs), ()
+            return cast(ModelSpec, model(sequences=pairs)), ()
         remarks["model.sequences"] = (
             "Replace both names: no list column is known to share a vocabulary with exactly one column of one key a "
             f"sample (Categorify with joint). The columns are {', '.join(_names(dataset))}."
         )
-        return DINSpec(sequences=(TargetHistory(target="TARGET", history="HISTORY"),)), ("model.sequences",)
+        placeholder = (TargetHistory(target="TARGET", history="HISTORY"),)
+        return cast(ModelSpec, model(sequences=placeholder)), ("model.sequences",)
     if issubclass(model, SequenceSpec):
         return _sequence(model, dataset, relations, remarks)
     if model is TwoTowerSpec:

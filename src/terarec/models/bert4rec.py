@@ -10,7 +10,7 @@ from typing_extensions import override
 from terarec.batch import Jagged
 from terarec.models.sequences import SequenceModel, SequenceVectors
 from terarec.nn.initializers import normal
-from terarec.nn.sequences import Transformer
+from terarec.nn.sequences import Transformer, append_last
 from terarec.ragged import Ragged
 from terarec.spec import BERT4RecSpec, DatasetSpec
 
@@ -52,17 +52,12 @@ class BERT4Rec(SequenceModel):
 
     @override
     def vectors(self, history: Ragged[Tensor, Tensor], item: Tensor, jagged: Jagged) -> SequenceVectors:
-        size, num_items = item.shape[0], history.values.shape[0]
+        num_items = history.values.shape[0]
         lengths = history.offsets.diff()
-        samples = torch.repeat_interleave(lengths, output_size=num_items)
-        offsets = history.offsets + torch.arange(size + 1, device=samples.device)
-        # Each sequence is its history with the item behind it: the place of every vector, histories first.
+        sequence, offsets = append_last(history.values, history.offsets, item)
+        keys, _ = append_last(jagged.keys[:num_items], history.offsets, jagged.keys[num_items:])
         ends = offsets[1:] - 1
-        places = torch.cat([torch.arange(num_items, device=samples.device) + samples, ends])
-        order = places.argsort()
-        sequence = torch.cat([history.values, item]).index_select(0, order)
-        keys = jagged.keys.index_select(0, order)
-        owners = torch.repeat_interleave(lengths + 1, output_size=num_items + size)
+        owners = torch.repeat_interleave(offsets.diff(), output_size=sequence.shape[0])
         is_masked = self._masks(offsets, owners, ends)
         masked = torch.where(is_masked.unsqueeze(1), self.mask.to(sequence.dtype), sequence)
         hidden = self._scaled(self.encoder(masked, offsets).to(item.dtype)) / self.spec.temperature

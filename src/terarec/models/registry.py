@@ -12,6 +12,7 @@ from terarec.embedding.tables import share_tiers
 from terarec.errors import ConfigError
 from terarec.models.autoint import AutoInt
 from terarec.models.bert4rec import BERT4Rec
+from terarec.models.bst import BST
 from terarec.models.dcn import DCN
 from terarec.models.din import DIN
 from terarec.models.dlrm import DLRM, DLRMDCNV2
@@ -28,13 +29,13 @@ from terarec.models.sasrec import SASRec
 from terarec.models.two_tower import TwoTower
 from terarec.models.wide_deep import DNN, FM, LR, DeepFM, WideDeep, XDeepFM
 from terarec.spec import DatasetSpec, GraphModelSpec
+from terarec.spec.histories import BSTSpec, DINSpec
 from terarec.spec.interactions import FFMSpec, FiBiNETSpec, FinalMLPSpec, MaskNetSpec, PNNSpec
 from terarec.spec.model import (
     AutoIntSpec,
     DCNSpec,
     DCNV2Spec,
     DeepFMSpec,
-    DINSpec,
     DLRMDCNV2Spec,
     DLRMSpec,
     DNNSpec,
@@ -100,6 +101,7 @@ MODELS: dict[type, Callable[..., nn.Module]] = {
     DLRMSpec: DLRM,
     DLRMDCNV2Spec: DLRMDCNV2,
     DINSpec: DIN,
+    BSTSpec: BST,
     SharedBottomSpec: SharedBottom,
     MMoESpec: MMoE,
     PLESpec: PLE,

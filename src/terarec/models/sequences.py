@@ -16,7 +16,7 @@ from terarec.errors import ConfigError
 from terarec.models.columns import check_history, missing_key, without_keys
 from terarec.nn.batch_ranks import BatchRanks, sum_over
 from terarec.nn.negatives import draw_keys, draw_negatives
-from terarec.nn.sequences import SequenceEncoder
+from terarec.nn.sequences import SequenceEncoder, last_positions, recent_padded
 from terarec.ragged import Ragged
 from terarec.spec import CategoricalColumn, DatasetSpec, FeatureSpec
 from terarec.spec.sequences import SequenceSpec
@@ -198,12 +198,8 @@ class SequenceModel(nn.Module):
         jagged = select(sparse, (self.history, self.item_key))
         jagged = cast(Jagged, without_keys(jagged, {self.history: self.missing}))
         size = jagged.batch_size
-        offsets = jagged.offsets[: size + 1]
-        lengths = offsets.diff()
-        total = int(offsets[-1]) if size else 0
-        ends = torch.repeat_interleave(offsets[1:], lengths, output_size=total)
-        is_recent = ends - torch.arange(total, device=ends.device) <= self.longest
-        starts = torch.cat([offsets[:1], lengths.clamp(max=self.longest).cumsum(0)])
+        total = int(jagged.offsets[size])
+        keys, starts = last_positions(jagged.keys[:total], jagged.offsets[: size + 1], self.longest)
         items = jagged.keys[total:]
         if len(items) != size:
             raise ConfigError(
@@ -211,7 +207,7 @@ class SequenceModel(nn.Module):
             )
         return Jagged(
             names=jagged.names,
-            keys=torch.cat([jagged.keys[:total][is_recent], items]),
+            keys=torch.cat([keys, items]),
             offsets=torch.cat([starts, starts[-1] + torch.arange(1, size + 1, device=starts.device)]),
         )
 
@@ -226,7 +222,7 @@ class SequenceModel(nn.Module):
         history, item = sequences[self.history], sequences[self.item_key]
         assert isinstance(history, PaddedSequences)
         assert isinstance(item, PaddedSequences)
-        vectors, lengths = recent_padded(history, self.longest)
+        vectors, lengths = recent_padded(history.values, history.mask, self.longest)
         user = self._scaled(self.last_padded(vectors, lengths)) / self.spec.temperature
         own = self._scaled(item.values[:, 0])
         nothing = torch.empty(0, dtype=torch.int64)
@@ -240,20 +236,6 @@ class SequenceModel(nn.Module):
 
     def _scaled(self, vectors: Tensor) -> Tensor:
         return normalize(vectors, dim=1) if self.spec.similarity == "cosine" else vectors
-
-
-def recent_padded(history: PaddedSequences, longest: int) -> tuple[Tensor, Tensor]:
-    """Return the last vectors of padded sequences side by side from the first place: float[B, longest, D], int64[B]."""
-    mask = history.mask
-    count = mask.long().cumsum(1)
-    total = count[:, -1:]
-    mask = mask & (total - count < longest)
-    # Vectors that do not count go to one more place, which is cut off.
-    first = (total - longest).clamp(min=0)
-    places = torch.where(mask, count - 1 - first, longest)
-    room = history.values.new_zeros(history.values.shape[0], longest + 1, history.values.shape[2])
-    vectors = room.scatter(1, places.unsqueeze(2).expand_as(history.values), history.values)[:, :longest]
-    return vectors, total[:, 0].clamp(max=longest)
 
 
 def _num_items(kind: str, item: CategoricalColumn) -> int:

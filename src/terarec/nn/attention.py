@@ -219,7 +219,45 @@ class SelfAttention(nn.Module):
         return out
 
 
-class TargetAttention(nn.Module):
+class HistoryPooling(nn.Module):
+    """Base of the modules that reduce a history to one vector, for a target.
+
+    Args:
+        out_width: Width of the result.
+    """
+
+    def __init__(self, out_width: int) -> None:
+        super().__init__()
+        self.out_width = out_width
+
+    def forward(self, target: Tensor, values: Tensor, offsets: Tensor) -> Tensor:
+        """Reduce each history.
+
+        Args:
+            target: float[B, D].
+            values: float[n, D], the vectors of all histories.
+            offsets: int64[B + 1]; sample b has ``values[offsets[b] : offsets[b + 1]]``.
+
+        Returns:
+            float[B, out_width].
+        """
+        raise NotImplementedError
+
+    def padded(self, target: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+        """Reduce histories padded to one length, as in an exported program.
+
+        Args:
+            target: float[B, D].
+            values: float[B, K, D].
+            mask: bool[B, K], the places that hold a vector.
+
+        Returns:
+            float[B, out_width], as `forward` gives it in evaluation.
+        """
+        raise NotImplementedError
+
+
+class TargetAttention(HistoryPooling):
     """The local activation unit of the Deep Interest Network (Zhou et al. 2018, arXiv 1706.06978, eq. 3).
 
     The weight of a vector e of the history is a(e, t) = MLP(t, e, t - e, t * e); the output is the sum of a e. There is
@@ -227,11 +265,12 @@ class TargetAttention(nn.Module):
 
     Args:
         mlp: Module that returns a weight [n, 1] for inputs [n, 4 D].
+        width: Length D of a vector.
         softmax: Whether the weights of a sample are normalized by a softmax; the paper leaves them as they are.
     """
 
-    def __init__(self, mlp: MLP, *, softmax: bool = False) -> None:
-        super().__init__()
+    def __init__(self, mlp: MLP, width: int, *, softmax: bool = False) -> None:
+        super().__init__(width)
         self.mlp = mlp
         self.softmax = softmax
 

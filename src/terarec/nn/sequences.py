@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding, scaled_dot_product_attention, silu
+from torch.nn.functional import embedding, gelu, scaled_dot_product_attention, silu
 from torch.nn.utils.rnn import PackedSequence
 
 from terarec.nn.activations import dropout
@@ -55,6 +57,63 @@ def steps_to_end(offsets: Tensor, total: int) -> Tensor:
     return ends - 1 - torch.arange(total, device=offsets.device)
 
 
+def last_positions(values: Tensor, offsets: Tensor, longest: int) -> tuple[Tensor, Tensor]:
+    """Return the last positions of sequences, at most `longest` of each.
+
+    Args:
+        values: [T, ...], the positions of all sequences.
+        offsets: int64[B + 1].
+        longest: Greatest number of positions.
+
+    Returns:
+        The positions that are left, and their offsets.
+    """
+    is_recent = steps_to_end(offsets, values.shape[0]) < longest
+    starts = torch.cat([offsets[:1], offsets.diff().clamp(max=longest).cumsum(0)])
+    return values[is_recent], starts
+
+
+def append_last(values: Tensor, offsets: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+    """Return sequences with one more position at the end of each.
+
+    Args:
+        values: [T, ...], the positions of all sequences.
+        offsets: int64[B + 1].
+        last: [B, ...], the further positions.
+
+    Returns:
+        [T + B, ...] and its offsets.
+    """
+    total, size = values.shape[0], last.shape[0]
+    sequence = torch.repeat_interleave(offsets.diff(), output_size=total)
+    starts = offsets + torch.arange(size + 1, device=offsets.device)
+    # The place of every position, those of `values` first.
+    places = torch.cat([torch.arange(total, device=offsets.device) + sequence, starts[1:] - 1])
+    return torch.cat([values, last]).index_select(0, places.argsort()), starts
+
+
+def recent_padded(values: Tensor, mask: Tensor, longest: int) -> tuple[Tensor, Tensor]:
+    """Return the last positions of padded sequences, side by side from the first place.
+
+    Args:
+        values: float[B, K, D].
+        mask: bool[B, K], the places that hold a position.
+        longest: Greatest number of positions.
+
+    Returns:
+        float[B, longest, D], zeros behind them, and their numbers int64[B].
+    """
+    count = mask.long().cumsum(1)
+    total = count[:, -1:]
+    mask = mask & (total - count < longest)
+    # Vectors that do not count go to one more place, which is cut off.
+    first = (total - longest).clamp(min=0)
+    places = torch.where(mask, count - 1 - first, longest)
+    room = values.new_zeros(values.shape[0], longest + 1, values.shape[2])
+    vectors = room.scatter(1, places.unsqueeze(2).expand_as(values), values)[:, :longest]
+    return vectors, total[:, 0].clamp(max=longest)
+
+
 class PositionVectors(nn.Module):
     """A learned vector for each distance from the end of a sequence, added to its positions.
 
@@ -102,13 +161,23 @@ class TransformerBlock(SequenceEncoder):
         causal: Whether a position sees itself and earlier ones alone.
         rate: Probability of zeroing an element of what is added, in training.
         generator: Source of the initial weights.
+        activation: Activation of the MLP's hidden layer.
     """
 
     def __init__(
-        self, width: int, heads: int, inner: int, *, causal: bool, rate: float, generator: torch.Generator
+        self,
+        width: int,
+        heads: int,
+        inner: int,
+        *,
+        causal: bool,
+        rate: float,
+        generator: torch.Generator,
+        activation: Callable[[Tensor], Tensor] = gelu,
     ) -> None:
         super().__init__(rate)
         self.heads = heads
+        self.activation = activation
         self.form = AttentionForm(causal=causal)
 
         def layer(fan_in: int, fan_out: int) -> nn.Linear:
@@ -133,7 +202,7 @@ class TransformerBlock(SequenceEncoder):
 
     def _combined(self, vectors: Tensor, mixed: Tensor) -> Tensor:
         vectors = self.norms[0](vectors + self.drop(self.output(mixed)))
-        out: Tensor = self.norms[1](vectors + self.drop(self.second(nn.functional.gelu(self.first(vectors)))))
+        out: Tensor = self.norms[1](vectors + self.drop(self.second(self.activation(self.first(vectors)))))
         return out
 
 

@@ -17,20 +17,19 @@ from terarec.spec.dataset import (
     SparseInput,
 )
 from terarec.spec.graph import GraphEmbedding, GraphFeature, GraphLabel, GraphLayer, GraphModelSpec, GraphSpec
+from terarec.spec.histories import BSTSpec, DINSpec, TargetHistory
 from terarec.spec.interactions import FFMSpec, FiBiNETSpec, FinalMLPSpec, MaskNetSpec, PNNSpec
 from terarec.spec.model import (
     AutoIntSpec,
     DCNSpec,
     DCNV2Spec,
     DeepFMSpec,
-    DINSpec,
     DLRMDCNV2Spec,
     DLRMSpec,
     DNNSpec,
     FMSpec,
     LRSpec,
     PythonModelSpec,
-    TargetHistory,
     TwoTowerSpec,
     WideDeepSpec,
     XDeepFMSpec,
@@ -133,6 +132,7 @@ __all__ = [
     "AdmissionSpec",
     "AutoIntSpec",
     "BERT4RecSpec",
+    "BSTSpec",
     "BatchingSpec",
     "BinarySpec",
     "CacheSpec",

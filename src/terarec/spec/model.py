@@ -12,11 +12,11 @@ from typing import Any, ClassVar, Literal, get_args
 
 from terarec.spec import checks
 from terarec.spec.graph import GraphModelSpec
+from terarec.spec.histories import BSTSpec, DINSpec
 from terarec.spec.interactions import FFMSpec, FiBiNETSpec, FinalMLPSpec, MaskNetSpec, PNNSpec
 from terarec.spec.multitask import ESMMSpec, MMoESpec, PLESpec, SharedBottomSpec
 from terarec.spec.network import (
     FLAGS,
-    Activation,
     ColumnPooling,
     EmbeddedSpec,
     NetworkSpec,
@@ -264,61 +264,6 @@ class DLRMDCNV2Spec(NetworkSpec):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TargetHistory:
-    """Column of candidates and list column of the user's earlier items, which share a table.
-
-    Attributes:
-        target: A column of one key a sample.
-        history: A list column of the same keys.
-    """
-
-    target: str
-    history: str
-
-    def __post_init__(self) -> None:
-        checks.name(self, "target")
-        checks.name(self, "history")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DINSpec(NetworkSpec):
-    """Deep Interest Network (Zhou et al. 2018): histories pooled by attention to a target, and an MLP.
-
-    Attributes:
-        sequences: Targets and their histories.
-        attention: Widths of the hidden layers of the attention's MLP.
-        attention_activation: Activation after each of these.
-        softmax: Whether the weights of a history are normalized by a softmax; the paper leaves them as they are.
-        mask_missing: Whether keys of missing values are left out of histories.
-        hidden: Widths of the hidden layers.
-    """
-
-    kind: ClassVar[str] = "din"
-    sequences: tuple[TargetHistory, ...]
-    attention: tuple[int, ...] = (64,)
-    attention_activation: Activation = "dice"
-    softmax: bool = False
-    mask_missing: bool = True
-    activation: Activation = "dice"
-    hidden: tuple[int, ...] = (200, 80)
-
-    def __post_init__(self) -> None:
-        NetworkSpec.__post_init__(self)
-        if not self.sequences:
-            checks.fail(self, "sequences", "at least one pair of a target and a history")
-        checks.distinct(self, "sequences", [pair.history for pair in self.sequences])
-        # A target has one key a sample, a history a list of them.
-        both = {pair.target for pair in self.sequences} & {pair.history for pair in self.sequences}
-        if both:
-            checks.reject(self, "sequences", f"{min(both)!r} is a target and a history, expected one of them")
-        checks.widths(self, "attention")
-        checks.one_of(self, "attention_activation", get_args(Activation))
-        checks.one_of(self, "softmax", FLAGS)
-        checks.one_of(self, "mask_missing", FLAGS)
-        checks.widths(self, "hidden")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class TwoTowerSpec(NetworkSpec):
     """Two towers for retrieval (Yi et al. 2019): a vector of the user and one of the item, compared by their dot.
 
@@ -406,6 +351,7 @@ ModelSpec = (
     | DLRMSpec
     | DLRMDCNV2Spec
     | DINSpec
+    | BSTSpec
     | SharedBottomSpec
     | MMoESpec
     | PLESpec

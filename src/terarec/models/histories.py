@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The common part of models of targets and the histories that share their tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from terarec.batch import Batch
+from terarec.embedding import EmbeddingCollection, PaddedSequences
+from terarec.models.columns import check_history, join, missing_key, mlp, without_keys
+from terarec.nn.attention import HistoryPooling
+from terarec.ragged import Ragged
+from terarec.spec import DatasetSpec, FeatureSpec
+from terarec.spec.histories import HistoriesSpec
+
+
+class HistoryModel(nn.Module):
+    """Histories, each reduced to a vector by a module of its own that sees its target, and an MLP over all columns.
+
+    A history shares its target's table, and so its ids. The columns that are no history are pooled as in the other
+    models.
+
+    Args:
+        spec: Widths and layers, targets and their histories.
+        dataset: Columns.
+        new_pooling: Function that makes the module of a history, with initial weights from a generator.
+        kind: Kind of the model.
+        num_outputs: Number of outputs C; None for one a label.
+        seed: Seed of the initial weights.
+
+    Raises:
+        ConfigError: A column that is not there, a target of several keys a sample, or a history of other ids.
+    """
+
+    def __init__(
+        self,
+        spec: HistoriesSpec,
+        dataset: DatasetSpec,
+        new_pooling: Callable[[torch.Generator], HistoryPooling],
+        *,
+        kind: str,
+        num_outputs: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        for index, pair in enumerate(spec.sequences):
+            check_history(kind, f"sequences[{index}]", pair.target, pair.history, dataset)
+        columns = {column.name: column for column in dataset.categorical}
+        table_of = {pair.history: pair.target for pair in spec.sequences}
+        plain = [column for column in dataset.categorical if column.name not in table_of]
+        self.embedding = EmbeddingCollection(
+            [spec.tables.table(column.name, rows=column.rows, width=spec.width) for column in plain],
+            [
+                *(FeatureSpec(name=column.name, table=column.name, pooling=spec.pooling) for column in plain),
+                *(FeatureSpec(name=name, table=table, pooling="none") for name, table in table_of.items()),
+            ],
+            seed=seed,
+        )
+        names = [column.name for column in plain]
+        self._places = [(pair.history, names.index(pair.target)) for pair in spec.sequences]
+        # A missing value has an id of its own, to which attention should give no weight.
+        self._missing = {name: missing_key(columns[name]) for name in table_of} if spec.mask_missing else {}
+        self.width = spec.width
+        generator = torch.Generator().manual_seed(seed)
+        poolings = [new_pooling(generator) for _ in spec.sequences]
+        self.attention = nn.ModuleList(poolings)
+        in_width = len(dataset.dense) + spec.width * len(plain) + sum(pooling.out_width for pooling in poolings)
+        outputs = num_outputs or len(dataset.labels)
+        self.deep = mlp(spec, in_width, spec.hidden, outputs, generator)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Return the logits float[B, C]."""
+        pooled, sequences = self.embedding(without_keys(batch.sparse, self._missing))
+        parts = [pooled]
+        for pooling, (history, place) in zip(self.attention, self._places, strict=True):
+            assert isinstance(pooling, HistoryPooling)
+            # A view: pooled vectors lie side by side in the order of the plain columns.
+            target = pooled[:, place * self.width : (place + 1) * self.width]
+            vectors: Ragged[Tensor, Tensor] | PaddedSequences = sequences[history]
+            if isinstance(vectors, PaddedSequences):  # in an exported program
+                parts.append(pooling.padded(target, vectors.values, vectors.mask))
+            else:
+                parts.append(pooling(target, vectors.values, vectors.offsets))
+        logits: Tensor = self.deep(join(batch.dense, torch.cat(parts, dim=1)))
+        return logits

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models of a target and the histories that share its table: DIN and BST."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+from terarec.spec import checks
+from terarec.spec.network import FLAGS, Activation, NetworkSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TargetHistory:
+    """Column of candidates and list column of the user's earlier items, which share a table.
+
+    Attributes:
+        target: A column of one key a sample.
+        history: A list column of the same keys.
+    """
+
+    target: str
+    history: str
+
+    def __post_init__(self) -> None:
+        checks.name(self, "target")
+        checks.name(self, "history")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HistoriesSpec(NetworkSpec):
+    """Base of the specs of models of targets and their histories.
+
+    Attributes:
+        sequences: Targets and their histories.
+        mask_missing: Whether keys of missing values are left out of histories.
+        hidden: Widths of the hidden layers.
+    """
+
+    sequences: tuple[TargetHistory, ...]
+    mask_missing: bool = True
+    activation: Activation = "dice"
+    hidden: tuple[int, ...] = (200, 80)
+
+    def __post_init__(self) -> None:
+        NetworkSpec.__post_init__(self)
+        if not self.sequences:
+            checks.fail(self, "sequences", "at least one pair of a target and a history")
+        checks.distinct(self, "sequences", [pair.history for pair in self.sequences])
+        # A target has one key a sample, a history a list of them.
+        both = {pair.target for pair in self.sequences} & {pair.history for pair in self.sequences}
+        if both:
+            checks.reject(self, "sequences", f"{min(both)!r} is a target and a history, expected one of them")
+        checks.one_of(self, "mask_missing", FLAGS)
+        checks.widths(self, "hidden")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DINSpec(HistoriesSpec):
+    """Deep Interest Network (Zhou et al. 2018): histories pooled by attention to a target, and an MLP.
+
+    Attributes:
+        attention: Widths of the hidden layers of the attention's MLP.
+        attention_activation: Activation after each of these.
+        softmax: Whether the weights of a history are normalized by a softmax; the paper leaves them as they are.
+    """
+
+    kind: ClassVar[str] = "din"
+    attention: tuple[int, ...] = (64,)
+    attention_activation: Activation = "dice"
+    softmax: bool = False
+
+    def __post_init__(self) -> None:
+        HistoriesSpec.__post_init__(self)
+        checks.widths(self, "attention")
+        checks.one_of(self, "attention_activation", get_args(Activation))
+        checks.one_of(self, "softmax", FLAGS)
+
+
+HistoryOutput = Literal["concat", "mean", "target"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BSTSpec(HistoriesSpec):
+    """Behavior Sequence Transformer (Chen et al. 2019): a transformer over a history and its target, and an MLP.
+
+    Attributes:
+        max_length: Number of items of a history that count, the last ones.
+        layers: Number of transformer blocks.
+        heads: Heads of their attention.
+        inner: Width of the hidden layer of a block's MLP.
+        output: "concat": the vectors of all positions side by side; "mean": their mean; "target": that of the target.
+    """
+
+    kind: ClassVar[str] = "bst"
+    max_length: int = 20
+    layers: int = 1
+    heads: int = 2
+    inner: int = 64
+    output: HistoryOutput = "concat"
+    activation: Activation = "relu"
+    hidden: tuple[int, ...] = (256, 128)
+
+    def __post_init__(self) -> None:
+        HistoriesSpec.__post_init__(self)
+        for width in ("max_length", "heads", "inner"):
+            checks.positive_int(self, width, maximum=checks.MOST_WIDTH)
+        checks.positive_int(self, "layers", maximum=checks.MOST_LAYERS)
+        checks.one_of(self, "output", get_args(HistoryOutput))
+        if self.width % self.heads:
+            checks.fail(self, "width", f"a multiple of the heads ({self.heads})")
