@@ -19,6 +19,7 @@ from pathlib import Path
 from record import Row, append_rows
 
 from terarec.apps.recipes import load_recipe, recipe_names
+from terarec.spec.recipe import PublishedRanking
 
 TERAREC = Path(sys.executable).with_name("terarec")
 
@@ -36,13 +37,45 @@ class AccuracyRow(Row):
     seconds: float
 
 
-def rows_of(data: str, model: str, directory: Path, out: Path, seeds: int) -> Iterator[AccuracyRow]:
+@dataclass(frozen=True, kw_only=True)
+class RankingRow(Row):
+    """The hit rate of the test items of one seed among the first 10 of all items, and the other results of the run."""
+
+    data: str
+    model: str
+    seed: int
+    ndcg: float
+    published_ndcg: float
+    popularity: float
+    steps: int
+    seconds: float
+
+
+def rows_of(data: str, model: str, directory: Path, out: Path, seeds: int) -> Iterator[Row]:
     """Train a recipe's model with the seeds from 0 on; return a row for each. Finished runs in `out` are reused."""
     published = load_recipe(data, model).published
     command = [TERAREC, "reproduce", data, "--model", model, "--data", directory, "--seeds", seeds, "--out", out]
     arguments = [*map(str, command), "--resume", "--json"]
     output = subprocess.run(arguments, check=True, stdout=subprocess.PIPE, text=True).stdout
     for run in json.loads(output)["runs"]:
+        if isinstance(published, PublishedRanking):
+            yield RankingRow(
+                case=f"{data}, {model}, seed {run['seed']}",
+                metric="test HR@10",
+                value=run["hr@10"],
+                unit="",
+                peer="published",
+                peer_value=published.hit_rate,
+                data=data,
+                model=model,
+                seed=run["seed"],
+                ndcg=run["ndcg@10"],
+                published_ndcg=published.ndcg,
+                popularity=run["popularity_hr@10"],
+                steps=run["steps"],
+                seconds=run["seconds"],
+            )
+            continue
         yield AccuracyRow(
             case=f"{data}, {model}, seed {run['seed']}",
             metric="test AUC",
@@ -74,7 +107,8 @@ def main() -> None:
         out = options.out or Path(folder)
         for model in options.model or names[options.data]:
             rows = rows_of(options.data, model, options.directory, out, options.seeds)
-            append_rows("accuracy", rows, dry=options.dry)
+            is_ranking = isinstance(load_recipe(options.data, model).published, PublishedRanking)
+            append_rows("accuracy_ranking" if is_ranking else "accuracy", rows, dry=options.dry)
 
 
 if __name__ == "__main__":

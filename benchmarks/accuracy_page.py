@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rewrite the tables of docs/accuracy.md from the recipes and the newest rows of results/accuracy.csv.
+"""Rewrite the tables of docs/accuracy.md from the recipes and the newest rows of results/accuracy*.csv.
 
 Run it after `accuracy.py`: ``python benchmarks/accuracy_page.py``.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from marked_page import Found, MarkedPage
 
 from terarec.apps.recipes import load_recipe, recipe_names
-from terarec.spec.run import RecipeSpec
+from terarec.spec.recipe import PublishedRanking, PublishedResult, RecipeSpec
 
 HERE = Path(__file__).resolve().parent
 PAGE = MarkedPage(
@@ -43,15 +43,26 @@ def page_tables(rows: Sequence[Found]) -> str:
     return "\n\n".join("\n".join(_section(data, models, runs)) for data, models in recipe_names().items())
 
 
+def read_rows() -> list[Found]:
+    """Return all rows of the results, oldest first."""
+    return [*PAGE.read_rows(), *PAGE._replace(rows=PAGE.rows.with_name("accuracy_ranking.csv")).read_rows()]
+
+
 def _section(data: str, models: Sequence[str], runs: Mapping[tuple[str, str], Sequence[Found]]) -> Iterator[str]:
     recipes = {model: load_recipe(data, model) for model in models}
-    order = sorted(models, key=lambda model: recipes[model].published.auc)
+    published = {model: recipe.published for model, recipe in recipes.items()}
+    order = sorted(models, key=lambda model: next(iter(published[model].metrics.values())) or 0.0)
     yield f"## {data}\n"
-    yield "| model | published AUC | its mean | AUC | least | difference | published logloss | logloss | time a run |"
-    yield "|---|---|---|---|---|---|---|---|---|"
+    if isinstance(published[order[0]], PublishedRanking):
+        titles = ["published HR@10", "HR@10", "least", "difference", "published NDCG@10", "NDCG@10", "popularity"]
+    else:
+        titles = ["published AUC", "its mean", "AUC", "least", "difference", "published logloss", "logloss"]
+    yield f"| {' | '.join(('model', *titles, 'time a run'))} |"
+    yield "|---" * (len(titles) + 2) + "|"
     for model in order:
-        name = f"[`{model}`]({recipes[model].published.source})"
-        yield f"| {' | '.join((name, *_figures(recipes[model], runs.get((data, model), ()))))} |"
+        result, of_model = published[model], runs.get((data, model), ())
+        figures = _ranking(result, of_model) if isinstance(result, PublishedRanking) else _figures(result, of_model)
+        yield f"| {' | '.join((f'[`{model}`]({result.source})', *figures))} |"
     yield ""
     machines = sorted({_machine(row) for model in order for row in runs.get((data, model), ())})
     if machines:
@@ -62,8 +73,24 @@ def _section(data: str, models: Sequence[str], runs: Mapping[tuple[str, str], Se
         yield f"| `{model}` | {settings(recipes[model])} |"
 
 
-def _figures(recipe: RecipeSpec, runs: Sequence[Found]) -> tuple[str, ...]:
-    published = recipe.published
+def _ranking(published: PublishedRanking, runs: Sequence[Found]) -> tuple[str, ...]:
+    if not runs:
+        return (f"{published.hit_rate:.4f}", "", "", "", f"{published.ndcg:.4f}", "", "", "")
+    names = ("value", "ndcg", "popularity", "seconds")
+    rates, gains, popular, seconds = ([float(row[name]) for row in runs] for name in names)
+    return (
+        f"{published.hit_rate:.4f}",
+        _spread(rates),
+        f"{min(rates):.4f}",
+        f"{statistics.mean(rates) - published.hit_rate:+.4f}",
+        f"{published.ndcg:.4f}",
+        _spread(gains),
+        f"{popular[0]:.4f}",
+        f"{statistics.mean(seconds):.0f} s",
+    )
+
+
+def _figures(published: PublishedResult, runs: Sequence[Found]) -> tuple[str, ...]:
     mean_auc = "" if published.mean_auc is None else f"{published.mean_auc:.4f}"
     if not runs:
         return (f"{published.auc:.4f}", mean_auc, "", "", "", f"{published.logloss:.4f}", "", "")
@@ -110,4 +137,4 @@ def _plain(value: object) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.page.write_text(PAGE.with_tables(page_tables(PAGE.read_rows())))
+    PAGE.page.write_text(PAGE.with_tables(page_tables(read_rows())))

@@ -43,14 +43,14 @@ def test_a_parquet_file_is_not_read_as_text(tmp_path: Path) -> None:
 )
 def test_a_file_of_another_format_is_named(tmp_path: Path, content: bytes, source_format: str, problem: str) -> None:
     """Finding P6: text read as Parquet was "not a whole file"."""
-    (tmp_path / "log.parquet").write_bytes(content)
+    (tmp_path / "log.data").write_bytes(content)
     columns = [{"name": "bought", "type": "integer"}, {"name": "brand", "type": "integer"}]
     workflow = {"name": "s", "source": {"format": source_format, "columns": columns}, "steps": []}
     workflow |= {"labels": [{"name": "bought"}], "keys": ["brand"]}
     described = {"format": "terarec.workflow", "version": 4, "workflow": workflow}
     (tmp_path / "w.json").write_text(json.dumps(described))
-    arguments = [tmp_path / "w.json", tmp_path / "log.parquet", "--out", tmp_path / "data"]
-    rejected("prepare", *arguments, error=FormatError, where=tmp_path / "log.parquet", problem=problem)
+    arguments = [tmp_path / "w.json", tmp_path / "log.data", "--out", tmp_path / "data"]
+    rejected("prepare", *arguments, error=FormatError, where=tmp_path / "log.data", problem=problem)
     assert not (tmp_path / "data").exists()
 
 

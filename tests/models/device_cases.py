@@ -48,10 +48,23 @@ def follows_the_cpu(spec: ModelSpec, training: dict[str, Any], device: torch.dev
     assert_near(trained(spec, device, **training), trained(spec, CPU, **training), atol=1e-4)
 
 
+def without_chance(spec: ModelSpec) -> ModelSpec:
+    """Return a model without dropout and drawn negatives: devices have random numbers of their own."""
+    names = {field.name for field in dataclasses.fields(spec)}
+    changes: dict[str, Any] = {"dropout": 0.0} if "dropout" in names else {}
+    if "negatives" in names:
+        changes["loss"] = "softmax"
+    return dataclasses.replace(spec, **changes)
+
+
 _DLRM = MODELS["dlrm"]
 _DEEPFM = MODELS["deepfm"]
 CASES: dict[str, Case] = {
-    **{f"model {name}": partial(follows_the_cpu, spec, {}) for name, spec in MODELS.items()},
+    **{
+        f"model {name}": partial(follows_the_cpu, without_chance(spec), {})
+        for name, spec in MODELS.items()
+        if spec.kind != "bert4rec"  # whose training hides items at random
+    },
     "model over dynamic tables": partial(follows_the_cpu, dataclasses.replace(_DLRM, tables=DynamicTablesSpec()), {}),
     "model with clipped gradients": partial(follows_the_cpu, _DLRM, {"clip_norm": 0.1}),
     "model with a scaled loss": partial(follows_the_cpu, _DLRM, {"loss_scale": "dynamic"}),

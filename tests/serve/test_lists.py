@@ -41,6 +41,7 @@ from terarec.spec import (
     SourceColumn,
     SourceSpec,
     TrainingSpec,
+    TritonSpec,
     WatchingSpec,
     WideDeepSpec,
 )
@@ -162,7 +163,7 @@ class TritonStages:
     """The stages of an exported repository, as Triton calls them."""
 
     def __init__(self, run: Path, repository: Path, session: InferenceSession) -> None:
-        export_triton(run, repository)
+        export_triton(run, repository, TritonSpec(form="ensemble"))
         self._inputs = session.inputs
         self._workflow = WorkflowStage(repository / "terarec_workflow" / "1" / DATASET)
         self._server = ParameterServer(ParameterServerSpec())

@@ -39,6 +39,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "MultiClassSpec": {"classes": 2},
     "MultiStepSchedule": {"milestones": (1,)},
     "PointerEvent": {"time": "2026-11-27T00:00:00Z", "action": "promote", "version": 1},
+    "RecommendationSpec": {"items": "a", "key": "b"},
     "RecordLayout": {"label_dim": 1, "dense_dim": 0, "inputs": (INPUT,)},
     "RecordOptions": {"kind": "norm"},
     "RecordSplit": {"path": "a", "rows": 1},

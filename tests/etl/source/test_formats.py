@@ -216,7 +216,7 @@ def test_directories_globs_and_urls(tmp_path):
         found(f"file://{tmp_path}/x.tsv")
 
 
-@pytest.mark.parametrize("form", ["delimited", "json_lines", "arrow"])
+@pytest.mark.parametrize("form", ["delimited", "json_lines"])
 def test_files_named_parquet_are_read_as_such(tmp_path, form):
     path = tmp_path / "a.parquet"
     pq.write_table(arrow_table(), path)

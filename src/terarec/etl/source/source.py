@@ -251,7 +251,7 @@ def open_source(
     Text files may be compressed, by gzip, bz2, xz, zstd, lz4 or zip; their content says which.
 
     Args:
-        spec: Spec of the files; those whose names all end in ``.parquet`` are read as Parquet in any case.
+        spec: Spec of the files; where it is one of text, files whose names all end in ``.parquet`` are read as Parquet.
         sources: Paths in the order of their rows; a directory means the files in it and below, in the order of
             `name_order`, without those that begin with ``.`` or ``_``. Or a table in memory, which has the columns by
             name, whatever the format.
@@ -276,11 +276,12 @@ def open_source(
 
 
 def read_as(spec: SourceSpec, files: Sequence[SourceFile]) -> SourceSpec:
-    """Return how files are read: Parquet where all of their names say so, whatever the format of the other logs.
+    """Return how files are read: Parquet where all of their names say so, also where other logs are lines of text.
 
-    Served records are Parquet also where the model was trained on lines of text.
+    Served records are Parquet whatever the model was trained on.
     """
-    if spec.format == "parquet" or not all(file.path.endswith(".parquet") for file in files):
+    is_text = spec.format in ("delimited", "json_lines")
+    if not is_text or not all(file.path.endswith(".parquet") for file in files):
         return spec
     return dataclasses.replace(spec, format="parquet", encoding="utf-8")
 
