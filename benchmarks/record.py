@@ -6,6 +6,7 @@ A ratio always compares two figures that one run measured in turns, since the ma
 
 import csv
 import datetime
+import importlib.metadata
 import os
 import platform
 import statistics
@@ -14,8 +15,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-
-import torch
 
 import terarec
 
@@ -101,7 +100,7 @@ def _context() -> dict[str, object]:
     return {
         "date": datetime.date.today().isoformat(),
         "terarec": f"{terarec.__version__}+{_commit()}",
-        "torch": torch.__version__,
+        "torch": importlib.metadata.version("torch"),
         "python": platform.python_version(),
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)),

@@ -179,6 +179,32 @@ BagFault row_update(const UpdateCall& call) {
   return {};
 }
 
+void update_distinct_rows(const UpdateCall& call, const int64_t* rows, const float* grads, int64_t count,
+                          int64_t table_rows) {
+  const int64_t width = call.gradients.width;
+  const Update update(call);
+  parallel_for(call.gradients.threads, (count + kUnitRows - 1) / kUnitRows, [&](int64_t unit) {
+    const int64_t begin = unit * kUnitRows, size = std::min(kUnitRows, count - begin);
+    std::vector<const float*> of_rows(size);
+    for (int64_t i = 0; i < size; i++) of_rows[i] = grads + (begin + i) * width;
+    std::vector<float> buffer(update_floats(width));
+    UpdateRows part{};
+    part.width = width;
+    part.groups = size;
+    part.rows = part.places = rows + begin;
+    part.grads = of_rows.data();
+    part.buffer = buffer.data();
+    update.move(1.0f, part);
+  });
+  if (!call.rule.updates_all_rows) return;
+  std::vector<uint8_t> touched(table_rows);
+  for (int64_t i = 0; i < count; i++) touched[rows[i]] = 1;
+  UpdateTable table{};
+  table.rows = table_rows;
+  table.lr_factor = 1.0f;
+  update_all_others(update, {table}, touched);
+}
+
 GradientSquares gradient_squares(const UpdateGradients& gradients, int64_t first_row) {
   const BagFault fault = check_gradients(gradients);
   if (fault.kind != BagFault::kNone) return {fault, 0.0};

@@ -57,6 +57,11 @@ struct UpdateCall {
 // If a fault is returned, nothing was changed.
 BagFault row_update(const UpdateCall& call);
 
+// The same for one table of `table_rows` rows from arena row 0 on, of which `rows` are distinct and checked, each with
+// one gradient: nothing has to be grouped. The list of `call.gradients` is not read.
+void update_distinct_rows(const UpdateCall& call, const int64_t* rows, const float* grads, int64_t count,
+                          int64_t table_rows);
+
 struct GradientSquares {
   BagFault fault;
   double sum;

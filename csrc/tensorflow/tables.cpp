@@ -21,8 +21,8 @@ namespace {
 
 // Ids of a unit of work without pooling; the core splits the work between bags.
 constexpr int64_t kUnitIds = 64;
-// Parts of a merge, whatever the number of threads, so that the order of its ids is fixed.
-constexpr int kMergeParts = 16;
+// Whether ids are distinct is looked up in a bit for each row where there are no more rows an id than this.
+constexpr int64_t kMostRowsPerId = 256;
 
 // Offsets of bags of ids that are not pooled: the kernels take the ids between the first and the last.
 std::vector<int64_t> unit_offsets(int64_t num_ids) {
@@ -46,6 +46,18 @@ struct RowBags {
   int64_t count;
   const float* weights;
 };
+
+// False also where it is not worth finding out.
+bool are_distinct(const int64_t* rows, int64_t count, int64_t table_rows) {
+  if (table_rows > kMostRowsPerId * count) return false;
+  std::vector<uint64_t> seen((table_rows + 63) / 64);
+  for (int64_t i = 0; i < count; i++) {
+    const uint64_t bit = uint64_t{1} << (rows[i] & 63);
+    if (seen[rows[i] >> 6] & bit) return false;
+    seen[rows[i] >> 6] |= bit;
+  }
+  return true;
+}
 
 size_t bytes_of(int64_t rows, int64_t width) { return sizeof(float) * rows * width; }
 
@@ -78,12 +90,18 @@ void GrowingRows::grow(int64_t rows) {
   rows_ = rows;
 }
 
+void MergedRows::add(RangeSums&& part) {
+  parts_.push_back({size_, std::move(part)});
+  size_ += static_cast<int64_t>(parts_.back().of.rows.size());
+}
+
 void MergedRows::write(int64_t width, int64_t* ids, float* sums, int threads) const {
   parallel_for(threads, parts_.size(), [&](int64_t unit) {
     const Part& part = parts_[unit];
-    if (part.rows == 0) return;
-    std::copy(part.ids.begin(), part.ids.end(), ids + part.first);
-    memcpy(sums + part.first * width, part.sums.get(), bytes_of(part.rows, width));
+    const int64_t rows = static_cast<int64_t>(part.of.rows.size());
+    if (rows == 0) return;
+    std::copy(part.of.rows.begin(), part.of.rows.end(), ids + part.first);
+    memcpy(sums + part.first * width, part.of.sums.get(), bytes_of(rows, width));
   });
 }
 
@@ -102,8 +120,8 @@ int64_t Table::size() const {
 void Table::fail(const BagFault& fault) const {
   const std::string value = std::to_string(fault.value), at = std::to_string(fault.position);
   if (fault.kind == BagFault::kOffset) {
-    throw TableError(TableError::kInvalid,
-                     "row_splits: got " + value + " at position " + at + ", expected numbers that rise from 0 to that of ids");
+    throw TableError(TableError::kInvalid, "row_splits: got " + value + " at position " + at +
+                                               ", expected to rise from 0 to the number of ids");
   }
   throw TableError(TableError::kInvalid, "ids: got " + value + " at position " + at + ", expected 0 <= id < " +
                                              std::to_string(used_) + ", the rows of variable '" + name_ + "'");
@@ -179,7 +197,8 @@ void Table::initialize(const int64_t* ids, int64_t count, int64_t first_row, int
   }
   std::vector<int64_t> targets(count);
   for (int64_t i = 0; i < count; i++) targets[i] = i;
-  fill_keyed_rows({values, targets.data(), ids, count, width_, initial_.seed, initial_.scale, initial_.normal, threads});
+  fill_keyed_rows(
+      {values, targets.data(), ids, count, width_, initial_.seed, initial_.scale, initial_.normal, threads});
   if (initial_.offset == 0) return;
   for (int64_t i = 0; i < count * width_; i++) values[i] += static_cast<float>(initial_.offset);
 }
@@ -210,33 +229,52 @@ MergedRows Table::merge(const Bags& bags, const float* grad, int threads) const 
       {{of.rows, nullptr, bags.num_ids, of.weights, of.offsets, &layout, 1, of.count, grad, width_}}};
   const BagFault fault = check_gradients(gradients);
   if (fault.kind != BagFault::kNone) fail(fault);
+  MergedRows merged;
+  const RowGradients rows_of{of.rows, bags.num_ids, bags.pooling == Pooling::kNone ? nullptr : bags.offsets, bags.bags,
+                             bags.weights, bags.pooling, grad, width_, used_};
+  if (sums_by_range(rows_of)) {
+    for (RangeSums& range : sum_by_range(rows_of, threads)) merged.add(std::move(range));
+    if (grows()) name_ids(merged);
+    return merged;
+  }
   MaxGradients maxima;
   const std::vector<UpdateTable> tables = collect_tables(gradients, maxima);
   maxima.fill(threads);
-  const std::vector<UpdateUnit> units = split_tables(tables, bags.num_ids, kMergeParts);
-  MergedRows merged;
-  merged.parts_.resize(units.size());
+  const std::vector<UpdateUnit> units = split_tables(tables, bags.num_ids, gradients.useful_threads());
+  std::vector<RangeSums> parts(units.size());
   CallScratch scratch;
   parallel_for(gradients.useful_threads(), units.size(), [&](int64_t unit) {
     const UpdateRows sums = group_unit(units[unit], width_, scratch.of_thread());
-    MergedRows::Part& part = merged.parts_[unit];
+    RangeSums& part = parts[unit];
+    part.rows.assign(sums.rows, sums.rows + sums.groups);
     part.sums = CallMemory(bytes_of(std::max<int64_t>(1, sums.groups), width_));
     float* to = static_cast<float*>(part.sums.get());
     for (int64_t g = 0; g < sums.groups; g++) {
-      const int64_t row = sums.rows[g];
-      if (grows() && row == 0) continue;
-      part.ids.push_back(grows() ? ids_[row] : row);
       const float scale = sums.scales ? sums.scales[g] : 1.0f;
-      for (int64_t c = 0; c < width_; c++) to[c] = scale * sums.grads[g][c];
-      to += width_;
+      for (int64_t c = 0; c < width_; c++) *to++ = scale * sums.grads[g][c];
     }
-    part.rows = static_cast<int64_t>(part.ids.size());
   });
-  for (MergedRows::Part& part : merged.parts_) {
-    part.first = merged.size_;
-    merged.size_ += part.rows;
-  }
+  for (RangeSums& part : parts) merged.add(std::move(part));
+  if (grows()) name_ids(merged);
   return merged;
+}
+
+// Puts ids in place of rows, and leaves out row 0, which stands for ids that the table lacks.
+void Table::name_ids(MergedRows& merged) const {
+  merged.size_ = 0;
+  for (MergedRows::Part& part : merged.parts_) {
+    std::vector<int64_t>& rows = part.of.rows;
+    float* const sums = static_cast<float*>(part.of.sums.get());
+    const auto absent = std::find(rows.begin(), rows.end(), 0);
+    if (absent != rows.end()) {
+      const int64_t place = absent - rows.begin(), after = static_cast<int64_t>(rows.size()) - place - 1;
+      memmove(sums + place * width_, sums + (place + 1) * width_, bytes_of(after, width_));
+      rows.erase(absent);
+    }
+    for (int64_t& row : rows) row = ids_[row];
+    part.first = merged.size_;
+    merged.size_ += static_cast<int64_t>(rows.size());
+  }
 }
 
 // With s the sum of w_i r_i, a sum's gradient of w_i is d_i = r_i g; a mean's (s / W) is (d_i - sum(w_j d_j) / W) / W;
@@ -296,18 +334,20 @@ void Table::apply(const RowRule& rule, int64_t step, const int64_t* ids, int64_t
   std::vector<int64_t> found;
   const Alone lock(mutex_);
   if (grows()) find_present("grads_and_vars", ids, num_ids, found, threads);
+  else check_ids(ids, num_ids);
+  const int64_t* const rows = grows() ? found.data() : ids;
+  UpdateCall call{num_states_ > 0 ? states_[0].row(0) : nullptr, num_states_ > 1 ? states_[1].row(0) : nullptr,
+                  nullptr, rule, step, 0, {weights_.row(0), RowType::kFloat32, width_, nullptr, threads, {}}};
+  // Gradients of lookups are merged already; what a caller made of them may not be.
+  if (are_distinct(rows, num_ids, used_)) {
+    update_distinct_rows(call, rows, grads, num_ids, used_);
+    return;
+  }
   const std::vector<int64_t> offsets = unit_offsets(num_ids);
-  const FeatureLayout layout{0, rows(), Pooling::kNone, 0};
+  const FeatureLayout layout{0, used_, Pooling::kNone, 0};
   const int64_t bags = static_cast<int64_t>(offsets.size()) - 1;
-  const UpdateCall call{num_states_ > 0 ? states_[0].row(0) : nullptr,
-                        num_states_ > 1 ? states_[1].row(0) : nullptr,
-                        nullptr,
-                        rule,
-                        step,
-                        0,
-                        {weights_.row(0), RowType::kFloat32, width_, nullptr, threads,
-                         {{grows() ? found.data() : ids, nullptr, num_ids, nullptr, offsets.data(), &layout, 1, bags,
-                           grads, width_}}}};
+  call.gradients.list.push_back(
+      {rows, nullptr, num_ids, nullptr, offsets.data(), &layout, 1, bags, grads, width_});
   const BagFault fault = row_update(call);
   if (fault.kind != BagFault::kNone) fail(fault);
 }

@@ -12,8 +12,8 @@
 
 #include "embedding/bag_lookup.h"
 #include "embedding/hash_index.h"
-#include "embedding/result_memory.h"
 #include "embedding/row_update.h"
+#include "tensorflow/range_sums.h"
 
 namespace terarec {
 
@@ -74,10 +74,12 @@ class MergedRows {
  private:
   friend class Table;
   struct Part {
-    int64_t first, rows;  // in the result
-    CallMemory sums;
-    std::vector<int64_t> ids;
+    int64_t first;  // in the result
+    RangeSums of;
   };
+
+  void add(RangeSums&& part);
+
   std::vector<Part> parts_;
   int64_t size_ = 0;
 };
@@ -99,7 +101,8 @@ class Table {
   // Fills `out` float[bags.results(), width]. An id that a growing table lacks is inserted, or counts as zeros.
   void lookup(const Bags& bags, bool inserts, float* out, int threads);
 
-  // `grad` float[bags.results(), width]; ids that the table lacks are left out.
+  // `grad` float[bags.results(), width]; ids that the table lacks are left out. The order of the ids depends on the
+  // number of threads, their sums do not.
   MergedRows merge(const Bags& bags, const float* grad, int threads) const;
 
   // The gradient of the bags' weights, float[num_ids].
@@ -134,6 +137,7 @@ class Table {
   void insert(const int64_t* ids, int64_t num_ids, int64_t* rows, int threads);
   void initialize(const int64_t* ids, int64_t count, int64_t first_row, int threads);
   void grow_states();
+  void name_ids(MergedRows& merged) const;
   void check_ids(const int64_t* ids, int64_t num_ids) const;
   [[noreturn]] void fail(const BagFault& fault) const;
 

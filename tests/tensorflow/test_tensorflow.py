@@ -30,6 +30,7 @@ import tensorflow as tf
 
 import terarec.tensorflow as sok
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
+from terarec.tensorflow import horovod
 from terarec.tensorflow import ops as table_ops
 from terarec.tensorflow.dump_files import HEADER_BYTES
 
@@ -629,6 +630,22 @@ def test_bad_input_names_the_argument(rng: np.random.Generator, implementation: 
     with tf.distribute.MirroredStrategy(["CPU:0"]).scope(), pytest.raises(ConfigError) as raised:
         sok.Variable(table(rng))
     assert raised.value.where == "strategy"
+
+
+def test_calls_of_horovod_give_what_one_process_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    horovod.init()
+    slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]))
+    assert (horovod.rank(), horovod.size(), horovod.local_rank(), horovod.local_size()) == (0, 1, 0, 1)
+    assert horovod.allreduce(slices, op=horovod.Sum) is slices
+    for call in (horovod.allreduce, horovod.allgather, lambda tensor: horovod.broadcast(tensor, root_rank=0)):
+        np.testing.assert_array_equal(call([1.0, 2.0]), [1.0, 2.0])
+    tape = tf.GradientTape()
+    assert horovod.DistributedGradientTape(tape) is horovod.DistributedOptimizer(tape) is tape
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for start in (horovod.init, sok.init):
+        with pytest.raises(ConfigError, match="got 2 processes"):
+            start()
 
 
 def test_an_op_whose_variable_is_gone_says_so() -> None:

@@ -162,7 +162,7 @@ def _open_session(*args: Any, **options: Any) -> InferenceSession:
 
 
 def provide_modules() -> None:
-    """Make HugeCTR's modules importable under their own names, and mpi4py and MLPerf's logger where they are missing.
+    """Make HugeCTR's modules importable under their own names; and mpi4py, Horovod and others where they are missing.
 
     Processes of torchrun get the replacement of mpi4py in any case.
 
@@ -176,6 +176,12 @@ def provide_modules() -> None:
     if _is_missing("mpi4py") or (launched is not None and not launched.is_mpi):
         mpi = _module("mpi4py.MPI", "Replacement of mpi4py.MPI.", **_MPI_NAMES)
         sys.modules |= {"mpi4py": _module("mpi4py", "Replacement of mpi4py.", MPI=mpi), "mpi4py.MPI": mpi}
+    if _is_missing("horovod"):
+        ranks = importlib.import_module("terarec.tensorflow.horovod")
+        sys.modules |= {
+            "horovod": _module("horovod", "Replacement of horovod.", tensorflow=ranks),
+            "horovod.tensorflow": ranks,
+        }
     # Where one of them is installed, scripts get the packages as they are: half of each would not fit together.
     if _is_missing("mlperf_logging") and _is_missing("mlperf_common"):
         sys.modules |= _mlperf_modules()

@@ -11,7 +11,11 @@ from terarec.errors import ConfigError
 from terarec.tensorflow.ops import POOLINGS, Bags
 from terarec.tensorflow.variables import RowsVariable, whole_numbers
 
+# AutoGraph would rewrite what is called in a `tf.function`; nothing here depends on the values of tensors.
+_as_it_is = tf.autograph.experimental.do_not_convert
 
+
+@_as_it_is
 def lookup_sparse(
     params: RowsVariable | Sequence[RowsVariable],
     sp_ids: tf.SparseTensor | tf.RaggedTensor | Sequence[tf.SparseTensor | tf.RaggedTensor],
@@ -54,11 +58,13 @@ def lookup_sparse(
     return vectors if is_list else vectors[0]
 
 
+@_as_it_is
 def all2all_dense_embedding(param: RowsVariable, indices: tf.Tensor) -> tf.Tensor:
     """Return the rows float32[n, D] of ids [n]."""
     return _rows_variable("param", param).sparse_read(indices)
 
 
+@_as_it_is
 def embedding_lookup(
     params: RowsVariable,
     ids: tf.Tensor | tf.RaggedTensor,
@@ -84,6 +90,7 @@ def embedding_lookup(
     return rows if max_norm is None else tf.clip_by_norm(rows, max_norm, axes=[-1])
 
 
+@_as_it_is
 def embedding_lookup_sparse(
     params: RowsVariable,
     sp_ids: tf.SparseTensor | tf.RaggedTensor,

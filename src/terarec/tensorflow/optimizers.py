@@ -15,6 +15,9 @@ from terarec.tensorflow.rules import learning_rate, rule_of
 from terarec.tensorflow.tables import Rule
 from terarec.tensorflow.variables import RowsVariable, slices_of
 
+# AutoGraph would rewrite what is called in a `tf.function`; nothing here depends on the values of tensors.
+_as_it_is = tf.autograph.experimental.do_not_convert
+
 Pair = tuple[tf.Tensor | tf.IndexedSlices | None, tf.Variable]
 
 
@@ -62,6 +65,7 @@ class SGD:
     def __init__(self, lr: float = 0.001) -> None:
         self.lr = tf.Variable(float(lr), trainable=False, name="learning_rate")
 
+    @_as_it_is
     def apply_gradients(self, grads_and_vars: Iterable[Pair], global_step: object = None, name: object = None) -> None:
         """Update the variables.
 
@@ -107,6 +111,7 @@ class Adam(tf.Module):
         numbers = {"beta1": float(beta_1), "beta2": float(beta_2), "eps_hat": float(epsilon)}
         self._rule = Rule(kind="adam", numbers=numbers, states=("m", "v"), is_global=not lazy)
 
+    @_as_it_is
     def apply_gradients(self, grads_and_vars: Iterable[Pair], global_step: object = None, name: object = None) -> None:
         """Update the variables.
 
@@ -157,6 +162,7 @@ class OptimizerWrapper(tf.Module):
             raise ConfigError("variable", f"{variable.table.name!r} has no states yet, expected a step before")
         return {name: tf.constant(state) for name, state in zip(self.rule.states, states, strict=False)}
 
+    @_as_it_is
     def apply_gradients(self, grads_and_vars: Iterable[Pair], global_step: object = None, name: object = None) -> None:
         """Update the variables; a gradient of None is skipped."""
         pairs = [(grad, variable) for grad, variable in grads_and_vars if grad is not None]
