@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from terarec.apps.triton import export_triton
-from terarec.apps.triton_models import DATASET, PROGRAM, DenseStage, LookupStage, WorkflowStage, raw_values
+from terarec.apps.triton_models import DATASET, PROGRAM, DenseStage, LookupStage, RunStage, WorkflowStage, raw_values
 from terarec.errors import ConfigError
 from terarec.etl import prepare
 from terarec.etl.ops import Categorify, FillMissing, HashBucket, ListSlice, Normalize
@@ -165,6 +165,7 @@ class TritonStages:
     def __init__(self, run: Path, repository: Path, session: InferenceSession) -> None:
         export_triton(run, repository, TritonSpec(form="ensemble"))
         self._inputs = session.inputs
+        self._model = RunStage(session, {"bought": 1})  # the one model of a repository that is no ensemble
         self._workflow = WorkflowStage(repository / "terarec_workflow" / "1" / DATASET)
         self._server = ParameterServer(ParameterServerSpec())
         self._lookup = LookupStage(run, session.step, ServedTables(server=self._server))
@@ -173,9 +174,14 @@ class TritonStages:
     def close(self) -> None:
         self._server.close()
 
+    def tensors(self, records: Records, *, says_missing: bool) -> dict[str, np.ndarray]:
+        return (missing_tensors if says_missing else triton_tensors)(self._inputs, records)
+
     def predict(self, records: Records, *, says_missing: bool = False) -> np.ndarray:
-        tensors = missing_tensors if says_missing else triton_tensors
-        encoded = self._workflow(tensors(self._inputs, records))
+        return self._model(self.tensors(records, says_missing=says_missing))["bought"]
+
+    def predict_in_stages(self, records: Records, *, says_missing: bool = False) -> np.ndarray:
+        encoded = self._workflow(self.tensors(records, says_missing=says_missing))
         vectors = self._lookup({name: keys for name, keys in encoded.items() if name != "dense"})
         dense = DenseStage(self._dense, ["dense", *vectors], ["bought"])
         return dense({"dense": encoded["dense"], **vectors})["bought"]
@@ -274,6 +280,8 @@ def test_every_path_gives_the_same_scores(
         "client, arrow": client.infer({name: table[name] for name in TYPES})["score"],
         "triton": triton.predict(columns),
         "triton, missing": triton.predict(columns, says_missing=True),
+        "triton ensemble": triton.predict_in_stages(columns),
+        "triton ensemble, missing": triton.predict_in_stages(columns, says_missing=True),
     }
     differences = {path: float(np.abs(found - expected).max()) for path, found in scores.items()}
     assert {path: difference for path, difference in differences.items() if difference > 2e-6} == {}
