@@ -3,9 +3,9 @@
 
 It needs no network: torch with Triton, NumPy, PyArrow (and safetensors for checkpoints) and the compiled core, which
 ``cmake -S . -B build/core -G Ninja -DPython_EXECUTABLE=$(which python3) && ninja -C build/core`` puts in its place.
-``--parts`` selects some of the parts, ``--match`` some of the checks by words of their names, such as "dlrm". Where a
-result is wrong, figures are printed and not recorded.
-``--interpret`` runs every part at a tiny size on the CPU, to try the script; it records nothing either. Without a CUDA
+``--parts`` selects some of the parts, of which "ranks" trains on 1, 2, 4, ... GPUs (`gpu_ranks`), ``--match`` some of
+the checks by words of their names, such as "dlrm". Where a result is wrong, figures are printed and not recorded.
+``--interpret`` runs the parts at a tiny size on the CPU, to try the script; it records nothing either. Without a CUDA
 device and without ``--interpret`` the results get a row that says so.
 """
 
@@ -32,6 +32,7 @@ import torch  # noqa: E402
 from record import Row, append_rows  # noqa: E402
 
 _PARTS = ("checks", "training", "tables", "index")
+_ALL_PARTS = (*_PARTS, "ranks")
 _NEED_SAFETENSORS = ("runs", "checkpoints", "hugectr", "sessions")  # kinds of checks with checkpoints
 _MOST_OF_MEMORY = 0.3  # that tables take
 
@@ -76,7 +77,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--batches", type=int, default=64, help="of an epoch")
     parser.add_argument("--threads", type=int, default=4, help="of the reader")
     parser.add_argument("--hash-keys", type=int, default=10_000_000)
-    parser.add_argument("--parts", nargs="+", choices=_PARTS, default=_PARTS, help="all unless given")
+    parser.add_argument("--parts", nargs="+", choices=_ALL_PARTS, default=_PARTS, help="all but ranks unless given")
     parser.add_argument("--match", nargs="+", metavar="WORD", help="only checks whose names have one of the words")
     parser.add_argument("--seconds", type=float, default=420.0, help="after which no further check or figure begins")
     parser.add_argument("--interpret", action="store_true", help="a tiny size on the CPU")
@@ -139,6 +140,12 @@ def _report_wrong(name: str, error: BaseException) -> bool:
 def _figures(device: torch.device, options: argparse.Namespace) -> Iterator[tuple[str, Iterator[Row]]]:
     """Yield the selected figures, by the name of what they measure."""
     if not set(options.parts) - {"checks"}:
+        return
+    if "ranks" in options.parts:
+        import gpu_ranks
+
+        yield "ranks", gpu_ranks.figures(device, options.batch)
+    if not set(options.parts) - {"checks", "ranks"}:
         return
     import gpu_tables
     import gpu_training

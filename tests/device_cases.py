@@ -22,9 +22,10 @@ MODULES = {
     "embeddings": "tests.embedding.device_cases",
     "hugectr": "tests.hugectr.device_cases",
     "sessions": "tests.serve.device_cases",
+    "ranks": "tests.dist.device_cases",
 }
 """Kind of cases -> their module."""
-TESTED_ELSEWHERE = ("kernels", "graphs", "runs")
+TESTED_ELSEWHERE = ("kernels", "graphs", "runs", "ranks")
 """Kinds that tests of their own packages try on the CPU."""
 SLOW = (
     "compiled models",

@@ -85,14 +85,14 @@ def quick_cases() -> list[Case]:
 
 
 def run(
-    todo: Sequence[Case], steps: int, library: Path | None = None, *, shares_device: bool = False
+    todo: Sequence[Case], steps: int, where: str | Path, *, shares_device: bool = False
 ) -> tuple[Summary, dict[Case, Any]]:
     """Run cases on as many processes as the largest takes.
 
     Args:
         todo: The cases.
         steps: Steps of each.
-        library: The library of the simulated device; None for the CPU.
+        where: "cpu", "cuda", or the library of the simulated device.
         shares_device: Whether tensors go through host memory, as those of ranks that share a GPU.
 
     Returns:
@@ -101,12 +101,12 @@ def run(
     size = max(case.size for case in todo)
     rules = {case.optimizer for case in todo}
     expected = expected_rows(steps, TABLES, rules)
-    if library is not None:
+    if where != "cpu":
         # Sums of other kernels have other last bits: equal ones are those of one process on the device.
-        (of_device,) = run_ranks(1, _expected_on_device, rules, steps, library, joins=False)
+        (of_device,) = run_ranks(1, _expected_on_device, rules, steps, where, joins=False)
         assert isinstance(of_device, dict), of_device
         expected |= of_device
-    results = run_ranks(size, _run_cases, list(todo), expected, steps, library, shares_device, joins=False)
+    results = run_ranks(size, _run_cases, list(todo), expected, steps, where, shares_device, joins=False)
     broken = [f"rank {rank}: {result}" for rank, result in enumerate(results) if isinstance(result, Raised | str)]
     if broken:
         return Summary(0, 0.0, 0.0, len(todo) * len(TABLES), 0, broken), {}
@@ -145,13 +145,15 @@ def _summed(found: dict[Case, Any], copies: dict[Case, int]) -> Summary:
     return Summary(cells, worst[False], worst[True], missing, most, failed)
 
 
-def device_of(library: Path | None) -> torch.device:
-    """Return the device whose backend is in the library, registered in this process."""
-    if library is None:
+def device_of(where: str | Path) -> torch.device:
+    """Return the device of this process: "cpu", "cuda", or the one whose backend is in a library."""
+    if where == "cpu":
         # The way of a device, in host memory.
         lookups.hashed_keys = sorted_keys
         return CPU
-    device = simulated.register(library)
+    if where == "cuda":
+        return torch.device("cuda", 0)
+    device = simulated.register(Path(where))
     simulated.treat_as_gpu()
     simulated.count_accesses()
     register_group(device.type)
@@ -159,10 +161,10 @@ def device_of(library: Path | None) -> torch.device:
 
 
 def _expected_on_device(
-    _: int, rules: Collection[str], steps: int, library: Path
+    _: int, rules: Collection[str], steps: int, where: str | Path
 ) -> dict[tuple[str, bool], dict[str, tuple[Tensor, Tensor]]]:
     """Train in one process on the device, as deterministic cases do: optimizer and False -> `rows_of`."""
-    device = device_of(library)
+    device = device_of(where)
     return {
         (rule, False): rows_of(
             train(Ranks(), None, OPTIMIZERS[rule], trains_layer=False, steps=steps, names=TABLES, device=device)
@@ -176,11 +178,11 @@ def _run_cases(
     todo: list[Case],
     expected: dict[tuple[str, bool], Any],
     steps: int,
-    library: Path | None,
+    where: str | Path,
     shares_device: bool,
 ) -> list[Any]:
     """Run cases on this rank; return for each the differences and the copies of a step, or its error."""
-    device = device_of(library)
+    device = device_of(where)
     ranks = join(link_timeout=200.0, device=device, shares_device=shares_device)
     groups = {size: ranks.subset(list(range(size))) for size in SIZES if size < ranks.size} | {ranks.size: ranks}
     results: list[Any] = []
@@ -216,7 +218,7 @@ def _run_case(ranks: Ranks, case: Case, expected: dict[tuple[str, bool], Any], s
 @contextmanager
 def _counting(counted: list[int], device: torch.device) -> Iterator[None]:
     """Add the copies and waits of what runs inside to the list."""
-    if device == CPU:
+    if device.type != simulated.NAME:
         yield
         return
     before = simulated.counts()
@@ -227,14 +229,14 @@ def _counting(counted: list[int], device: torch.device) -> Iterator[None]:
 def main(device: str, *, is_quick: bool, is_json: bool) -> None:
     """Run the matrix, print what is wrong and then the summary; exit with 1 where something is."""
     begin = time.monotonic()
-    library = None
+    where: str | Path = device
     if device == simulated.NAME:
         if reason := simulated.missing_to_build():
             raise SystemExit(reason)
         simulated.BUILT.mkdir(parents=True, exist_ok=True)
-        library = simulated.build(simulated.BUILT)
+        where = simulated.build(simulated.BUILT)
     todo = quick_cases() if is_quick else [case for case in cases() if not rejection(case)]
-    summary, found = run(todo, FEW_STEPS if is_quick else STEPS, library)
+    summary, found = run(todo, FEW_STEPS if is_quick else STEPS, where)
     if not is_json:
         for case, result in found.items():
             print(case, result)

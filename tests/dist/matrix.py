@@ -464,7 +464,7 @@ def main(modes: Sequence[str]) -> None:
 if __name__ == "__main__":
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("modes", nargs="*", metavar="MODE", help=f"of {', '.join(MODES)}; all unless given")
-    parser.add_argument("--device", choices=("cpu", "simulated"), help="compare tables on this device")
+    parser.add_argument("--device", choices=("cpu", "cuda", "simulated"), help="compare tables on this device")
     parser.add_argument("--quick", action="store_true", help="some of the cells of a device")
     parser.add_argument("--json", action="store_true", help="print only the summary of a device")
     options = parser.parse_args()

@@ -40,7 +40,7 @@ def test_sorted_keys_train_as_hashed_ones() -> None:
     ]
     assert {case.mode for case in todo} == set(MODES)
     assert not any(map(rejection, todo))
-    summary, _ = run(todo, FEW_STEPS)
+    summary, _ = run(todo, FEW_STEPS, "cpu")
     assert summary.failed == []
     assert (summary.cells, summary.missing) == (len(todo) * len(TABLES), 0)
 

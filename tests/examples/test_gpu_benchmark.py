@@ -24,6 +24,17 @@ def test_every_part_runs_interpreted():
 
 
 @pytest.mark.slow
+def test_ranks_are_measured_by_strong_and_weak_scaling():
+    arguments = ["--interpret", "--parts", "ranks"]
+    result = subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-2000:]
+    for scaling, batch in (("strong", 3), ("weak", 6)):
+        assert f"{scaling} scaling, batch 3, 1 rank: time of step" in result.stdout
+        assert f"{scaling} scaling, batch {batch}, 2 ranks: time of step" in result.stdout
+        assert f"{scaling} scaling, batch {batch}, 2 ranks: bytes that a rank sends: exchange of keys" in result.stdout
+
+
+@pytest.mark.slow
 def test_checks_are_chosen_by_a_word():
     arguments = ["--interpret", "--parts", "checks", "--match", "cosine"]
     result = subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True, check=False)

@@ -55,6 +55,8 @@ class Counts(NamedTuple):
 
 
 _addresses = 0
+loaded: Path | None = None
+"""The library that this process has registered, for processes that it starts."""
 
 
 def missing_to_build() -> str:
@@ -77,6 +79,8 @@ def build(directory: Path) -> Path:
 
 def register(library: Path) -> torch.device:
     """Register the backend in this process and return its device."""
+    global loaded
+    loaded = library
     torch.ops.load_library(library)
     torch.utils.rename_privateuse1_backend(NAME)
     torch._register_device_module(NAME, _module())
