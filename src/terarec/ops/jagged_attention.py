@@ -105,6 +105,26 @@ def _check_biases(biases: ScoreBiases, *, num_positions: int, heads: int) -> Non
         raise ConfigError("times", f"got {got}, expected int64[{num_positions}] for a time bias")
 
 
+def _take(values: Tensor, places: Tensor) -> Tensor:
+    """Return the rows of `values` at distinct places; its backward writes where that of torch's selection adds up."""
+    rows: Tensor = _Take.apply(values, places)  # type: ignore[no-untyped-call]
+    return rows
+
+
+class _Take(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, places: Tensor) -> Tensor:
+        ctx.save_for_backward(places)
+        ctx.shape = values.shape
+        return values.index_select(0, places)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (places,) = ctx.saved_tensors
+        return grad.new_zeros(ctx.shape).index_copy_(0, places, grad), None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Group:
     """Sequences of similar lengths.
@@ -130,7 +150,7 @@ class _Group:
 
     def pad(self, values: Tensor) -> Tensor:
         """Return the sequences padded by zeros: [T, H, D] -> [N, H, L, D]."""
-        rows = values.index_select(0, self.places)
+        rows = _take(values, self.places)
         if not self.is_full:
             rows = rows.new_zeros(self.size * self.length, *values.shape[1:]).index_copy(0, self.padded, rows)
         return rows.view(self.size, self.length, *values.shape[1:]).transpose(1, 2)
@@ -138,7 +158,7 @@ class _Group:
     def unpadded(self, values: Tensor) -> Tensor:
         """Return the positions of the sequences: [N, H, L, D] -> [n, H, D]."""
         rows = values.transpose(1, 2).flatten(0, 1)
-        return rows if self.is_full else rows.index_select(0, self.padded)
+        return rows if self.is_full else _take(rows, self.padded)
 
     def of(self, biases: ScoreBiases) -> ScoreBiases:
         """Return `biases` with the times of the group, zeros behind the sequences: int64[N, L]."""
