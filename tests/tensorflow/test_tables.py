@@ -1,130 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of the compiled core, without TensorFlow: both ways to merge gradients, and updates of rows."""
+"""The tables of the compiled core, in a process without TensorFlow.
 
-from collections.abc import Iterator
+TensorFlow takes the ops of a library only where it is the first to load it, which `tests.tensorflow.test_tensorflow`
+needs in this process.
+"""
 
-import numpy as np
-import pytest
-from numpy.typing import NDArray
+from pathlib import Path
 
-from terarec.kernels.cpu import _tensorflow as core
+from tests.processes import run_new_python
 
-SUM, MEAN, NONE, SQRTN = range(4)
-NO_WEIGHTS = np.zeros(0, np.float32)
-SGD = np.array([0.5, *[0.0] * (len(core.number_names()) - 1)])
+CASES = Path(__file__).with_name("table_cases.py")
 
 
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    yield
-    core.set_threads(0)
-
-
-def table(rows: int | None, width: int, most: int = 10_000) -> core.Table:
-    made, _ = core.new_table("t", width, -1 if rows is None else rows, most, 0.25, 0.0, False, 0)
-    return made
-
-
-def bags(rng: np.random.Generator, ids: int) -> NDArray[np.int64]:
-    """Where the bags of so many ids begin and end; some are empty."""
-    cuts = np.sort(rng.integers(0, ids + 1, ids // 3))
-    return np.concatenate([[0], cuts, [ids]])
-
-
-def expected_sums(
-    ids: NDArray[np.int64],
-    splits: NDArray[np.int64],
-    weights: NDArray[np.float32],
-    grad: NDArray[np.float32],
-    pooling: int,
-) -> dict[int, NDArray[np.float64]]:
-    factors = weights.astype(np.float64) if len(weights) else np.ones(len(ids))
-    sums: dict[int, NDArray[np.float64]] = {}
-    for bag in range(len(splits) - 1):
-        at = slice(splits[bag], splits[bag + 1])
-        part = factors[at]
-        divisor = {SUM: 1.0, MEAN: part.sum(), SQRTN: np.sqrt((part**2).sum())}[pooling]
-        for key, factor in zip(ids[at].tolist(), part, strict=True):
-            sums[key] = sums.get(key, 0.0) + factor / divisor * grad[bag].astype(np.float64)
-    return sums
-
-
-# Few ids of a large table are grouped by an index, many of a small one by ranges of rows.
-@pytest.mark.parametrize(("rows", "ids"), [(5, 1), (7, 400), (3000, 2000), (70_000, 9000), (70_000, 300)])
-@pytest.mark.parametrize("pooling", [SUM, MEAN, SQRTN])
-@pytest.mark.parametrize("is_weighted", [False, True], ids=["plain", "weighted"])
-def test_merged_gradients_are_the_sums_of_each_id(rows: int, ids: int, pooling: int, is_weighted: bool) -> None:
-    rng, width = np.random.default_rng(rows + ids), 20
-    keys, splits = rng.integers(0, rows, ids) // 3, bags(rng, ids)
-    weights = rng.uniform(0.5, 2.0, ids).astype(np.float32) if is_weighted else NO_WEIGHTS
-    grad = rng.normal(size=(len(splits) - 1, width)).astype(np.float32)
-    expected = expected_sums(keys, splits, weights, grad, pooling)
-    growing, results = table(None, width, most=rows), []
-    names = keys * 2**40 - 7
-    growing.lookup(names[: ids // 2 + 1], np.array([0, ids // 2 + 1]), NO_WEIGHTS, SUM, True)
-    known = set(names[: ids // 2 + 1].tolist())
-    for threads in (1, 2, 5):
-        core.set_threads(threads)
-        merged, sums = table(rows, width).merge(keys, splits, weights, grad, pooling)
-        assert sorted(merged.tolist()) == sorted(expected)
-        np.testing.assert_allclose(sums, [expected[key] for key in merged.tolist()], rtol=1e-4, atol=1e-5)
-        results.append(sums[np.argsort(merged)])
-        merged, sums = growing.merge(names, splits, weights, grad, pooling)
-        assert set(merged.tolist()) == known
-        np.testing.assert_allclose(sums, [expected[(key + 7) >> 40] for key in merged.tolist()], rtol=1e-4, atol=1e-5)
-    assert results[0].tobytes() == results[1].tobytes() == results[2].tobytes()
-
-
-@pytest.mark.parametrize(("rows", "ids"), [(50, 400), (5000, 3)])
-def test_rows_without_pooling_have_a_gradient_each(rows: int, ids: int) -> None:
-    rng = np.random.default_rng(1)
-    keys, grad = rng.integers(0, rows, ids), rng.normal(size=(ids, 3)).astype(np.float32)
-    merged, sums = table(rows, 3).merge(keys, np.zeros(0, np.int64), NO_WEIGHTS, grad, NONE)
-    expected = np.zeros((rows, 3))
-    np.add.at(expected, keys, grad)
-    found = np.zeros((rows, 3))
-    found[merged] = sums
-    np.testing.assert_allclose(found, expected, atol=1e-5)
-
-
-@pytest.mark.parametrize("rows", [8, 9000])
-@pytest.mark.parametrize("repeats", [False, True])
-def test_each_row_is_updated_once_by_the_sum_of_its_gradients(rows: int, repeats: bool) -> None:
-    ids = np.array([3, 7, 0, 3 if repeats else 1])
-    grad = np.arange(8, dtype=np.float32).reshape(4, 2)
-    own = table(rows, 2)
-    own.apply(ids, grad, SGD, 1, core.rule_number("sgd"))
-    expected = np.zeros((rows, 2))
-    np.add.at(expected, ids, -0.5 * grad)
-    np.testing.assert_array_equal(own.read()[1], expected)
-    for wrong in (rows, -1):
-        with pytest.raises(ValueError, match=f"ids: got {wrong} at position 1"):
-            own.apply(np.array([0, wrong]), grad[:2], SGD, 1, core.rule_number("sgd"))
-    np.testing.assert_array_equal(own.read()[1], expected)
-
-
-def test_new_ids_get_rows_and_states_and_are_refused_when_it_is_full() -> None:
-    own = table(None, 2, most=3)
-    own.have_states(1, 0.5)
-    own.change(np.array([9, -4]), np.ones((2, 2), np.float32), 0)
-    found = own.lookup(np.array([9, 5, 9]), np.zeros(0, np.int64), NO_WEIGHTS, NONE, True)
-    np.testing.assert_array_equal(found, [[1, 1], [0.25, 0.25], [1, 1]])
-    with pytest.raises(MemoryError, match="is full"):
-        own.lookup(np.array([5, 6]), np.zeros(0, np.int64), NO_WEIGHTS, NONE, True)
-    ids, rows, (states,) = own.read()
-    assert ids.tolist() == [9, -4, 5]
-    np.testing.assert_array_equal(rows, [[1, 1], [1, 1], [0.25, 0.25]])
-    np.testing.assert_array_equal(states, np.full((3, 2), 0.5))
-    absent = own.lookup(np.array([6]), np.zeros(0, np.int64), NO_WEIGHTS, NONE, False)
-    np.testing.assert_array_equal(absent, [[0, 0]])
-    with pytest.raises(ValueError, match="expected ids that variable 't' has"):
-        own.apply(np.array([6]), np.ones((1, 2), np.float32), SGD, 1, core.rule_number("sgd"))
-    own.clear()
-    assert own.size() == 0
-
-
-def test_offsets_that_do_not_fit_are_refused() -> None:
-    own = table(4, 2)
-    for splits in ([0, 2], [1, 3], [0, 5, 3], []):
-        with pytest.raises(ValueError, match="row_splits"):
-            own.lookup(np.array([0, 1, 2]), np.array(splits, np.int64), NO_WEIGHTS, SUM, True)
+def test_the_tables_of_the_core() -> None:
+    program = "import sys, pytest; sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', sys.argv[1]]))"
+    result = run_new_python(program, CASES)
+    assert result.returncode == 0, result.stdout

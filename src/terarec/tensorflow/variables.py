@@ -40,12 +40,13 @@ class RowsVariable(ResourceVariable):
         if tf.distribute.has_strategy():
             raise ConfigError(
                 "strategy",
-                f"got {type(tf.distribute.get_strategy()).__name__}, expected none: make embeddings outside of "
-                "`strategy.scope()`, and train on several machines with one process each",
+                f"got {type(tf.distribute.get_strategy()).__name__}, expected none: make and train "
+                "embeddings outside of `strategy.scope()`, in one process",
             )
         self.table = table
         self._resource: tf.Tensor | None = None
-        with tf.init_scope():
+        # The ops run on the CPU, and TensorFlow runs an op where the resource is.
+        with tf.init_scope(), tf.device("CPU:0"):
             super().__init__(
                 initial_value=tf.zeros([0, table.width]),
                 trainable=trainable,
@@ -185,7 +186,7 @@ class RowsVariable(ResourceVariable):
         contents: list[list[np.ndarray]] = []
 
         def part(number: int) -> tf.Tensor:
-            if number == 0:  # they are read in their order
+            if number == 0 or not contents:  # they are read one after the other, of one state of the table
                 ids, rows, states = self.table.read()
                 states += [np.zeros((0, self.table.width), np.float32)] * (2 - len(states))
                 contents[:] = [[ids, rows, *states]]
