@@ -24,6 +24,11 @@ class _Mark(NamedTuple):
     state: str = ""
     is_whole: bool = True
 
+    @property
+    def order(self) -> tuple[int, bool]:
+        """Place among the marks that one process writes."""
+        return self.number, self.is_whole
+
     @classmethod
     def read(cls, value: bytes | None) -> _Mark:
         number, _, state = (value or b"").decode(errors="replace").partition(" ")
@@ -102,7 +107,8 @@ class RedisFence:
         for value in replies:
             if value not in accepted and value not in (self._accepted or ()):
                 found = _Mark.read(value)
-                if not (self._is_alike(found) or (self.takes_later and self._is_later(found))):
+                is_good = self._is_written_since(accepted, found) or self._is_alike(found)
+                if not (is_good or (self.takes_later and self._is_later(found))):
                     raise self._error(found)
 
     def compare(self) -> None:
@@ -166,7 +172,7 @@ class RedisFence:
     def _read(self) -> _Mark:
         """Return the earliest of all marks."""
         replies = self._server.run([request(name, b"GET") for name in self._asked()])
-        return min((_Mark.read(value) for value in replies), key=lambda mark: (mark.number, mark.is_whole))
+        return min((_Mark.read(value) for value in replies), key=lambda mark: mark.order)
 
     def _read_runs(self) -> list[str]:
         replies = self._server.run([request_on(name, b"INFO", b"server") for name in self._asked()])
@@ -179,6 +185,14 @@ class RedisFence:
         if found != mark and not (self._is_alike(found) and found.is_whole):
             raise self._error(found)
         return found
+
+    def _is_written_since(self, accepted: frozenset[bytes], found: _Mark) -> bool:
+        """Return whether this process wrote a mark after those that a lookup accepted when it began.
+
+        A lookup may read between the begin and the end of a change, or of several, and compare after them.
+        """
+        earliest = min(_Mark.read(value).order for value in accepted)
+        return earliest < found.order <= (self._mark or _Mark()).order
 
     def _is_later(self, found: _Mark) -> bool:
         return found.number > (self._mark or _Mark()).number
