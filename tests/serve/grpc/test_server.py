@@ -92,6 +92,8 @@ def test_a_client_that_leaves_is_dropped_from_the_queue(
         assert code_of(lambda: client.infer("dlrm", tensors(trained.records(4, 5)), client_timeout=0.2)) == (
             "DEADLINE_EXCEEDED"
         )
+        # What a connection sends arrives in its order: the server knows of both ends when it has answered this.
+        assert client.is_server_live()
         gate.open()
         results = [answers.get(timeout=PATIENCE) for _ in range(4)]
         wait_for(lambda: model.statistics().failed.get("cancelled", 0) == 2)
