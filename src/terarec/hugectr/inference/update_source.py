@@ -18,6 +18,7 @@ from terarec.hugectr.errors import WrongInputError
 from terarec.hugectr.objects import UpdateSourceParams
 from terarec.hugectr.update_messages import UpdatedRows, broker_list, decode_message, topic_of
 from terarec.ps import ParameterServer
+from terarec.ps.table import last_places
 from terarec.serve.repeating import Repeating
 from terarec.serve.update_streams import kafka_library
 from terarec.spec import ServedModelSpec
@@ -25,6 +26,7 @@ from terarec.spec import ServedModelSpec
 _LOGGER = logging.getLogger(__name__)
 _TIMEOUT_SECONDS = 10.0
 _MOST_MESSAGES = 1000
+_NO_KEYS = torch.empty(0, dtype=torch.int64)
 _Place = tuple[str, int]  # a topic and a partition
 
 
@@ -170,18 +172,16 @@ class UpdateSource(Repeating):
         num_rows = 0
         while self._waiting:
             topic, parts = next(iter(self._waiting.items()))
-            keys, vectors = (np.concatenate(part) for part in zip(*parts, strict=True))
-            # The last row of a key is the newest.
-            _, from_end = np.unique(keys[::-1], return_index=True)
-            places = np.sort(len(keys) - 1 - from_end)
-            table, none = self._tables[topic], torch.empty(0, dtype=torch.int64)
-            for begin in range(0, len(places), self._params.max_batch_size):
-                some = places[begin : begin + self._params.max_batch_size]
-                rows = torch.from_numpy(keys[some]), torch.from_numpy(vectors[some])
-                server.update(table.model, table.name, none, *rows)
+            keys, vectors = (torch.from_numpy(np.concatenate(part)) for part in zip(*parts, strict=True))
+            last = last_places(keys)  # of a key's rows the last is the newest
+            if last is not None:
+                keys, vectors = keys[last], vectors[last]
+            table, most = self._tables[topic], self._params.max_batch_size
+            for some, rows in zip(torch.split(keys, most), torch.split(vectors, most), strict=True):
+                server.update(table.model, table.name, _NO_KEYS, some, rows)
             del self._waiting[topic]
-            num_rows += len(places)
-            self.num_rows += len(places)
+            num_rows += len(keys)
+            self.num_rows += len(keys)
         return num_rows
 
     def _log_once(self, topic: str, problem: str) -> None:
