@@ -164,7 +164,7 @@ class ApiRoutes:
 
     def _decoded(self, request: Request) -> InferRequest:
         try:
-            encoding = check_encoding(request.headers.get("content-encoding", ""))
+            encoding = request.headers.get("content-encoding", "")
             body = decompress(request.body, encoding, self._max_request_bytes)
             return decode_binary_request(body, _header_bytes(request), self._api.memory, self._layouts)
         except TerarecError as error:

@@ -33,13 +33,15 @@ def decompress(body: bytes | bytearray, encoding: str, most: int) -> bytes | byt
 
     Args:
         body: The body.
-        encoding: "gzip", "deflate", or "identity" for the body itself.
+        encoding: Value of Content-Encoding; "" or "identity" for the body itself.
         most: Limit of the bytes of the content.
 
     Raises:
-        RequestTooLargeError: It has more.
+        UnsupportedContentError: The server does not read the encoding.
+        RequestTooLargeError: The content has more bytes.
         ConfigError: The body is damaged, or continues behind its end.
     """
+    encoding = check_encoding(encoding)
     if encoding not in _WINDOW_BITS:
         return body
     try:

@@ -22,7 +22,7 @@ def add_recommendations(routes: Routes, service: RecommendationService, max_requ
     """
 
     def decoded(request: Request) -> RecommendRequest:
-        encoding = check_encoding(request.headers.get("content-encoding", ""))
+        encoding = request.headers.get("content-encoding", "")
         return decode_recommend_request(decompress(request.body, encoding, max_request_bytes))
 
     def check(request: Request) -> None:
