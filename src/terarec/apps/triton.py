@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from terarec.apps.triton_models import DATASET, NUMBERS, PROGRAM, TABLES
 from terarec.config.files import DATASET_DIRECTORY, load_served_tables
-from terarec.etl.workflow import Workflow, workflow_of
+from terarec.etl.workflow import workflow_of
 from terarec.export import export_run
 from terarec.export.artifact import EXPORT_FILE, FORMATS, ExportReport
 from terarec.export.scoring import dense_name
@@ -82,110 +83,11 @@ def export_triton(
     """
     spec = spec or TritonSpec()
     check_replaceable(out)
-    if spec.form == "model":
-        return _export_model(
-            run,
-            out,
-            spec,
-            checkpoint=checkpoint,
-            numbers=numbers,
-            data=data,
-            split=split,
-            allow_import=allow_import,
-        )
-    tables = _served_tables(spec, numbers)
-    dataset = read_dataset(run / DATASET_DIRECTORY)
-    workflow = workflow_of(run / DATASET_DIRECTORY, allow_import=allow_import)
-    with atomic_dir(out) as partial:
-        stages = {stage: partial / f"{spec.name}_{stage}" / "1" for stage in ("workflow", "lookup", "dense")}
-        for folder in (*stages.values(), partial / spec.name / "1"):
-            folder.mkdir(parents=True)
-        report, described = _export_dense(
-            run,
-            stages["dense"],
-            spec.backend,
-            checkpoint=checkpoint,
-            numbers=numbers,
-            data=data,
-            split=split,
-            allow_import=allow_import,
-        )
-        file = FORMATS[_FORMATS[spec.backend]]
-        (stages["dense"] / file).rename(stages["dense"] / _FILES[spec.backend])
-        # A copy, so that this stage needs no file of the run; only the rows stay there.
-        shutil.copytree(run / DATASET_DIRECTORY, stages["workflow"] / DATASET, copy_function=copy_file)
-        if tables is not None:
-            # Not the file itself: its relative paths count from the folder that it is in.
-            write_json(stages["lookup"] / TABLES, to_data(tables))
-        configs = _Configs(spec, dataset, input_columns(workflow), described)
-        parameters = _parameters(run, report, allow_import)
-        for name, config in configs.all(parameters).items():
-            (partial / name / CONFIG_FILE).write_text(text_format(config))
-        for stage, model in {"workflow": "WorkflowModel", "lookup": "LookupModel", "dense": "DenseModel"}.items():
-            if stage != "dense" or spec.backend == "python":
-                (stages[stage] / "model.py").write_text(_model_file(model, spec.python_path))
-        return _report(report, partial, out / spec.name / CONFIG_FILE, workflow)
-
-
-def _export_model(
-    run: Path,
-    out: Path,
-    spec: TritonSpec,
-    *,
-    checkpoint: int | str | None,
-    numbers: Numbers | None,
-    data: Path | None,
-    split: str,
-    allow_import: Sequence[str],
-) -> ExportReport:
-    """Write one model, which opens a session of the run."""
-    # Rows of int8 are in caches before the tiers, or in the session's memory without any.
-    tables = None if spec.tables is None else _served_tables(spec, numbers)
-    dataset = read_dataset(run / DATASET_DIRECTORY)
-    workflow = workflow_of(run / DATASET_DIRECTORY, allow_import=allow_import)
-    with atomic_dir(out) as partial:
-        folder = partial / spec.name / "1"
-        folder.mkdir(parents=True)
-        # For the comparison, the outputs and their widths: the model itself computes with the run's layers.
-        report, described = _export_dense(
-            run,
-            folder,
-            spec.backend,
-            checkpoint=checkpoint,
-            numbers=numbers,
-            data=data,
-            split=split,
-            allow_import=allow_import,
-        )
-        (folder / FORMATS[_FORMATS[spec.backend]]).unlink()
-        if tables is not None:
-            write_json(folder / TABLES, to_data(tables))
-        if numbers is not None:
-            write_json(folder / NUMBERS, to_data(numbers if tables is None else replace(numbers, row_type="fp32")))
-        config = _Configs(spec, dataset, input_columns(workflow), described).one(_parameters(run, report, allow_import))
-        (partial / spec.name / CONFIG_FILE).write_text(text_format(config))
-        (folder / "model.py").write_text(_model_file("RunModel", spec.python_path))
-        return _report(report, partial, out / spec.name / CONFIG_FILE, workflow)
-
-
-def _export_dense(
-    run: Path,
-    folder: Path,
-    backend: str,
-    *,
-    checkpoint: int | str | None,
-    numbers: Numbers | None,
-    data: Path | None,
-    split: str,
-    allow_import: Sequence[str],
-) -> tuple[ExportReport, Mapping[str, Any]]:
-    """Export the dense part into a folder that is there; return the reports of this export and of its files."""
-    # An export needs a new directory, so it goes into one of its own, whose files are moved to where Triton looks.
-    exported = folder / "exported"
-    report = export_run(
+    columns = input_columns(workflow_of(run / DATASET_DIRECTORY, allow_import=allow_import))
+    export = partial(
+        export_run,
         run,
-        exported,
-        format=_FORMATS[backend],
+        format=_FORMATS[spec.backend],
         tables=False,
         checkpoint=checkpoint,
         numbers=numbers,
@@ -193,27 +95,91 @@ def _export_dense(
         split=split,
         allow_import=allow_import,
     )
-    described = read_json(exported / EXPORT_FILE)
+    write = _write_model if spec.form == "model" else _write_ensemble
+    with atomic_dir(out) as repository:
+        report = write(repository, run, spec, numbers, columns, export, allow_import)
+        return replace(
+            report,
+            file=out / spec.name / CONFIG_FILE,
+            tables=True,
+            inputs=tuple(column.name for column in columns),
+            bytes=sum(one.stat().st_size for one in repository.rglob("*") if one.is_file()),
+        )
+
+
+def _write_ensemble(
+    repository: Path,
+    run: Path,
+    spec: TritonSpec,
+    numbers: Numbers | None,
+    columns: Sequence[InputColumn],
+    export: Callable[[Path], ExportReport],
+    allow_import: Sequence[str],
+) -> ExportReport:
+    """Write three stages and the ensemble; return the report of the dense part."""
+    tables = _served_tables(spec, numbers)
+    stages = {stage: repository / f"{spec.name}_{stage}" / "1" for stage in ("workflow", "lookup", "dense")}
+    for folder in (*stages.values(), repository / spec.name / "1"):
+        folder.mkdir(parents=True)
+    report = _export_dense(export, stages["dense"])
+    file = FORMATS[_FORMATS[spec.backend]]
+    (stages["dense"] / file).rename(stages["dense"] / _FILES[spec.backend])
+    # A copy, so that this stage needs no file of the run; only the rows stay there.
+    shutil.copytree(run / DATASET_DIRECTORY, stages["workflow"] / DATASET, copy_function=copy_file)
+    if tables is not None:
+        # Not the file itself: its relative paths count from the folder that it is in.
+        write_json(stages["lookup"] / TABLES, to_data(tables))
+    configs = _Configs(spec, read_dataset(run / DATASET_DIRECTORY), columns, read_json(stages["dense"] / EXPORT_FILE))
+    for name, config in configs.all(_parameters(run, report, allow_import)).items():
+        (repository / name / CONFIG_FILE).write_text(text_format(config))
+    for stage, model in {"workflow": "WorkflowModel", "lookup": "LookupModel", "dense": "DenseModel"}.items():
+        if stage != "dense" or spec.backend == "python":
+            (stages[stage] / "model.py").write_text(_model_file(model, spec.python_path))
+    return report
+
+
+def _write_model(
+    repository: Path,
+    run: Path,
+    spec: TritonSpec,
+    numbers: Numbers | None,
+    columns: Sequence[InputColumn],
+    export: Callable[[Path], ExportReport],
+    allow_import: Sequence[str],
+) -> ExportReport:
+    """Write one model, which opens a session of the run; return the report of the dense part."""
+    # Rows of int8 are in caches before the tiers, or in the session's memory without any.
+    tables = None if spec.tables is None else _served_tables(spec, numbers)
+    folder = repository / spec.name / "1"
+    folder.mkdir(parents=True)
+    # For the comparison, the outputs and their widths: the model itself computes with the run's layers.
+    report = _export_dense(export, folder)
+    (folder / FORMATS[_FORMATS[spec.backend]]).unlink()
+    if tables is not None:
+        write_json(folder / TABLES, to_data(tables))
+    if numbers is not None:
+        write_json(folder / NUMBERS, to_data(numbers if tables is None else replace(numbers, row_type="fp32")))
+    configs = _Configs(spec, read_dataset(run / DATASET_DIRECTORY), columns, read_json(folder / EXPORT_FILE))
+    config = configs.one(_parameters(run, report, allow_import))
+    (repository / spec.name / CONFIG_FILE).write_text(text_format(config))
+    (folder / "model.py").write_text(_model_file("RunModel", spec.python_path))
+    return report
+
+
+def _export_dense(export: Callable[[Path], ExportReport], folder: Path) -> ExportReport:
+    """Export the dense part into a folder that is there."""
+    # An export needs a new directory, so it goes into one of its own, whose files are moved to where Triton looks.
+    exported = folder / "exported"
+    report = export(exported)
     for file in exported.iterdir():
         file.rename(folder / file.name)
     exported.rmdir()
-    return report, described
+    return report
 
 
 def _parameters(run: Path, report: ExportReport, allow_import: Sequence[str]) -> Mapping[str, str]:
     # The step and not "last": layers and rows have to be of one checkpoint.
     return {"run": str(run.resolve()), "step": str(report.step), "allow_import": ",".join(allow_import)}
-
-
-def _report(report: ExportReport, partial: Path, file: Path, workflow: Workflow) -> ExportReport:
-    """Return the report of a repository that has the dense part of another report."""
-    return replace(
-        report,
-        file=file,
-        tables=True,
-        inputs=tuple(column.name for column in input_columns(workflow)),
-        bytes=sum(one.stat().st_size for one in partial.rglob("*") if one.is_file()),
-    )
 
 
 def _served_tables(spec: TritonSpec, numbers: Numbers | None) -> ServedTablesSpec | None:
@@ -226,14 +192,10 @@ def _served_tables(spec: TritonSpec, numbers: Numbers | None) -> ServedTablesSpe
 
 
 class _Configs:
-    """The configurations of the stages and of the ensemble."""
+    """The configurations of the model, or of the stages and their ensemble."""
 
     def __init__(
-        self,
-        spec: TritonSpec,
-        dataset: DatasetSpec,
-        raw: Sequence[InputColumn],
-        described: Mapping[str, Any],
+        self, spec: TritonSpec, dataset: DatasetSpec, raw: Sequence[InputColumn], described: Mapping[str, Any]
     ) -> None:
         self._spec = spec
         self._raw = [tensor for column in raw for tensor in _raw_inputs(column, spec.text)]
