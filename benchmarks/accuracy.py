@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from record import Row, append_rows
 
@@ -58,39 +59,29 @@ def rows_of(data: str, model: str, directory: Path, out: Path, seeds: int) -> It
     arguments = [*map(str, command), "--resume", "--json"]
     output = subprocess.run(arguments, check=True, stdout=subprocess.PIPE, text=True).stdout
     for run in json.loads(output)["runs"]:
+        of_run: dict[str, Any] = {name: run[name] for name in ("seed", "steps", "seconds")}
+        of_run |= {"case": f"{data}, {model}, seed {run['seed']}", "unit": "", "data": data, "model": model}
         if isinstance(published, PublishedRanking):
             yield RankingRow(
-                case=f"{data}, {model}, seed {run['seed']}",
                 metric="test HR@10",
                 value=run["hr@10"],
-                unit="",
                 peer="published",
                 peer_value=published.hit_rate,
-                data=data,
-                model=model,
-                seed=run["seed"],
                 ndcg=run["ndcg@10"],
                 published_ndcg=published.ndcg,
                 popularity=run["popularity_hr@10"],
-                steps=run["steps"],
-                seconds=run["seconds"],
+                **of_run,
             )
-            continue
-        yield AccuracyRow(
-            case=f"{data}, {model}, seed {run['seed']}",
-            metric="test AUC",
-            value=run["auc"],
-            unit="",
-            peer="published",
-            peer_value=published.auc,
-            data=data,
-            model=model,
-            seed=run["seed"],
-            logloss=run["logloss"],
-            published_logloss=published.logloss,
-            steps=run["steps"],
-            seconds=run["seconds"],
-        )
+        else:
+            yield AccuracyRow(
+                metric="test AUC",
+                value=run["auc"],
+                peer="published",
+                peer_value=published.auc,
+                logloss=run["logloss"],
+                published_logloss=published.logloss,
+                **of_run,
+            )
 
 
 def main() -> None:
