@@ -89,7 +89,14 @@ def pytest_collection_finish() -> None:
 # What these files begin with takes 3 to 9 s in each process: a Spark session, the first export to ONNX, parsed sources.
 TOGETHER = {
     "spark": ("tests/etl/spark/",),
-    "onnx": ("tests/export/", "tests/cli/test_export.py", "tests/train/test_every_model.py"),
+    "onnx": (
+        "tests/export/",
+        "tests/cli/test_export.py",
+        "tests/hugectr/test_onnx.py",
+        "tests/models/test_export.py",
+        "tests/train/test_every_model.py",
+    ),
+    "compiler": ("tests/embedding/test_compile.py", "tests/ops/test_compile.py", "tests/train/test_compile.py"),
     "sources": ("tests/architecture/",),
 }
 

@@ -3,6 +3,7 @@
 
 import contextlib
 import re
+import shutil
 import signal
 from pathlib import Path
 
@@ -15,13 +16,18 @@ from tests.processes import Python
 SHOP = ("--model", "shop")
 
 
-@pytest.fixture
-def models(workshop: Workshop, tmp_path: Path) -> Path:
-    """A repository with two versions."""
-    path = tmp_path / "models"
+@pytest.fixture(scope="module")
+def two_versions(workshop: Workshop, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("repository") / "models"
     for _ in range(2):
         figures("promote", workshop.run, "--repository", path, *SHOP)
     return path
+
+
+@pytest.fixture
+def models(two_versions: Path, tmp_path: Path) -> Path:
+    """A repository with two versions."""
+    return Path(shutil.copytree(two_versions, tmp_path / "models"))
 
 
 def test_versions_are_promoted_and_taken_back(workshop: Workshop, models: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from terarec.serve import run
 from terarec.spec import ServingSpec, WatchingSpec
 from tests.cli.conftest import rejected, terarec
+from tests.params import in_every_run
 
 
 def test_options_reach_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -63,7 +64,9 @@ def test_options_of_those_who_watch_reach_the_server(monkeypatch: pytest.MonkeyP
     assert without is None
 
 
-@pytest.mark.parametrize(("executor", "policy"), [("onnxruntime", "passive"), ("eager", None)])
+@pytest.mark.parametrize(
+    ("executor", "policy"), in_every_run([("onnxruntime", "passive")], [("onnxruntime", "passive"), ("eager", None)])
+)
 def test_waiting_threads_leave_the_cores_to_an_executor(tmp_path: Path, executor: str, policy: str | None) -> None:
     """OpenMP reads its policy when torch is imported, which the command line therefore does later."""
     program = (

@@ -44,7 +44,7 @@ def test_checks_are_chosen_by_a_word():
 
 
 KINDS = [kind for kind in MODULES if kind not in TESTED_ELSEWHERE]
-LONG = {"checkpoints", "sessions", "embeddings", "hugectr"}
+LONG = {"checkpoints", "sessions", "embeddings", "hugectr", "models"}
 
 
 @pytest.mark.parametrize(

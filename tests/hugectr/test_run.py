@@ -172,6 +172,7 @@ def test_a_session_serves_the_predictions_of_the_model(saved):
     np.testing.assert_allclose(found[:, 0], scores, atol=1e-6)
 
 
+@pytest.mark.slow  # test_onnx and tests of exports hold its parts
 def test_a_run_is_exported(saved, tmp_path):
     pytest.importorskip("onnxscript", reason="the extra 'onnx' is not installed")
     _, path = saved

@@ -12,6 +12,7 @@ from terarec.errors import ConfigError
 from terarec.metrics import MetricSet, find_metric, metric_names
 from tests.errors import at
 from tests.metrics.oracles import expected
+from tests.params import in_every_run
 
 NAMES = [
     *("auc", "logloss", "ne", "rmse", "mae", "mse", "smape", "accuracy", "ece", "ece@3"),
@@ -87,7 +88,7 @@ def test_streamed_metrics_equal_their_definitions(weighted, labels):
 
 @pytest.mark.parametrize("labels", [1, 2])
 @pytest.mark.parametrize("weighted", [True, False])
-@pytest.mark.parametrize("batch", [41, ROWS])
+@pytest.mark.parametrize("batch", in_every_run([41], [41, ROWS]))
 def test_metrics_by_group_and_slice_equal_their_definitions(batch, weighted, labels):
     samples = Samples(1, weighted=weighted, labels=labels)
     held = MetricSet(NAMES, labels_of(samples), slices=["country", "user"], group="user")

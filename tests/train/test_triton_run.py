@@ -42,8 +42,6 @@ def test_tables_in_tiers_equal_those_in_memory(tables, interpreted):
 
 
 # On the CPU the others compare a run with itself, over tables that other tests train on.
-@pytest.mark.parametrize(
-    "name", in_every_run(["a run over dynamic in tiers tables", "a resumed run with dropout"], CASES)
-)
+@pytest.mark.parametrize("name", in_every_run(["a resumed run with dropout"], CASES))
 def test_the_cases_for_a_gpu_hold_on_the_cpu(name):
     CASES[name](CPU)

@@ -99,7 +99,7 @@ def endless(reader):
 
 CASES = list(itertools.product(range(3), (False, True), ((1, 1, 0), (4, 3, 2), (30, 2, 1))))
 # A batch a row takes 200 states, and one batch of all rows tests little of the order: in every run in one order alone.
-QUICK = [case for number, case in enumerate(CASES) if case[2] == (4, 3, 2) or number in (2, 3, 11)]
+QUICK = [case for number, case in enumerate(CASES) if number in (1, 7, 10, 16)]
 
 
 @pytest.mark.parametrize(("order", "repeat", "batches"), in_every_run(QUICK, CASES))
