@@ -52,8 +52,10 @@ def without_chance(spec: ModelSpec) -> ModelSpec:
     """Return a model without dropout and drawn negatives: devices have random numbers of their own."""
     names = {field.name for field in dataclasses.fields(spec)}
     changes: dict[str, Any] = {"dropout": 0.0} if "dropout" in names else {}
-    if "negatives" in names:
+    if "negatives" in names and "loss" in names:
         changes["loss"] = "softmax"
+    if "auxiliary" in names:
+        changes["auxiliary"] = 0.0
     return dataclasses.replace(spec, **changes)
 
 

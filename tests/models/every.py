@@ -17,6 +17,7 @@ from terarec.spec import (
     DCNV2Spec,
     DeepFMSpec,
     DenseColumn,
+    DIENSpec,
     DINSpec,
     DLRMDCNV2Spec,
     DLRMSpec,
@@ -110,6 +111,10 @@ BST_MODELS: dict[str, ModelSpec] = {
     "bst-mean": BSTSpec(width=4, sequences=HISTORY, max_length=6, layers=2, inner=5, output="mean", hidden=(6,)),
     "bst-target": BSTSpec(width=4, sequences=HISTORY, max_length=2, inner=5, output="target", hidden=(6,)),
 }
+DIEN_MODELS: dict[str, ModelSpec] = {
+    "dien": DIENSpec(width=4, sequences=HISTORY, hidden=(6,), max_length=4),
+    "dien-plain": DIENSpec(width=4, sequences=HISTORY, hidden=(6,), auxiliary=0.0, max_length=3),
+}
 CONTEXT_MODELS: dict[str, ModelSpec] = {
     "final_mlp-context": FinalMLPSpec(
         width=4, hidden=(6,), second=(4,), gate=(3,), first_context=("b", "tags"), second_context=("a",)
@@ -152,6 +157,7 @@ MODELS: dict[str, ModelSpec] = {
     **CONTEXT_MODELS,
     **DIN_MODELS,
     **BST_MODELS,
+    **DIEN_MODELS,
     **TWO_TOWER_MODELS,
     **SEQUENCE_MODELS,
     "graph": GraphModelSpec(graph=GRAPH),

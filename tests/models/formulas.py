@@ -391,6 +391,43 @@ def bst(w: Weights, sample: Sample, spec: Any) -> Array:
     return mlp(w, "deep", np.concatenate([sample.dense, *plain]), len(spec.hidden), spec)
 
 
+def recurrent(of_input: Array, of_state: Array, state: Array, weight: float = 1.0) -> Array:
+    """A gated recurrent unit, whose update gate is multiplied by a weight."""
+    input_parts, state_parts = np.split(of_input, 3), np.split(of_state, 3)
+    reset, update = (sigmoid(one + other) for one, other in list(zip(input_parts, state_parts, strict=True))[:2])
+    new = np.tanh(input_parts[2] + reset * state_parts[2])
+    return (1 - weight * update) * state + weight * update * new
+
+
+def dien_states(w: Weights, prefix: str, vectors: list[Array], width: int) -> list[Array]:
+    """The states of the first layer; torch's update gate is one minus the paper's."""
+    names = [f"{prefix}.extractor.{name}_l0" for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
+    of_input, of_state, input_bias, state_bias = (w[name] for name in names)
+    state, states = np.zeros(width), []
+    for vector in vectors:
+        one, other = of_input @ vector + input_bias, of_state @ state + state_bias
+        one[width : 2 * width] *= -1
+        other[width : 2 * width] *= -1
+        state = recurrent(one, other, state)
+        states.append(state)
+    return states
+
+
+def dien(w: Weights, sample: Sample, spec: Any) -> Array:
+    histories = {pair.history for pair in spec.sequences}
+    plain = [pooled(w.tables[n], k, spec.pooling) for n, k in sample.keys.items() if n not in histories]
+    for index, pair in enumerate(spec.sequences):
+        prefix, table = f"attention.{index}", w.tables[pair.target]
+        target = table[sample.keys[pair.target][0]]
+        vectors = [table[key] for key in sample.keys[pair.history] if key != 0 or not spec.mask_missing]
+        states, state = dien_states(w, prefix, vectors[-spec.max_length :], spec.width), np.zeros(spec.width)
+        scores = np.array([one @ w[f"{prefix}.attention.weight"].T @ target for one in states])
+        for one, weight in zip(states, softmax(scores), strict=True):
+            state = recurrent(w.linear(f"{prefix}.of_input", one), w.linear(f"{prefix}.of_state", state), state, weight)
+        plain.append(state)
+    return mlp(w, "deep", np.concatenate([sample.dense, *plain]), len(spec.hidden), spec)
+
+
 def two_tower(w: Weights, sample: Sample, spec: Any, dataset: DatasetSpec) -> Array:
     vectors = []
     for tower, names in (("user", spec.user), ("item", spec.item)):
@@ -406,5 +443,5 @@ def logits(spec: ModelSpec, w: Weights, sample: Sample, dataset: DatasetSpec) ->
     if spec.kind == "two_tower":
         return two_tower(w, sample, spec, dataset)
     formulas: tuple[Any, ...] = (lr, fm, dnn, wide_deep, deepfm, xdeepfm, dcn, dcn_v2, autoint, dlrm, din)
-    formulas += (dlrm_dcnv2, ffm, pnn, fibinet, masknet, final_mlp, shared_bottom, mmoe, ple, esmm, bst)
+    formulas += (dlrm_dcnv2, ffm, pnn, fibinet, masknet, final_mlp, shared_bottom, mmoe, ple, esmm, bst, dien)
     return {formula.__name__: formula for formula in formulas}[spec.kind](w, sample, spec)

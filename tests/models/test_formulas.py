@@ -15,6 +15,7 @@ from tests.models.every import (
     BST_MODELS,
     COLUMN_MODELS,
     CONTEXT_MODELS,
+    DIEN_MODELS,
     DIN_MODELS,
     TWO_TOWER_MODELS,
     dataset,
@@ -86,9 +87,9 @@ def test_a_model_equals_its_formula(name: str, shape: str) -> None:
 
 
 @pytest.mark.parametrize("shape", ["all", "without dense", "several labels"])
-@pytest.mark.parametrize("name", [*DIN_MODELS, *BST_MODELS])
-def test_din_and_bst_equal_their_formulas(name: str, shape: str) -> None:
-    check({**DIN_MODELS, **BST_MODELS}[name], SHAPES[shape])
+@pytest.mark.parametrize("name", [*DIN_MODELS, *BST_MODELS, *DIEN_MODELS])
+def test_models_of_histories_equal_their_formulas(name: str, shape: str) -> None:
+    check({**DIN_MODELS, **BST_MODELS, **DIEN_MODELS}[name], SHAPES[shape])
 
 
 @pytest.mark.parametrize("shape", ["all", "without dense", "several labels"])

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from terarec.batch import Batch
 from terarec.errors import ConfigError
-from terarec.models import DLRM, build_model
+from terarec.models import DLRM, build_model, contract
 from terarec.models.registry import MODELS
-from terarec.nn.losses import logistic_loss
+from terarec.nn.objectives import BinaryObjective
 from terarec.optim import RowOptimizer, build_dense_optimizer
 from terarec.spec import (
     AdaGradSpec,
@@ -59,16 +59,11 @@ def build(name: str, columns: DatasetSpec = COLUMNS, *, seed: int = 1) -> nn.Mod
 
 
 def loss_of(model: nn.Module, batch: Batch) -> Tensor:
-    """The model's own loss, or the logistic one."""
-    output = model(batch)
-    own: Callable[..., Tensor] | None = getattr(model, "training_loss", None)
-    return logistic_loss(output, batch.label) if own is None else own(output, batch)
+    return contract.training_loss(model, model(batch), batch, BinaryObjective())
 
 
 def logits_of(model: nn.Module, batch: Batch) -> Tensor:
-    output = model(batch)
-    own: Callable[..., Tensor] | None = getattr(model, "output_logits", None)
-    return output if own is None else own(output)
+    return contract.logits_of(model, model(batch))
 
 
 def train(model: nn.Module, batches: Callable[[int], Batch], *, steps: int = 150) -> float:
@@ -119,8 +114,8 @@ def test_learns_a_sum(name: str) -> None:
     assert accuracy(model, batches(-1, 2000)) > 0.95
 
 
-@pytest.mark.parametrize("name", in_every_run(["din"], DIN_MODELS))
-def test_din_learns_whether_the_target_is_in_the_history(name: str) -> None:
+@pytest.mark.parametrize("name", in_every_run(["din", "dien"], [*DIN_MODELS, *every.DIEN_MODELS]))
+def test_it_learns_whether_the_target_is_in_the_history(name: str) -> None:
     def batches(seed: int, size: int = 256) -> Batch:
         batch = random_batch(COLUMNS, size, seed=seed)
         targets, past = batch.sparse.keys[:size], batch.sparse.offsets[3 * size :]
@@ -201,7 +196,7 @@ def test_the_number_of_outputs_may_be_chosen(name: str) -> None:
             build_model(spec, COLUMNS, num_outputs=4)
     else:
         model = build_model(spec, COLUMNS, num_outputs=4, allow_import=ALLOWED)
-        assert model(random_batch(COLUMNS)).shape == (9, 4)
+        assert logits_of(model, random_batch(COLUMNS)).shape == (9, 4)
 
 
 @each_model

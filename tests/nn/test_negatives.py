@@ -1,9 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Negatives are no items of their user, and uniform among all others."""
 
+from collections.abc import Callable
+
+import pytest
 import torch
 
-from terarec.nn.negatives import draw_keys, draw_negatives
+from terarec.errors import ConfigError
+from terarec.nn.negatives import Candidates, Owned, Sampler, draw_keys, draw_negatives
+from terarec.spec import NegativesSpec
+from tests.errors import at
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -58,3 +64,86 @@ def test_a_generator_alone_decides_the_draws() -> None:
     first = draw_keys(torch.Size([5]), 0, 100, torch.device("cpu"), generator())
     torch.manual_seed(1)
     assert torch.equal(first, draw_keys(torch.Size([5]), 0, 100, torch.device("cpu"), generator()))
+
+
+ITEMS = 6
+OWNERS = torch.zeros(20_000, dtype=torch.int64)
+OWNED = [
+    Owned(torch.tensor([0, 0, 1]), torch.tensor([2, 3, 4]), ITEMS),
+    Owned(torch.tensor([1]), torch.tensor([1]), ITEMS),
+]
+SHOWN = (torch.tensor([4, 5, 5, 2, 1]), torch.tensor([0, 4, 5, 5]))  # of three samples, the last of which has none
+BATCH = torch.tensor([1, 1, 1, 2, 5])
+
+
+def sampler(draw: str, **settings: object) -> Sampler:
+    spec = NegativesSpec(draw=draw, column="shown" if draw == "column" else None, **settings)  # type: ignore[arg-type]
+    return Sampler(spec, 1, ITEMS, where="model")
+
+
+SHARES: dict[str, tuple[Sampler, list[float]]] = {
+    "uniform": (sampler("uniform"), [0, 1, 0, 0, 1, 1]),
+    "popularity": (sampler("popularity", power=2.0), [0, 16, 0, 0, 1, 4]),
+    "batch": (sampler("batch"), [0, 3, 0, 0, 0, 1]),
+    "mixed": (sampler("mixed", uniform_share=0.25), [0, 0.25 / 5 + 0.45, 0, 0, 0.25 / 5, 0.25 / 5 + 0.15]),
+    "hard": (sampler("hard", pool=2), [0, 1, 0, 0, 3, 5]),  # 1 is the lowest of three, 5 the highest
+    "column": (sampler("column"), [0, 0, 0, 0, 1, 2]),
+}
+
+
+@pytest.mark.parametrize("kind", SHARES)
+def test_a_sampler_draws_by_its_kind_and_none_of_the_owner(kind: str) -> None:
+    drawing, weights = SHARES[kind]
+    drawing.observe(torch.tensor([1, 1, 1, 2, 5]))
+    candidates = Candidates(batch=BATCH, lists=SHOWN, samples=torch.zeros_like(OWNERS), score=lambda keys: keys.float())
+    keys, is_valid = drawing.draw(OWNERS, OWNED, candidates, generator())
+    assert is_valid.all()
+    expected = torch.tensor(weights, dtype=torch.float64)
+    shares = keys.bincount(minlength=ITEMS).double() / len(keys)
+    torch.testing.assert_close(shares, expected / expected.sum(), atol=0.02, rtol=0)
+
+
+@pytest.mark.parametrize("kind", SHARES)
+def test_owners_of_all_there_is_to_draw_have_none(kind: str) -> None:
+    owned = [Owned(torch.zeros(5, dtype=torch.int64), torch.arange(1, 6), ITEMS)]
+    owners, samples = torch.tensor([0, 0]), torch.tensor([0, 2])
+    candidates = Candidates(batch=BATCH, lists=SHOWN, samples=samples, score=lambda keys: keys.float())
+    drawn = SHARES[kind][0].draw(owners, owned, candidates, generator())
+    assert not drawn.is_valid.any()
+    assert SHARES[kind][0].draw(owners[:0], owned, candidates._replace(samples=samples[:0])).keys.shape == (0,)
+
+
+def test_a_list_without_keys_gives_no_negative() -> None:
+    candidates = Candidates(lists=SHOWN, samples=torch.tensor([1, 2]))
+    assert SHARES["column"][0].draw(torch.tensor([7, 7]), OWNED, candidates).is_valid.tolist() == [True, False]
+
+
+@pytest.mark.parametrize("kind", ["uniform", "popularity", "batch", "mixed"])
+def test_the_probabilities_of_shared_negatives_are_those_of_their_draws(kind: str) -> None:
+    drawing = sampler(kind, count=40_000)
+    drawing.observe(BATCH)
+    keys, log_q = drawing.shared(Candidates(batch=BATCH), torch.device("cpu"), generator())
+    shares = keys.bincount(minlength=ITEMS).double() / len(keys)
+    torch.testing.assert_close(log_q.exp().double(), shares[keys], atol=0.02, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["hard", "column"])
+def test_draws_that_differ_by_sample_are_not_shared(kind: str) -> None:
+    with pytest.raises(ConfigError, check=at("negatives.draw", repr(kind))):
+        SHARES[kind][0].shared(Candidates(batch=BATCH), torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("make", "place"),
+    [
+        (lambda: Sampler(NegativesSpec(), 1, 2, where="mf"), ("mf", "got 1 items")),
+        (lambda: Sampler(NegativesSpec(), 1, None, where="mf"), ("mf", "any keys")),
+        (lambda: NegativesSpec(draw="column"), ("NegativesSpec.column", "None")),
+        (lambda: NegativesSpec(column="shown"), ("NegativesSpec.column", "'shown'")),
+        (lambda: NegativesSpec(count=0), ("NegativesSpec.count",)),
+        (lambda: NegativesSpec(uniform_share=1.5), ("NegativesSpec.uniform_share",)),
+    ],
+)
+def test_what_cannot_be_drawn_is_rejected(make: Callable[[], object], place: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, check=at(*place)):
+        make()

@@ -26,7 +26,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "CsvOptions": {"label": "a", "dense": ("b",)},
     **{
         name: {"sequences": (spec.TargetHistory(history="a", target="b"),)}
-        for name in ("HistoriesSpec", "DINSpec", "BSTSpec")
+        for name in ("HistoriesSpec", "DIENSpec", "DINSpec", "BSTSpec")
     },
     "DynamicTableSpec": {"name": "a", "width": 1},
     "FeatureSpec": {"name": "a", "table": "b"},

@@ -11,6 +11,7 @@ from typing import Any, cast
 from terarec.errors import ConfigError
 from terarec.spec import (
     DatasetSpec,
+    DIENSpec,
     DynamicTableSpec,
     DynamicTablesSpec,
     GraphEmbedding,
@@ -19,6 +20,7 @@ from terarec.spec import (
     GraphLayer,
     GraphModelSpec,
     GraphSpec,
+    NegativesSpec,
     PythonModelSpec,
     RunSpec,
     TableSpec,
@@ -103,6 +105,9 @@ def starting_run(
     if hasattr(described, "tables") and any(column.rows is None for column in dataset.categorical):
         described = cast(ModelSpec, replace(cast(Any, described), tables=DynamicTablesSpec()))
         remarks["model.tables"] = "Dynamic, since the data have columns of any integers as keys."
+        if isinstance(described, DIENSpec):
+            described = replace(described, negatives=NegativesSpec(draw="batch"))
+            remarks["model.negatives"] = "From the batch, since any integers cannot be drawn."
     training = TrainingSpec(batch_size=_batch_size(dataset, remarks), eval_split=_eval_split(dataset, remarks))
     run = RunSpec(data=data, model=described, training=training)
     return StartingRun(run=run, remarks=remarks, open_fields=open_fields)

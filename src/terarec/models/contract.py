@@ -2,7 +2,8 @@
 """The interface of a model besides ``forward``, for training, evaluation and serving.
 
 A model is a module that turns a `Batch` into logits float[B, C]. One whose ``forward`` returns something else has
-``output_logits(output) -> Tensor``; one with a loss of its own has ``training_loss(output, batch) -> Tensor``.
+``output_logits(output) -> Tensor``; one with a loss of its own has ``training_loss(output, batch) -> Tensor``, and one
+with a term that training adds to the objective's loss ``auxiliary_loss(output, batch) -> Tensor``.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def training_loss(model: nn.Module, output: object, batch: Batch, objective: Obj
     # By attribute and not by a base class, so that any `torch.nn.Module` is a model.
     own = getattr(model, "training_loss", None)
     loss: Tensor = objective.loss(logits_of(model, output), batch) if own is None else own(output, batch)
-    return loss
+    auxiliary = getattr(model, "auxiliary_loss", None)
+    return loss if auxiliary is None else loss + auxiliary(output, batch)
 
 
 def logits_of(model: nn.Module, output: object) -> Tensor:

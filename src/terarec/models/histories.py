@@ -3,18 +3,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from terarec.batch import Batch
+from terarec.batch import Batch, Jagged
 from terarec.embedding import EmbeddingCollection, PaddedSequences
 from terarec.models.columns import check_history, join, missing_key, mlp, without_keys
 from terarec.nn.attention import HistoryPooling
 from terarec.ragged import Ragged
 from terarec.spec import DatasetSpec, FeatureSpec
 from terarec.spec.histories import HistoriesSpec
+
+
+class TargetVectors(NamedTuple):
+    """Vectors of a target and its history.
+
+    Attributes:
+        target: float[B, D].
+        history: The vectors of the histories, padded in an exported program.
+    """
+
+    target: Tensor
+    history: Ragged[Tensor, Tensor] | PaddedSequences
 
 
 class HistoryModel(nn.Module):
@@ -73,16 +86,29 @@ class HistoryModel(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """Return the logits float[B, C]."""
-        pooled, sequences = self.embedding(without_keys(batch.sparse, self._missing))
-        parts = [pooled]
-        for pooling, (history, place) in zip(self.attention, self._places, strict=True):
+        pooled, histories = self.look_up(batch)
+        parts = []
+        for pooling, (target, vectors) in zip(self.attention, histories, strict=True):
             assert isinstance(pooling, HistoryPooling)
-            # A view: pooled vectors lie side by side in the order of the plain columns.
-            target = pooled[:, place * self.width : (place + 1) * self.width]
-            vectors: Ragged[Tensor, Tensor] | PaddedSequences = sequences[history]
             if isinstance(vectors, PaddedSequences):  # in an exported program
                 parts.append(pooling.padded(target, vectors.values, vectors.mask))
             else:
                 parts.append(pooling(target, vectors.values, vectors.offsets))
-        logits: Tensor = self.deep(join(batch.dense, torch.cat(parts, dim=1)))
+        return self.logits(batch, pooled, parts)
+
+    def look_up(self, batch: Batch) -> tuple[Tensor, list[TargetVectors]]:
+        """Return the pooled vectors float[B, S * D] of the plain columns, and those of targets and histories."""
+        pooled, sequences = self.embedding(self.without_missing(batch))
+        # Views: pooled vectors lie side by side in the order of the plain columns.
+        targets = [pooled[:, place * self.width : (place + 1) * self.width] for _, place in self._places]
+        names = [history for history, _ in self._places]
+        return pooled, [TargetVectors(target, sequences[name]) for target, name in zip(targets, names, strict=True)]
+
+    def without_missing(self, batch: Batch) -> Jagged:
+        """Return the keys of a batch without those that count as padding."""
+        return cast(Jagged, without_keys(batch.sparse, self._missing))
+
+    def logits(self, batch: Batch, pooled: Tensor, histories: Sequence[Tensor]) -> Tensor:
+        """Return the logits float[B, C] for the plain columns and the reduced histories float[B, out_width]."""
+        logits: Tensor = self.deep(join(batch.dense, torch.cat([pooled, *histories], dim=1)))
         return logits

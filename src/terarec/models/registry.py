@@ -14,6 +14,7 @@ from terarec.models.autoint import AutoInt
 from terarec.models.bert4rec import BERT4Rec
 from terarec.models.bst import BST
 from terarec.models.dcn import DCN
+from terarec.models.dien import DIEN
 from terarec.models.din import DIN
 from terarec.models.dlrm import DLRM, DLRMDCNV2
 from terarec.models.ffm import FFM
@@ -29,7 +30,7 @@ from terarec.models.sasrec import SASRec
 from terarec.models.two_tower import TwoTower
 from terarec.models.wide_deep import DNN, FM, LR, DeepFM, WideDeep, XDeepFM
 from terarec.spec import DatasetSpec, GraphModelSpec
-from terarec.spec.histories import BSTSpec, DINSpec
+from terarec.spec.histories import BSTSpec, DIENSpec, DINSpec
 from terarec.spec.interactions import FFMSpec, FiBiNETSpec, FinalMLPSpec, MaskNetSpec, PNNSpec
 from terarec.spec.model import (
     AutoIntSpec,
@@ -101,6 +102,7 @@ MODELS: dict[type, Callable[..., nn.Module]] = {
     DLRMSpec: DLRM,
     DLRMDCNV2Spec: DLRMDCNV2,
     DINSpec: DIN,
+    DIENSpec: DIEN,
     BSTSpec: BST,
     SharedBottomSpec: SharedBottom,
     MMoESpec: MMoE,

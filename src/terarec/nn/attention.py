@@ -219,6 +219,21 @@ class SelfAttention(nn.Module):
         return out
 
 
+def segment_softmax(scores: Tensor, offsets: Tensor, sample: Tensor) -> Tensor:
+    """Return the softmax of the scores of each list.
+
+    Args:
+        scores: float32[n, 1], those of all lists.
+        offsets: int64[B + 1]; list b has ``scores[offsets[b] : offsets[b + 1]]``.
+        sample: int64[n], the list of each.
+    """
+    # A softmax does not change with the number that is subtracted, which needs no gradient then.
+    highest = torch.segment_reduce(scores.detach(), "max", offsets=offsets, axis=0, initial=-torch.inf)
+    exponents = (scores - highest.index_select(0, sample)).exp()
+    total: Tensor = torch.segment_reduce(exponents, "sum", offsets=offsets, axis=0, initial=0)
+    return exponents / total.index_select(0, sample)
+
+
 class HistoryPooling(nn.Module):
     """Base of the modules that reduce a history to one vector, for a target.
 
@@ -295,11 +310,7 @@ class TargetAttention(HistoryPooling):
         # In float32 under autocast, too: the sum over a long history would lose small terms in 16 bits.
         weights = self.mlp(torch.cat([targets, values, targets - values, targets * values], dim=1)).float()
         if self.softmax:
-            # A softmax does not change with the number that is subtracted, which needs no gradient then.
-            highest = torch.segment_reduce(weights.detach(), "max", offsets=offsets, axis=0, initial=-torch.inf)
-            weights = (weights - highest.index_select(0, sample)).exp()
-            total = torch.segment_reduce(weights, "sum", offsets=offsets, axis=0, initial=0)
-            weights = weights / total.index_select(0, sample)
+            weights = segment_softmax(weights, offsets, sample)
         pooled: Tensor = torch.segment_reduce(weights * values.float(), "sum", offsets=offsets, axis=0, initial=0)
         return pooled.to(target.dtype)
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -90,6 +91,31 @@ def append_last(values: Tensor, offsets: Tensor, last: Tensor) -> tuple[Tensor, 
     # The place of every position, those of `values` first.
     places = torch.cat([torch.arange(total, device=offsets.device) + sequence, starts[1:] - 1])
     return torch.cat([values, last]).index_select(0, places.argsort()), starts
+
+
+class StepOrder(NamedTuple):
+    """The order in which a recurrent layer takes positions: all first ones, by length, then all second ones.
+
+    Attributes:
+        places: int64[T], the place of each position in the order of sequences.
+        sizes: int64[K] in host memory, the positions of each step.
+        sequences: int64[B], the numbers of the sequences, the longest first.
+    """
+
+    places: Tensor
+    sizes: Tensor
+    sequences: Tensor
+
+
+def step_order(offsets: Tensor, total: int) -> StepOrder:
+    """Return the order of steps of `total` > 0 positions, for the offsets int64[B + 1] of their sequences."""
+    lengths = offsets.diff()
+    sequences = lengths.argsort(descending=True, stable=True)
+    rank = torch.empty_like(lengths)
+    rank[sequences] = torch.arange(len(lengths), device=lengths.device)
+    member = torch.repeat_interleave(lengths, output_size=total)
+    step = torch.arange(total, device=lengths.device) - offsets[member]
+    return StepOrder((step * len(lengths) + rank[member]).argsort(), step.bincount().cpu(), sequences)
 
 
 def recent_padded(values: Tensor, mask: Tensor, longest: int) -> tuple[Tensor, Tensor]:
@@ -341,6 +367,15 @@ class HSTU(SequenceEncoder):
         return vectors
 
 
+def new_gru(width: int, state: int, layers: int, *, generator: torch.Generator) -> nn.GRU:
+    """Return layers of gated recurrent units with torch's initial weights, drawn from `generator` alone."""
+    # On "meta", so that torch draws no weights of its own from the global generator.
+    gru = nn.GRU(width, state, layers, batch_first=True, device="meta").to_empty(device="cpu")
+    for parameter in gru.parameters():
+        uniform(state**-0.5).fill_(parameter, generator)
+    return gru
+
+
 class RecurrentEncoder(SequenceEncoder):
     """Gated recurrent units (Cho et al. 2014) over the sequences, and a linear layer to the width of the input.
 
@@ -354,10 +389,7 @@ class RecurrentEncoder(SequenceEncoder):
 
     def __init__(self, width: int, state: int, layers: int, *, rate: float, generator: torch.Generator) -> None:
         super().__init__(rate)
-        # On "meta", so that torch draws no weights of its own from the global generator.
-        self.gru = nn.GRU(width, state, layers, batch_first=True, device="meta").to_empty(device="cpu")
-        for parameter in self.gru.parameters():
-            uniform(state**-0.5).fill_(parameter, generator)
+        self.gru = new_gru(width, state, layers, generator=generator)
         self.output = new_linear(
             state, width, weight=xavier_uniform(state, width), bias=constant(0.0), generator=generator
         )
@@ -367,14 +399,8 @@ class RecurrentEncoder(SequenceEncoder):
         vectors = self.drop(vectors)
         if not vectors.shape[0]:
             return vectors
-        lengths = offsets.diff()
-        # A packed sequence has the first positions of all sequences, the longest first, then all second ones.
-        rank = torch.empty_like(lengths)
-        rank[lengths.argsort(descending=True, stable=True)] = torch.arange(len(lengths), device=lengths.device)
-        member = torch.repeat_interleave(lengths, output_size=vectors.shape[0])
-        step = torch.arange(vectors.shape[0], device=lengths.device) - offsets[member]
-        order = (step * len(lengths) + rank[member]).argsort()
-        states, _ = self.gru(PackedSequence(vectors.index_select(0, order), step.bincount().cpu()))
+        order, sizes, _ = step_order(offsets, vectors.shape[0])
+        states, _ = self.gru(PackedSequence(vectors.index_select(0, order), sizes))
         unsorted = torch.zeros_like(states.data).index_copy(0, order, states.data)
         out: Tensor = self.output(unsorted)
         return out

@@ -17,7 +17,7 @@ from terarec.spec.dataset import (
     SparseInput,
 )
 from terarec.spec.graph import GraphEmbedding, GraphFeature, GraphLabel, GraphLayer, GraphModelSpec, GraphSpec
-from terarec.spec.histories import BSTSpec, DINSpec, TargetHistory
+from terarec.spec.histories import BSTSpec, DIENSpec, DINSpec, TargetHistory
 from terarec.spec.interactions import FFMSpec, FiBiNETSpec, FinalMLPSpec, MaskNetSpec, PNNSpec
 from terarec.spec.model import (
     AutoIntSpec,
@@ -35,6 +35,7 @@ from terarec.spec.model import (
     XDeepFMSpec,
 )
 from terarec.spec.multitask import ESMMSpec, MMoESpec, PLESpec, SharedBottomSpec
+from terarec.spec.negatives import NegativesSpec
 from terarec.spec.network import Activation
 from terarec.spec.optimizer import (
     AdaGradSpec,
@@ -142,6 +143,7 @@ __all__ = [
     "CsvOptions",
     "DCNSpec",
     "DCNV2Spec",
+    "DIENSpec",
     "DINSpec",
     "DLRMDCNV2Spec",
     "DLRMSpec",
@@ -183,6 +185,7 @@ __all__ = [
     "MomentumSpec",
     "MultiClassSpec",
     "MultiStepSchedule",
+    "NegativesSpec",
     "NesterovSpec",
     "Numbers",
     "OneSplit",

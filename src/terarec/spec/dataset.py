@@ -14,6 +14,8 @@ from terarec.spec.checks import did_you_mean, quoted
 
 MISSING_ID = 0
 """Id of a missing value in every column whose ids a workflow made."""
+FIRST_ID = 1
+"""Lowest id of a value in such a column."""
 MISSING_KEY = -(2**63)
 """Key of a missing value in a column whose keys are the raw integers."""
 GENERATED_FILE = "generated.json"

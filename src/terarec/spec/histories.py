@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of a target and the histories that share its table: DIN and BST."""
+"""Models of a target and the histories that share its table: DIN, DIEN and BST."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal, get_args
 
 from terarec.spec import checks
+from terarec.spec.negatives import NegativesSpec
 from terarec.spec.network import FLAGS, Activation, NetworkSpec
 
 
@@ -75,6 +76,30 @@ class DINSpec(HistoriesSpec):
         checks.widths(self, "attention")
         checks.one_of(self, "attention_activation", get_args(Activation))
         checks.one_of(self, "softmax", FLAGS)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DIENSpec(HistoriesSpec):
+    """Deep Interest Evolution Network (Zhou et al. 2019): two recurrent layers over a history, and an MLP.
+
+    Attributes:
+        max_length: Number of items of a history that count, the last ones.
+        auxiliary: Factor of the auxiliary loss, which lets the states of the first layer predict the next items; 0 for
+            none.
+        negatives: The other items of the auxiliary loss.
+    """
+
+    kind: ClassVar[str] = "dien"
+    max_length: int = 50
+    auxiliary: float = 1.0
+    negatives: NegativesSpec = field(default_factory=NegativesSpec)
+
+    def __post_init__(self) -> None:
+        HistoriesSpec.__post_init__(self)
+        checks.positive_int(self, "max_length", maximum=checks.MOST_WIDTH)
+        checks.finite_float(self, "auxiliary", low=0.0)
+        if self.negatives.draw == "column":
+            checks.reject(self, "negatives", "got draw 'column', expected one of items for each position of a history")
 
 
 HistoryOutput = Literal["concat", "mean", "target"]

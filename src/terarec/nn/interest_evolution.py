@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`InterestEvolution`: recurrent units over a history, and a second layer of them whose updates a target gates."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from terarec.nn.attention import HistoryPooling, segment_softmax
+from terarec.nn.dense import new_linear
+from terarec.nn.initializers import uniform, xavier_uniform
+from terarec.nn.sequences import last_positions, new_gru, recent_padded, step_order
+
+
+class InterestEvolution(HistoryPooling):
+    """The interest extractor and evolving layers of the Deep Interest Evolution Network (Zhou et al. 2019).
+
+    The states h_t of a GRU over the history have the weights a_t = softmax over t of h_t W e, e the target's vector
+    (arXiv 1809.03672, eq. 14). A second recurrent layer reads the states, the update gates of which are multiplied by
+    these weights (AUGRU, eq. 16 to 18): s <- (1 - a_t u_t) s + a_t u_t tanh(W_n h_t + b_n + r_t (U_n s + c_n)). The
+    output is its last state; zeros for an empty history. Memory grows with the sum of the lengths.
+
+    Args:
+        length: Number of items of a history that count, the last ones.
+        width: Width D of vectors and states.
+        generator: Source of the initial weights.
+    """
+
+    def __init__(self, length: int, width: int, *, generator: torch.Generator) -> None:
+        super().__init__(width)
+        self.length = length
+        bound = uniform(width**-0.5)
+        self.extractor = new_gru(width, width, 1, generator=generator)
+        self.attention = new_linear(width, width, weight=xavier_uniform(width, width), bias=None, generator=generator)
+        # Of the gates r and u, and of the new state.
+        self.of_input = new_linear(width, 3 * width, weight=bound, bias=bound, generator=generator)
+        self.of_state = new_linear(width, 3 * width, weight=bound, bias=bound, generator=generator)
+
+    def forward(self, target: Tensor, values: Tensor, offsets: Tensor) -> Tensor:
+        """Reduce the histories; see `HistoryPooling`."""
+        recent, starts = last_positions(values, offsets, self.length)
+        return self.evolved(target, self.states(recent, starts), starts)
+
+    def states(self, values: Tensor, offsets: Tensor) -> Tensor:
+        """Return the states of the first layer at all positions: float[n, D], int64[B + 1] -> float[n, D]."""
+        if not values.shape[0]:
+            return values
+        order, sizes, _ = step_order(offsets, values.shape[0])
+        states, _ = self.extractor(PackedSequence(values.index_select(0, order), sizes))
+        return torch.zeros_like(states.data).index_copy(0, order, states.data)
+
+    def evolved(self, target: Tensor, states: Tensor, offsets: Tensor) -> Tensor:
+        """Return the last state of the second layer for the `states` float[n, D] of the first one: float[B, D]."""
+        if not states.shape[0]:
+            # The empty sum keeps the values in the graph, which get a gradient of their own shape.
+            return torch.zeros_like(target) + states.sum(0)
+        order, sizes, sequences = step_order(offsets, states.shape[0])
+        weights = self._weights(target, states, offsets).index_select(0, order)
+        inputs = self.of_input(states.index_select(0, order))
+        counts = sizes.tolist()
+        state, ended = states.new_zeros(counts[0], states.shape[1]), []
+        steps = zip(torch.split(inputs, counts), torch.split(weights, counts), [*counts[1:], 0], strict=True)
+        for of_input, weight, remaining in steps:
+            state = self._next(state, of_input, weight)
+            # The longest sequences come first: those that end here are the last rows.
+            ended.append(state[remaining:])
+            state = state[:remaining]
+        last = torch.cat(ended[::-1])
+        return torch.zeros_like(target).index_copy(0, sequences[: counts[0]], last.to(target.dtype))
+
+    def padded(self, target: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+        """Reduce padded histories; see `HistoryPooling`."""
+        # A fixed number of places, and so of steps below, which a program holds one by one.
+        vectors, lengths = recent_padded(values, mask, self.length)
+        states, _ = self.extractor(vectors)
+        is_there = torch.arange(self.length, device=lengths.device) < lengths.unsqueeze(1)
+        scores = (self.attention(states) * target.unsqueeze(1)).sum(2)
+        # The least number instead of minus infinity, of which alone the softmax of an empty history would be NaN.
+        weights = scores.masked_fill(~is_there, torch.finfo(scores.dtype).min).softmax(1)
+        # Padding has the weight 0, which leaves the state as it is.
+        weights = weights.masked_fill(~is_there, 0.0)
+        state = torch.zeros_like(target)
+        for of_input, weight in zip(self.of_input(states).unbind(1), weights.split(1, dim=1), strict=True):
+            state = self._next(state, of_input, weight)
+        return state
+
+    def _weights(self, target: Tensor, states: Tensor, offsets: Tensor) -> Tensor:
+        """Return the weight of each position: float[n, 1]."""
+        sample = torch.repeat_interleave(offsets.diff(), output_size=states.shape[0])
+        # In float32 under autocast, too: `segment_reduce` takes no 16 bits.
+        scores: Tensor = (self.attention(states) * target.index_select(0, sample)).sum(1, keepdim=True).float()
+        return segment_softmax(scores, offsets, sample)
+
+    def _next(self, state: Tensor, of_input: Tensor, weight: Tensor) -> Tensor:
+        input_reset, input_update, input_new = of_input.chunk(3, dim=1)
+        reset, update, new = self.of_state(state).chunk(3, dim=1)
+        update = weight * (input_update + update).sigmoid()
+        candidate = (input_new + (input_reset + reset).sigmoid() * new).tanh()
+        # Under autocast the gates have 16 bits, while the state and the weights have 32.
+        following: Tensor = state + update * (candidate - state)
+        return following

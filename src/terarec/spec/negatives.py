@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How items that a user does not have are drawn for a loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from terarec.spec import checks
+
+Draw = Literal["uniform", "popularity", "batch", "mixed", "hard", "column"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NegativesSpec:
+    """Items that are drawn for a loss, none of them an item of the user.
+
+    Attributes:
+        count: Number that is drawn: for each positive item, or for a batch where all of its samples share them.
+        draw: "uniform": from all items; "popularity": in proportion to (1 + the number of times that training has seen
+            an item) ** `power`; "batch": from the items of the batch; "mixed": uniform ones with probability
+            `uniform_share`, and those of the batch; "hard": of `pool` uniform ones that of the highest score;
+            "column": from the sample's list in `column`.
+        power: Exponent of the popularity.
+        uniform_share: Share of uniform items among mixed ones.
+        pool: Number of items of which a hard one is chosen.
+        column: List column of items that the user was shown and did not take.
+    """
+
+    count: int = 1
+    draw: Draw = "uniform"
+    power: float = 0.75
+    uniform_share: float = 0.5
+    pool: int = 8
+    column: str | None = None
+
+    def __post_init__(self) -> None:
+        checks.positive_int(self, "count", maximum=checks.MOST_BATCH)
+        checks.one_of(self, "draw", get_args(Draw))
+        checks.finite_float(self, "power", low=0.0, high=4.0)
+        checks.finite_float(self, "uniform_share", low=0.0, high=1.0)
+        checks.positive_int(self, "pool", maximum=checks.MOST_WIDTH)
+        if (self.draw == "column") != (self.column is not None):
+            checks.reject(
+                self, "column", f"got {self.column!r} for {self.draw!r}, expected a column for 'column', and none else"
+            )
+        if self.column is not None:
+            checks.name(self, "column")
