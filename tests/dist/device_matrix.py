@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The equivalence matrix on a device: tables on ranks whose rows, keys, vectors and gradients are on a device.
 
-They are compared with one process on the CPU, table by table, as in `tests.dist.matrix`, whose runs these are, without
-tables in tiers. On the "simulated" device copies and waits of the host in a step are counted. On the device "cpu" the
+They are compared with one process on the CPU, table by table, as in `tests.dist.matrix`, whose runs these are. Tables
+in tiers, whose fast tier is on the device, have runs of their own, since the host waits in their lookups: it chooses
+the rows that move. On the "simulated" device copies and waits of the host in a step are counted. On "cpu" the
 keys are sorted as on a device. ``python -m tests.dist.matrix --device DEVICE [--quick] [--json]`` runs it.
 """
 
@@ -16,6 +17,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import torch
@@ -23,18 +25,23 @@ from torch import Tensor
 
 from terarec.dist import Ranks, join, lookups
 from terarec.dist.sorting import sorted_keys
+from terarec.spec import Tiers
 from tests.dist.launch import Raised, run_ranks
 from tests.dist.matrix import (
     CPU,
+    FAST_ROWS,
     FEW_STEPS,
+    HOST_TIERS,
     MODES,
     NAMES,
     OPTIMIZERS,
     PLACEMENTS,
+    ROW_BYTES,
     SIZES,
     STEPS,
     TOLERANCES,
     Case,
+    Model,
     cases,
     differences,
     expected_rows,
@@ -49,6 +56,10 @@ from tests.simulated_device.group import register_group
 
 TABLES = tuple(name for name in NAMES if not name.endswith("tiers"))
 """The tables of a run, each a cell."""
+IN_TIERS = tuple(name for name in NAMES if name.endswith("tiers"))
+"""The tables of runs whose fast tier is on the device; the host, which chooses the rows that move, waits in them."""
+SPREAD = ("table-wise", "row-wise", "table-row-wise")
+"""Placements that leave a rank the fewer rows the more ranks there are."""
 WARM_UP = 2
 """Steps that are not counted: numbers that do not change come to the device once."""
 
@@ -61,7 +72,8 @@ class Summary(NamedTuple):
         worst: Largest difference of a weight, relative to the table's largest weight, but for the 16-bit wire.
         worst_bf16: That of the 16-bit wire.
         missing: Cells that were not run.
-        copies_per_step: Most copies and waits in a step, on any rank, but for those of `waits_more`.
+        copies_per_step: Most copies and waits in a step, on any rank, without the copy of the batch and the work of
+            kernels, in whose place others run on a GPU.
         failed: What was above its bound, or failed.
     """
 
@@ -71,6 +83,17 @@ class Summary(NamedTuple):
     missing: int
     copies_per_step: int
     failed: list[str]
+
+    def plus(self, in_tiers: Summary) -> Summary:
+        """Return the results with those of tables in tiers, in whose steps the host chooses rows and waits."""
+        return Summary(
+            self.cells + in_tiers.cells,
+            max(self.worst, in_tiers.worst),
+            max(self.worst_bf16, in_tiers.worst_bf16),
+            self.missing + in_tiers.missing,
+            self.copies_per_step,
+            self.failed + in_tiers.failed,
+        )
 
 
 def quick_cases() -> list[Case]:
@@ -84,32 +107,72 @@ def quick_cases() -> list[Case]:
     return [case for case in chosen if not rejection(case)]
 
 
-def run(
-    todo: Sequence[Case], steps: int, where: str | Path, *, shares_device: bool = False
-) -> tuple[Summary, dict[Case, Any]]:
-    """Run cases on as many processes as the largest takes.
+def tiered_cases() -> list[Case]:
+    """Return a run of tables in tiers for each placement."""
+    modes = ("deterministic", "fp32", "pooled there", "deterministic", "bf16 wire", "fp32")
+    return [
+        Case(size=SIZES[1 + number % 2], placement=placement, optimizer=rule, mode=mode)
+        for number, (placement, rule, mode) in enumerate(zip(PLACEMENTS, OPTIMIZERS, modes, strict=True))
+    ]
 
-    Args:
-        todo: The cases.
+
+class Cells(NamedTuple):
+    """Cells to run.
+
+    Attributes:
+        cases: The cases.
         steps: Steps of each.
         where: "cpu", "cuda", or the library of the simulated device.
         shares_device: Whether tensors go through host memory, as those of ranks that share a GPU.
+        tables: The tables of a case, each a cell.
+    """
+
+    cases: Sequence[Case]
+    steps: int
+    where: str | Path
+    shares_device: bool = False
+    tables: tuple[str, ...] = TABLES
+
+    def train(self, ranks: Ranks, case: Case | None, rule: str, files: Path | None = None, **options: Any) -> Model:
+        """Train a case, or one process for None; see `tests.dist.matrix.train`."""
+        tiers = HOST_TIERS
+        if case is not None and self.where != "cpu":
+            # A placement by row leaves a rank fewer rows, of which all would fit.
+            fast = FAST_ROWS // case.size if case.placement in SPREAD else FAST_ROWS
+            tiers = Tiers(device=f"{fast * ROW_BYTES}", host=f"{fast // 4 * ROW_BYTES}")
+        plan = None if case is None else plan_of(case, self.tables)
+        return train(
+            ranks, plan, OPTIMIZERS[rule], steps=self.steps, names=self.tables, files=files, tiers=tiers, **options
+        )
+
+
+def run(
+    todo: Sequence[Case],
+    steps: int,
+    where: str | Path,
+    *,
+    shares_device: bool = False,
+    tables: tuple[str, ...] = TABLES,
+) -> tuple[Summary, dict[Case, Any]]:
+    """Run cases on as many processes as the largest takes; see `Cells` for the arguments.
 
     Returns:
         The summary, and for each case the differences by table, or its error.
     """
+    cells = Cells(list(todo), steps, where, shares_device, tables)
     size = max(case.size for case in todo)
     rules = {case.optimizer for case in todo}
-    expected = expected_rows(steps, TABLES, rules)
+    expected = expected_rows(steps, tables, rules)
     if where != "cpu":
         # Sums of other kernels have other last bits: equal ones are those of one process on the device.
-        (of_device,) = run_ranks(1, _expected_on_device, rules, steps, where, joins=False)
+        (of_device,) = run_ranks(1, _expected_on_device, cells, rules, joins=False)
         assert isinstance(of_device, dict), of_device
         expected |= of_device
-    results = run_ranks(size, _run_cases, list(todo), expected, steps, where, shares_device, joins=False)
+    with TemporaryDirectory() as files:
+        results = run_ranks(size, _run_cases, cells, expected, Path(files), joins=False)
     broken = [f"rank {rank}: {result}" for rank, result in enumerate(results) if isinstance(result, Raised | str)]
     if broken:
-        return Summary(0, 0.0, 0.0, len(todo) * len(TABLES), 0, broken), {}
+        return Summary(0, 0.0, 0.0, len(todo) * len(tables), 0, broken), {}
     found: dict[Case, Any] = {}
     copies: dict[Case, int] = {}
     for number, case in enumerate(todo):
@@ -117,31 +180,22 @@ def run(
         errors = [part for part in parts if isinstance(part, str)]
         found[case] = errors[0] if errors else merged([part for part, _ in parts])
         copies[case] = 0 if errors else max(count for _, count in parts)
-    return _summed(found, copies), found
+    return _summed(found, copies, len(tables)), found
 
 
-def waits_more(case: Case) -> bool:
-    """Return whether the host waits for more than the sizes of an exchange.
-
-    These are further sizes in deterministic mode, and of rules that take all columns of rows cut by column.
-    """
-    is_cut = case.placement == "column-wise" and case.size > 1
-    return case.mode == "deterministic" or (is_cut and case.optimizer in ("row-wise AdaGrad", "clipped AdaGrad"))
-
-
-def _summed(found: dict[Case, Any], copies: dict[Case, int]) -> Summary:
+def _summed(found: dict[Case, Any], copies: dict[Case, int], num_tables: int) -> Summary:
     cells, missing, worst = 0, 0, {True: 0.0, False: 0.0}
     failed = []
     for case, result in found.items():
         if isinstance(result, str):
-            missing += len(TABLES)
+            missing += num_tables
             failed.append(f"{case}: {result}")
             continue
-        cells += len(TABLES)
+        cells += num_tables
         is_narrow = case.mode == "bf16 wire"
         worst[is_narrow] = max([worst[is_narrow], *result.values()])
         failed += [f"{case}, {name}: {value}" for name, value in result.items() if value > TOLERANCES[case.mode]]
-    most = max((count for case, count in copies.items() if not waits_more(case)), default=0)
+    most = max(copies.values(), default=0)
     return Summary(cells, worst[False], worst[True], missing, most, failed)
 
 
@@ -161,50 +215,41 @@ def device_of(where: str | Path) -> torch.device:
 
 
 def _expected_on_device(
-    _: int, rules: Collection[str], steps: int, where: str | Path
+    _: int, cells: Cells, rules: Collection[str]
 ) -> dict[tuple[str, bool], dict[str, tuple[Tensor, Tensor]]]:
     """Train in one process on the device, as deterministic cases do: optimizer and False -> `rows_of`."""
-    device = device_of(where)
+    device = device_of(cells.where)
     return {
-        (rule, False): rows_of(
-            train(Ranks(), None, OPTIMIZERS[rule], trains_layer=False, steps=steps, names=TABLES, device=device)
-        )
-        for rule in rules
+        (rule, False): rows_of(cells.train(Ranks(), None, rule, trains_layer=False, device=device)) for rule in rules
     }
 
 
-def _run_cases(
-    rank: int,
-    todo: list[Case],
-    expected: dict[tuple[str, bool], Any],
-    steps: int,
-    where: str | Path,
-    shares_device: bool,
-) -> list[Any]:
+def _run_cases(rank: int, cells: Cells, expected: dict[tuple[str, bool], Any], files: Path) -> list[Any]:
     """Run cases on this rank; return for each the differences and the copies of a step, or its error."""
-    device = device_of(where)
-    ranks = join(link_timeout=200.0, device=device, shares_device=shares_device)
+    device = device_of(cells.where)
+    ranks = join(link_timeout=200.0, device=device, shares_device=cells.shares_device)
     groups = {size: ranks.subset(list(range(size))) for size in SIZES if size < ranks.size} | {ranks.size: ranks}
     results: list[Any] = []
-    for case in todo:
+    for number, case in enumerate(cells.cases):
         group = groups[case.size]
-        results.append(None if group is None else _run_case(group, case, expected, steps, device))
+        results.append(None if group is None else _run_case(group, cells, case, expected, device, files / str(number)))
     ranks.barrier("end")
     ranks.close()
     return results
 
 
-def _run_case(ranks: Ranks, case: Case, expected: dict[tuple[str, bool], Any], steps: int, device: torch.device) -> Any:
+def _run_case(
+    ranks: Ranks, cells: Cells, case: Case, expected: dict[tuple[str, bool], Any], device: torch.device, files: Path
+) -> Any:
     trains_layer = case.mode != "deterministic"  # sums of gradients of layers have another order
     counted: list[int] = []
     try:
-        model = train(
+        model = cells.train(
             ranks,
-            plan_of(case, TABLES),
-            OPTIMIZERS[case.optimizer],
+            case,
+            case.optimizer,
+            files if cells.tables == IN_TIERS else None,
             trains_layer=trains_layer,
-            steps=steps,
-            names=TABLES,
             device=device,
             around_step=partial(_counting, counted, device),
         )
@@ -236,9 +281,12 @@ def main(device: str, *, is_quick: bool, is_json: bool) -> None:
         simulated.BUILT.mkdir(parents=True, exist_ok=True)
         where = simulated.build(simulated.BUILT)
     todo = quick_cases() if is_quick else [case for case in cases() if not rejection(case)]
-    summary, found = run(todo, FEW_STEPS if is_quick else STEPS, where)
+    steps = FEW_STEPS if is_quick else STEPS
+    summary, found = run(todo, steps, where)
+    in_tiers, more = run(tiered_cases() if is_quick else todo, steps, where, tables=IN_TIERS)
+    summary = summary.plus(in_tiers)
     if not is_json:
-        for case, result in found.items():
+        for case, result in (*found.items(), *more.items()):
             print(case, result)
         print(f"{time.monotonic() - begin:.0f} s")
     for line in summary.failed:

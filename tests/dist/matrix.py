@@ -13,7 +13,7 @@ import re
 from argparse import ArgumentParser
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -69,6 +69,7 @@ FAST_ROWS = 160
 """Of the 240 rows of the four tables in tiers, those that memory has room for; a batch has about 120."""
 ROW_BYTES = 3 * 4 * WIDTH + 64
 """Weights, two states of Adam, and what tiers note."""
+HOST_TIERS = Tiers(host=f"{FAST_ROWS * ROW_BYTES}")
 MODES = ("deterministic", "fp32", "bf16 wire", "pooled there")
 TOLERANCES = {"deterministic": 0.0, "fp32": 1e-6, "bf16 wire": 1e-2, "pooled there": 1e-6}
 """Largest difference of a weight from one process, relative to the table's largest weight."""
@@ -140,16 +141,24 @@ class Model(nn.Module):
         trains_layer: Whether the scales are trained.
         files: Directory of the files of tiers; None for tables in memory alone, whose rows have the same bits.
         names: Tables and features.
+        tiers: Budgets of the tiers, without their directory.
     """
 
-    def __init__(self, *, trains_layer: bool, files: Path | None = None, names: Sequence[str] = NAMES) -> None:
+    def __init__(
+        self,
+        *,
+        trains_layer: bool,
+        files: Path | None = None,
+        names: Sequence[str] = NAMES,
+        tiers: Tiers = HOST_TIERS,
+    ) -> None:
         super().__init__()
         self.names = tuple(names)
-        tiers = None if files is None else Tiers(host=f"{FAST_ROWS * ROW_BYTES}", file=str(files))
+        in_tiers = None if files is None else replace(tiers, file=str(files))
         tables = [
             DynamicTableSpec(name=name, width=WIDTH)
             if name.endswith("dynamic")
-            else TableSpec(name=name, rows=KEYS, width=WIDTH, tiers=tiers if name.endswith("tiers") else None)
+            else TableSpec(name=name, rows=KEYS, width=WIDTH, tiers=in_tiers if name.endswith("tiers") else None)
             for name in names
         ]
         features = [FeatureSpec(name=name, table=name, pooling=pooling_of(name)) for name in names]
@@ -231,6 +240,7 @@ def train(
     steps: int,
     files: Path | None = None,
     names: Sequence[str] = NAMES,
+    tiers: Tiers = HOST_TIERS,
     device: torch.device = CPU,
     around_step: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Model:
@@ -244,10 +254,11 @@ def train(
         steps: Number of steps.
         files: Directory of the files of tiers; None for tables in memory alone.
         names: Tables and features.
+        tiers: Budgets of the tiers, without their directory.
         device: Device of the model.
         around_step: Makes the context of a step, without the copy of its batch.
     """
-    model = Model(trains_layer=trains_layer, files=files, names=names)
+    model = Model(trains_layer=trains_layer, files=files, names=names, tiers=tiers)
     if plan is not None:
         shard(model, plan, ranks)
     model.to(device)

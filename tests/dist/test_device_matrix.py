@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.dist.device_matrix import TABLES, quick_cases, run
+from tests.dist.device_matrix import IN_TIERS, TABLES, quick_cases, run, tiered_cases
 from tests.dist.matrix import FEW_STEPS, MODES, OPTIMIZERS, PLACEMENTS, SIZES, Case, rejection
 from tests.simulated_device.device import build, missing_to_build
 
@@ -56,3 +56,13 @@ def test_the_simulated_device_trains_as_one_process_and_waits_once_in_a_step(
     assert (summary.cells, summary.missing) == (len(todo) * len(TABLES), 0)
     if not shares_device:
         assert summary.copies_per_step == 1
+
+
+@pytest.mark.slow
+def test_tables_whose_fast_tier_is_on_the_simulated_device_train_as_one_process(library: Path) -> None:
+    todo = tiered_cases()
+    assert {case.placement for case in todo} == set(PLACEMENTS)
+    assert not any(map(rejection, todo))
+    summary, _ = run(todo, FEW_STEPS, library, tables=IN_TIERS)
+    assert summary.failed == []
+    assert (summary.cells, summary.missing) == (len(todo) * len(IN_TIERS), 0)

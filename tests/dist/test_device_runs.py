@@ -13,7 +13,7 @@ from terarec.dist import Ranks, RowWise, join, same_for_all, shard
 from terarec.dist.devices import group_backend
 from terarec.errors import ConfigError
 from terarec.kernels.environment import Launch
-from terarec.spec import RunSpec
+from terarec.spec import RunSpec, Tiers
 from terarec.train import devices
 from tests.dist.device_matrix import device_of
 from tests.dist.launch import Raised, raised, run_ranks
@@ -22,6 +22,7 @@ from tests.dist.test_device_matrix import library
 from tests.dist.test_training import check_close, check_same_weights, data, fit, run_spec
 from tests.errors import at
 from tests.simulated_device.device import NAME
+from tests.train.test_tiers import with_tiers
 
 __all__ = ["data", "library"]  # fixtures
 
@@ -46,22 +47,29 @@ def on_devices(size: int, *arguments: Any) -> dict[str, Any]:
     return results[0]
 
 
+def run_with(data: Path, tables: str, files: Path, **training: Any) -> RunSpec:
+    """Return a run whose fast tier is too small for its tables, if they are in tiers."""
+    if tables != "tiers":
+        return run_spec(data, tables=tables, **training)
+    return with_tiers(run_spec(data, **training), Tiers(device="40KiB", host="20KiB", file=str(files)))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("tables", ["static", "dynamic"])
+@pytest.mark.parametrize("tables", ["static", "dynamic", "tiers"])
 def test_a_run_on_devices_equals_one_process_and_continues_on_any_number(
     library: Path, data: Path, tmp_path: Path, tables: str
 ) -> None:
-    expected = fit(Ranks(), run_spec(data, tables=tables), tmp_path / "one", None, False)
-    half = run_spec(data, tables=tables, epochs=1)
-    assert on_devices(2, library, half, tmp_path / "many", "mixed", False)["steps"] == 10
-    found = on_devices(4, library, run_spec(data, tables=tables), tmp_path / "many", None, True)
+    one, many = tmp_path / "one", tmp_path / "many"
+    expected = fit(Ranks(), run_with(data, tables, one / "rows"), one, None, False)
+    half = run_with(data, tables, many / "rows", epochs=1)
+    assert on_devices(2, library, half, many, "mixed", False)["steps"] == 10
+    found = on_devices(4, library, run_with(data, tables, many / "rows"), many, None, True)
     check_close(found, expected)
-    described = tmp_path / "many" / "run.json"
+    described = many / "run.json"
     described.write_text(described.read_text().replace(f'"{NAME}"', '"cpu"'))  # this process has no such device
-    check_same_weights(tmp_path / "many", tmp_path / "one")
-    longer = run_spec(data, tables=tables, epochs=3)
-    alone = fit(Ranks(), longer, tmp_path / "many", None, True)  # on the CPU, from what devices saved
-    check_close(alone, fit(Ranks(), longer, tmp_path / "one", None, True))
+    check_same_weights(many, one)
+    alone = fit(Ranks(), run_with(data, tables, many / "rows", epochs=3), many, None, True)  # on the CPU
+    check_close(alone, fit(Ranks(), run_with(data, tables, one / "rows", epochs=3), one, None, True))
 
 
 def faults(rank: int, library: Path, uuid: str, name: str, shares_device: bool) -> Any:

@@ -54,6 +54,10 @@ class Threads:
         self._barrier.wait(30)
         return found
 
+    def place(self, table: str) -> int:
+        number: int = self._rank.number
+        return number
+
 
 def layout(width: int) -> BagLayout:
     return BagLayout(

@@ -19,9 +19,10 @@ from terarec.data import open_reader, read_spec
 from terarec.dist.costs import MachineCosts, TableLoad
 from terarec.dist.plan import ShardingPlan
 from terarec.dist.ranks import Ranks
-from terarec.dist.routing import is_poolable, numbered_bags
+from terarec.dist.routing import is_poolable
 from terarec.embedding import EmbeddingCollection
 from terarec.embedding.tables import RecordedTables, record_tables
+from terarec.kernels.ref.bag_lookup import numbered_bags
 from terarec.models import build_model
 from terarec.nn.objectives import build_objective
 from terarec.ops.split_rows import num_row_sums
@@ -153,7 +154,7 @@ def keys_of_bags(
         if feature.max_keys is not None:
             column = first_keys(column, [feature.max_keys])
         # Bags of features that read one table stay apart.
-        bags = numbered_bags(column) + number * batch.batch_size
+        bags = numbered_bags(column.offsets.diff(), column.keys.numel()) + number * batch.batch_size
         of_ranks = pieces.setdefault(feature.table, [[] for _ in range(world_size)])
         ends = column.offsets[starts]
         parts = zip(torch.tensor_split(column.keys, ends), torch.tensor_split(bags, ends), strict=True)

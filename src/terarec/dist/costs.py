@@ -61,6 +61,19 @@ class MachineCosts:
                 checks.fail(self, field.name, "a number > 0")
 
 
+GPU_COSTS = MachineCosts(
+    lookup_seconds=1e-10,
+    lookup_byte_seconds=1e-12,
+    update_seconds=4e-10,
+    update_byte_seconds=1.5e-12,
+    local_bandwidth=2e11,
+    bandwidth=2e10,
+    latency=3e-5,
+    source="assumed for GPUs",
+)
+"""Costs on GPUs with NVLink and a port of 200 Gbit/s each; assumptions, where no probe has measured them."""
+
+
 def hot_keys(shares: Sequence[Tensor], *, most: int | None = None) -> tuple[int, ...]:
     """Return the keys of hot rows, in ascending order; see `HOT_SHARE`.
 
@@ -200,7 +213,7 @@ def cost_of(
     if pooling == "rows":
         vectors, integers = pooled.bags, integers + _BAG_BYTES * (pooled.bags + pooled.keys)
     spread = copies[:, None] * np.ones(size)  # gradients of copies go to all
-    sums = _sums_over_columns(load, placed, size) * (placed.width if plan.deterministic else 1)
+    sums = _sums_over_columns(load, placed, size, is_exact=plan.deterministic)
     for first, mask in ((4, is_near & ~np.eye(size, dtype=bool)), (8, ~is_near)):
         rows, grads = vectors * mask, (vectors + spread) * mask
         numbers = (integers + _KEY_BYTES * spread + _SUM_BYTES * sums) * mask
@@ -211,13 +224,18 @@ def cost_of(
     return Cost(block, pooling or "samples")
 
 
-def _sums_over_columns(load: TableLoad, placed: PlacedTable, size: int) -> FloatArray:
-    """Return float64[R, R], the rows of whose columns a rank sends sums to another, in the mean of the batches."""
+def _sums_over_columns(load: TableLoad, placed: PlacedTable, size: int, *, is_exact: bool) -> FloatArray:
+    """Return float64[R, R], the sums over columns that a rank sends to another, or their parts, in the mean of batches.
+
+    With `is_exact` these are the gradients in the columns here.
+    """
     sums = np.zeros((size, size))
     # Those of all ranks' samples: each rank of the table updates its columns of every row of the batch.
     if placed.by_column and load.row_sums:
         rows = [torch.unique(torch.cat(list(batch))).numel() for batch in load.batches]
-        sums[np.ix_(placed.ranks, placed.ranks)] = load.row_sums * sum(rows) / max(1, len(rows))
+        sums[np.ix_(placed.ranks, placed.ranks)] = (
+            (placed.width if is_exact else load.row_sums) * sum(rows) / max(1, len(rows))
+        )
     return sums
 
 

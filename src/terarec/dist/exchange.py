@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from terarec.batch import Jagged
+from terarec.dist.occurrences import Occurrences
 from terarec.dist.placement import PlacedTable
 from terarec.dist.plan import Wire
 from terarec.dist.ranks import PendingResult, Ranks
@@ -80,16 +81,6 @@ class Exchange:
     def device(self) -> torch.device:
         """Device of the rows, on which keys, vectors and gradients lie."""
         return self.local.arenas[0].device
-
-    def request(self, wanted: StepKeys | None, *, is_trained: bool, is_valid: Tensor | None = None) -> KeyRequest:
-        """Begin to send keys to the ranks of their rows.
-
-        Args:
-            wanted: Distinct keys of each table; None to report to the other ranks that this one has raised an error.
-            is_trained: Whether gradients will come; dynamic tables in training mode then insert new keys.
-            is_valid: bool[], whether the keys are valid, if a device has not told; the others are told if not.
-        """
-        return KeyRequest(self, wanted, is_trained=is_trained, is_valid=is_valid)
 
     def begin(self, what: str, values: Tensor, sent: Sequence[int], received: Sequence[int]) -> PendingResult:
         """Begin a collective of this collection; see `Ranks.begin_all_to_all`."""
@@ -204,18 +195,28 @@ class KeyRequest:
         exchange: The exchange.
         wanted: Distinct keys of each table, once `send_keys` knows their numbers.
         sent: Numbers of keys that go to each rank.
+        occurrences: Occurrences of keys of each feature, where their gradients will be sent one by one.
 
     Args:
         exchange: The exchange.
-        wanted: Distinct keys of each table; None if this rank has raised an error.
-        is_trained: Whether gradients will come.
-        is_valid: bool[], whether the keys are valid; None where that is known.
+        wanted: Distinct keys of each table; None to report to the other ranks that this one has raised an error.
+        is_trained: Whether gradients will come; dynamic tables in training mode then insert new keys.
+        is_valid: bool[], whether the keys are valid, if a device has not told; the others are told if not.
+        occurrences: Occurrences of keys of each feature, or None for each if this rank has raised an error.
     """
 
     def __init__(
-        self, exchange: Exchange, wanted: StepKeys | None, *, is_trained: bool, is_valid: Tensor | None = None
+        self,
+        exchange: Exchange,
+        wanted: StepKeys | None,
+        *,
+        is_trained: bool,
+        is_valid: Tensor | None = None,
+        occurrences: Sequence[Occurrences | None] = (),
     ) -> None:
         self.exchange, self._is_trained = exchange, is_trained
+        self.occurrences = [each for each in occurrences if each is not None]
+        self._num_occurring = len(occurrences)
         self.wanted: Sequence[Routed] = ()
         self._keys_of_step = wanted
         size, me, num_tables = exchange.ranks.size, exchange.ranks.rank, len(exchange.tables)
@@ -230,8 +231,13 @@ class KeyRequest:
             if not is_trained:  # only this rank needs them
                 copies[:me] = 0
                 copies[me + 1 :] = 0
-        # int64[R, 2 T + 3 P]
-        numbers = torch.cat([rows, copies, bags.flatten(1)], dim=1)
+        # int64[R, 2, F]; those of copies go to all ranks.
+        times = rows.new_zeros(size, 2, self._num_occurring)
+        if self.occurrences:
+            of_ranks = torch.stack([each.counts for each in self.occurrences], dim=1)
+            times = torch.stack([of_ranks[:-1], of_ranks[-1:].expand(size, -1)], dim=1)
+        # int64[R, 2 T + 3 P + 2 F]
+        numbers = torch.cat([rows, copies, bags.flatten(1), times.flatten(1)], dim=1)
         if is_valid is not None:
             numbers = torch.where(is_valid, numbers, _FAILED)
         self._numbers = numbers
@@ -294,10 +300,11 @@ class KeyRequest:
         return sent, came
 
     def _counts_of(self, numbers: Tensor) -> Counts:
-        """Return the counts of ``numbers int64[R, 2 T + 3 P]``."""
-        tables, pooled = len(self.exchange.tables), len(self.exchange.pooled)
-        rows, copies, bags = torch.split(numbers, [tables, tables, 3 * pooled], dim=1)
-        return Counts(rows, copies, bags.reshape(len(numbers), pooled, 3))
+        """Return the counts of ``numbers int64[R, 2 T + 3 P + 2 F]``."""
+        size, tables, pooled = len(numbers), len(self.exchange.tables), len(self.exchange.pooled)
+        features = self._num_occurring
+        rows, copies, bags, times = torch.split(numbers, [tables, tables, 3 * pooled, 2 * features], dim=1)
+        return Counts(rows, copies, bags.reshape(size, pooled, 3), times.reshape(size, 2, features))
 
     def find(self) -> ReceivedKeys:
         """Find the rows that all ranks have requested.
@@ -352,14 +359,17 @@ class Counts:
         rows: int64[R, T], keys whose row one rank has.
         copies: int64[R, T], keys whose row all ranks have.
         bags: int64[R, P, 3], bags, their keys, and whether these have weights, of tables that the ranks of rows pool.
+        occurrences: int64[R, 2, F], occurrences of keys of each feature whose row one rank has, or all ranks have,
+            where their gradients are sent one by one.
         all: int64[R, T], keys of rows and of copies.
         host: The same numbers in host memory.
     """
 
-    def __init__(self, rows: Tensor, copies: Tensor, bags: Tensor) -> None:
+    def __init__(self, rows: Tensor, copies: Tensor, bags: Tensor, occurrences: Tensor) -> None:
         self.rows = rows
         self.copies = copies
         self.bags = bags
+        self.occurrences = occurrences
         self.all = rows + copies
         self.host = self
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from terarec.batch import Jagged, check_offsets, feature_ends
 from terarec.dist.exchange import Exchange, KeyRequest
+from terarec.dist.occurrences import Occurrences, occurrences
 from terarec.dist.routing import (
     PooledOnRows,
     Routed,
@@ -21,14 +22,14 @@ from terarec.dist.routing import (
     TableKeys,
     factors_of,
     hashed_keys,
-    numbered_bags,
 )
 from terarec.dist.sorting import sorted_keys
-from terarec.dist.vectors import FetchedVectors, Occurrences
+from terarec.dist.vectors import FetchedVectors
 from terarec.embedding import EmbeddingCollection, EmbeddingOutput
 from terarec.embedding.output import assemble, bags_of
 from terarec.embedding.tables import LookupGroup, check_keys, lookup_groups, placed
 from terarec.errors import ConfigError
+from terarec.kernels.ref.bag_lookup import numbered_bags
 from terarec.ops.bag_lookup import bag_lookup, key_weight_gradient
 from terarec.ops.layout import BagLayout
 from terarec.ops.row_update import BagGradient, key_gradients, summed_gradients
@@ -49,6 +50,20 @@ class _Group(NamedTuple):
     tables: tuple[int, ...]
     vectors: int
     is_pooled_on_rows: bool
+
+
+class _Span(NamedTuple):
+    """The keys of one feature among those of its group.
+
+    Attributes:
+        group: Number of the group.
+        feature: Number of the feature in the group.
+        keys: Place of the keys.
+    """
+
+    group: int
+    feature: int
+    keys: slice
 
 
 class _Lookup(NamedTuple):
@@ -116,8 +131,8 @@ class Lookups:
     def __init__(self, collection: EmbeddingCollection, exchange: Exchange, *, is_exact: bool) -> None:
         self.exchange = exchange
         self._features = collection.features
-        self._is_exact = is_exact
         self._groups, self._matrices = _grouped(collection, exchange.pooled)
+        self._occurring = self._in_backward_order() if is_exact else []
 
     def begin(self, jagged: Jagged, *, is_trained: bool) -> PendingLookups:
         """Begin to send the keys of a batch; errors in them are raised where its rows are looked up."""
@@ -131,11 +146,19 @@ class Lookups:
                 self._check_keys(parts)
             else:
                 is_valid = self._is_valid(jagged, parts)
-            wanted, places = self._distinct(parts)
+            wanted, places, occurring = self._distinct(parts)
         except Exception as error:
             # The other ranks wait for counts of this one, so that it reports the error to them before it raises.
-            return PendingLookups(jagged, [], [], self.exchange.request(None, is_trained=is_trained), error)
-        request = self.exchange.request(wanted, is_trained=is_trained, is_valid=is_valid)
+            none = [None] * (len(self._occurring) if is_trained else 0)
+            failed = KeyRequest(self.exchange, None, is_trained=is_trained, occurrences=none)
+            return PendingLookups(jagged, [], [], failed, error)
+        request = KeyRequest(
+            self.exchange,
+            wanted,
+            is_trained=is_trained,
+            is_valid=is_valid,
+            occurrences=occurring if is_trained else (),
+        )
         return PendingLookups(jagged, parts, places, request, check=partial(self._check, jagged, parts))
 
     def _parts(self, jagged: Jagged) -> list[Jagged]:
@@ -218,45 +241,74 @@ class Lookups:
     def _width(self, table: int) -> int:
         return self.exchange.tables[table].spec.width
 
-    def _distinct(self, parts: Sequence[Jagged]) -> tuple[StepKeys, list[Tensor]]:
-        """Return the distinct keys of the tables, and for each group the row of each key's vector in its matrix."""
-        spans: list[list[tuple[int, slice]]] = [[] for _ in self.exchange.tables]
+    def _in_backward_order(self) -> list[tuple[int, int, int]]:
+        """Return number of the group, of the feature in it and of its table of all features.
+
+        They are in the order in which autograd's backward of one process keeps their gradients, arena by arena: all
+        ranks send them in it.
+        """
+        # The lookup that was made last is the first whose gradient comes.
+        features = [
+            (number, feature, table)
+            for number in reversed(range(len(self._groups)))
+            for feature, table in enumerate(self._groups[number].tables)
+        ]
+        tables = [table for of_arena in self.exchange.arena_tables() for table in of_arena]
+        return sorted(features, key=lambda feature: tables.index(feature[2]))
+
+    def _distinct(self, parts: Sequence[Jagged]) -> tuple[StepKeys, list[Tensor], list[Occurrences]]:
+        """Return the distinct keys of the tables.
+
+        Also, for each group, the row of each key's vector in its matrix, and the occurrences of the keys of features
+        whose gradients are sent one by one.
+        """
+        spans: list[list[_Span]] = [[] for _ in self.exchange.tables]
         for number, (group, part) in enumerate(zip(self._groups, parts, strict=True)):
-            for of_table, (first, stop) in zip(group.tables, pairwise(feature_ends(part)), strict=True):
-                spans[of_table].append((number, slice(first, stop)))
+            for feature, (of_table, (first, stop)) in enumerate(
+                zip(group.tables, pairwise(feature_ends(part)), strict=True)
+            ):
+                spans[of_table].append(_Span(number, feature, slice(first, stop)))
         of_bags = {
-            number: numbered_bags(parts[number]) for number, one in enumerate(self._groups) if one.is_pooled_on_rows
+            number: numbered_bags(parts[number].offsets.diff(), parts[number].keys.numel())
+            for number, one in enumerate(self._groups)
+            if one.is_pooled_on_rows
         }
         keys = [self._keys_of(number, of_table, parts, of_bags) for number, of_table in enumerate(spans)]
         distinct_keys = hashed_keys if keys[0].keys.is_cpu else sorted_keys
         exchange = self.exchange
         wanted = distinct_keys(exchange.tables, keys, exchange.ranks.size, takes_counts=exchange.takes_counts)
         places = [torch.empty_like(part.keys) for part in parts]
+        of_features: dict[tuple[int, int], Tensor] = {}
         for tables in self._matrices:
             # Tables of an arena share a matrix, in which the vectors of one come after those of another.
             filled: int | Tensor = 0
             for table in tables:
                 places_of_keys, first = wanted.places[table] + filled, 0
                 filled = filled + wanted.totals[table]
-                for index_of_group, span in spans[table]:
-                    count = span.stop - span.start
-                    places[index_of_group][span] = places_of_keys[first : first + count]
-                    first += count
-        return wanted, places
+                for group_number, feature, span in spans[table]:
+                    stop = first + span.stop - span.start
+                    places[group_number][span] = places_of_keys[first:stop]
+                    of_features[group_number, feature] = wanted.places[table][first:stop]
+                    first = stop
+        occurring = [
+            occurrences(table, exchange.tables[table], wanted.rows[:, table], of_features[group_number, feature])
+            for group_number, feature, table in self._occurring
+        ]
+        return wanted, places, occurring
 
     def _keys_of(
-        self, table: int, spans: Sequence[tuple[int, slice]], parts: Sequence[Jagged], of_bags: Mapping[int, Tensor]
+        self, table: int, spans: Sequence[_Span], parts: Sequence[Jagged], of_bags: Mapping[int, Tensor]
     ) -> TableKeys:
         """Return the keys of a table, which groups have in `spans`; those that the ranks of rows pool with bags."""
-        pieces = [parts[group].keys[span] for group, span in spans]
+        pieces = [parts[group].keys[span] for group, _, span in spans]
         if len(pieces) == 1:
             keys = pieces[0]
         else:
             keys = torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.int64, device=self.exchange.device)
         if table not in self.exchange.pooled:
             return TableKeys(keys)
-        bags = [of_bags[group][span] for group, span in spans]
-        every = [(parts[group].weights, span) for group, span in spans]
+        bags = [of_bags[group][span] for group, _, span in spans]
+        every = [(parts[group].weights, span) for group, _, span in spans]
         weights = [values[span] for values, span in every if values is not None]
         return TableKeys(keys, torch.cat(bags), torch.cat(weights).detach() if weights else None)
 
@@ -278,8 +330,18 @@ class Lookups:
             )
             for lookup, grad in zip(step.lookups, gradients, strict=False)
         ]
-        if self._is_exact:
-            step.fetched.return_occurrences(self._occurrences(step, kept))
+        if self._occurring:
+            of_keys = [
+                key_gradients(gradient, step.matrices[lookup.group.vectors])
+                for lookup, gradient in zip(step.lookups, kept, strict=True)
+            ]
+            ends = [feature_ends(lookup.part) for lookup in step.lookups]
+            step.fetched.return_occurrences(
+                [
+                    of_keys[group][ends[group][feature] : ends[group][feature + 1]]
+                    for group, feature, _ in self._occurring
+                ]
+            )
             return
         # Each distinct key's gradients are summed here, so that one vector travels for it.
         sums: list[Tensor] = [torch.empty(0, device=self.exchange.device)] * len(self.exchange.tables)
@@ -298,25 +360,6 @@ class Lookups:
         finish = step.fetched.return_sums(sums, of_bags)
         # Called at the end of this backward pass: gradients travel while the layers below the tables compute theirs.
         torch.autograd.Variable._execution_engine.queue_callback(finish)
-
-    def _occurrences(self, step: _Step, gradients: Sequence[BagGradient]) -> list[Occurrences]:
-        """Return the occurrences by feature, in the order in which autograd's backward of one process keeps them."""
-        occurrences = []
-        # The lookup that was made last is the first whose gradient comes.
-        for lookup, gradient in reversed(list(zip(step.lookups, gradients, strict=True))):
-            grads = key_gradients(gradient, step.matrices[lookup.group.vectors])
-            ends = feature_ends(lookup.part)
-            for feature, table in enumerate(lookup.group.tables):
-                span = slice(ends[feature], ends[feature + 1])
-                base = sum(
-                    step.wanted[other].keys.numel()
-                    for other in self._matrices[lookup.group.vectors][
-                        : self._matrices[lookup.group.vectors].index(table)
-                    ]
-                )
-                # Ranks name a key by its place among those of its table, not by its row in this matrix.
-                occurrences.append(Occurrences(table, lookup.keys[span] - base, grads[span]))
-        return occurrences
 
 
 class _Step:

@@ -321,6 +321,13 @@ class Ranks:
             is_staged=self._is_staged,
         )
 
+    def twin(self) -> Ranks:
+        """Return the same ranks with an order of collectives of its own, for another thread; all ranks call it."""
+        twin = self.subset(range(self.size))
+        assert twin is not None, "it has all ranks"
+        twin.sent_bytes = self.sent_bytes
+        return twin
+
     def close(self) -> None:
         """Leave the group. Further collectives fail."""
         if self._links is not None:

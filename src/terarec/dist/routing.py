@@ -19,7 +19,7 @@ from terarec.batch import Jagged
 from terarec.dist.placement import COPIES, PlacedTable
 from terarec.embedding.tables import LookupGroup
 from terarec.kernels.hash_index import new_hash_index
-from terarec.kernels.ref.bag_lookup import bag_factors
+from terarec.kernels.ref.bag_lookup import locate_checked
 from terarec.ops.bag_lookup import bag_lookup
 from terarec.ops.layout import BagLayout
 from terarec.ops.row_update import BagGradient, summed_gradients
@@ -310,21 +310,11 @@ class PooledOnRows(NamedTuple):
         }
 
 
-def numbered_bags(part: Jagged) -> Tensor:
-    """Return the bag int64[N] of each key: ``feature * B + sample``."""
-    lengths = part.offsets.diff()
-    bags = torch.arange(lengths.numel(), device=lengths.device)
-    # With the number of keys, for which a device would be waited for.
-    return bags.repeat_interleave(lengths, output_size=part.keys.numel())
-
-
 def factors_of(part: Jagged, layout: BagLayout) -> Tensor:
     """Return the factors float32[S * B, 1] of the bags' sums: 1, or one over the divisor of "mean" and "sqrtn"."""
-    size, device = part.batch_size, part.keys.device
-    # Filled by the device, which a copy of the codes would make wait.
-    pooling = torch.cat([torch.full((size,), code, device=device) for code in layout.pooling_codes])
     weights = None if part.weights is None else part.weights.detach().float()
-    return bag_factors(numbered_bags(part), part.offsets.diff(), pooling, weights)[:, None]
+    located = locate_checked(part.keys, part.offsets, *layout.on(part.keys.device), weights)
+    return located.factors[:, None]
 
 
 def is_poolable(pooling: str) -> bool:

@@ -119,6 +119,7 @@ class ShardedCollection(nn.Module):
         self._announced: PendingLookups | None = None
         # One rank has nothing to exchange, and a lookup that begins early would only keep its vectors longer.
         self._is_ahead = ranks.size > 1
+        self._ranks_ahead = ranks
         pooled = self._pooled_tables(plan, ranks.size)
         exchange = Exchange(self.placed, self.local, ranks, wire=plan.wire, name=name, pooled=pooled)
         self._lookups = Lookups(collection, exchange, is_exact=plan.deterministic)
@@ -200,6 +201,15 @@ class ShardedCollection(nn.Module):
         """
         self.prefetch_rows(self._own_keys(self._keys_of(jagged)), number)
 
+    def read_ahead_apart(self) -> None:
+        """Let `requested_rows` be called by another thread than lookups; all ranks call this, before the thread starts.
+
+        Its collectives then have an order of their own.
+        """
+        ranks = self._lookups.exchange.ranks
+        if self._ranks_ahead is ranks:
+            self._ranks_ahead = ranks.twin()
+
     def requested_rows(self, jagged: Jagged) -> dict[str, Tensor]:
         """Return which rows of this rank the samples of all ranks need; they all call it at the same time.
 
@@ -209,7 +219,7 @@ class ShardedCollection(nn.Module):
         Returns:
             Table in tiers -> keys int64[n] of its part here.
         """
-        ranks = self._lookups.exchange.ranks
+        ranks = self._ranks_ahead
         wanted = self._distinct_keys(self._keys_of(jagged))
         tables = [table for table in self.placed if table.spec.name in wanted]
         parts = [
@@ -379,6 +389,10 @@ class ColumnParts:
             for name, part in zip(for_rank[rank], torch.split(of_rank, sizes[rank]), strict=True)
         }
         return {name: [received.get((rank, name), own) for rank in self._members[name]] for name, own in values.items()}
+
+    def place(self, table: str) -> int:
+        """Return the number of this rank among those of a table of which it has columns."""
+        return self._members[table].index(self._ranks.rank)
 
 
 def _sum_over(ranks: Ranks, value: float) -> float:

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import accumulate
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,52 +12,6 @@ from torch import Tensor
 from terarec.dist.exchange import KeyRequest, segments
 from terarec.dist.placement import PlacedTable
 from terarec.dist.ranks import PendingResult
-
-
-class Occurrences(NamedTuple):
-    """Gradients of single occurrences of keys of one feature, in the order of its samples.
-
-    Attributes:
-        table: Number of the table.
-        places: int64[n], the place of each key among the routed keys of the table.
-        grad: float32[n, D].
-    """
-
-    table: int
-    places: Tensor
-    grad: Tensor
-
-
-class _ByRank(NamedTuple):
-    """Occurrences of keys of one table by the ranks that their gradients go to.
-
-    Attributes:
-        order: int64[n], the occurrences: those of keys of rank 0's rows, ..., of rank R - 1's, and of rows with copies.
-        places: int64[n], in this order, the place of each key among those of its rank, or of copies.
-        counts: int64[R + 1], the occurrences of keys of each rank's rows, and of rows with copies; by column all for
-            each rank of the table.
-        by_column: Whether all occurrences go to all ranks of the table.
-    """
-
-    order: Tensor
-    places: Tensor
-    counts: Tensor
-    by_column: bool
-
-    def part(self, rank: int, counts: Sequence[int], num_rows: int) -> tuple[Tensor, Tensor]:
-        """Return the occurrences whose gradient goes to `rank`, and the places of their keys among those there.
-
-        Args:
-            rank: The rank.
-            counts: `counts` in host memory.
-            num_rows: Keys of its rows in the request to it, behind which there are those of rows with copies.
-        """
-        first = 0 if self.by_column else sum(counts[:rank])
-        own, copies = slice(first, first + counts[rank]), slice(self.order.numel() - counts[-1], self.order.numel())
-        if not counts[-1]:
-            return self.order[own], self.places[own]
-        places = torch.cat([self.places[own], self.places[copies] + num_rows])
-        return torch.cat([self.order[own], self.order[copies]]), places
 
 
 class FetchedVectors:
@@ -79,6 +31,7 @@ class FetchedVectors:
 
     def __init__(self, request: KeyRequest) -> None:
         self._exchange, self._wanted, self._sent = request.exchange, tuple(request.wanted), request.sent
+        self._occurrences = request.occurrences
         self._found, self._received, self._bags = request.find()
         self.vectors: list[list[Tensor]] = []
         self._pieces: list[list[Tensor]] = []
@@ -204,39 +157,32 @@ class FetchedVectors:
         for lookup, tables, chosen in zip(self._found, arenas, exchange.tables_on_device(), strict=True):
             # Rows are by tables first, those of a table in the order of the ranks: one order of sums on every run.
             mine = [block for number in tables for of_rank in blocks for block in of_rank[number] if block.shape[0]]
-            counts = self._received.all[:, chosen].sum(dim=0)
-            ends = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+            counts, here = self._received.all[:, chosen].sum(dim=0), self._received.host.all[:, tables].sum(dim=0)
             width = exchange.tables[tables[0]].width
             # Also where none came: a row optimizer counts only steps with gradients, and all ranks have to count alike.
-            lookup.keep(None, ends, torch.cat(mine) if mine else torch.empty(0, width, device=exchange.device))
+            grad = torch.cat(mine) if mine else torch.empty(0, width, device=exchange.device)
+            lookup.keep(None, counts, here.tolist(), grad)
 
-    def return_occurrences(self, features: Sequence[Occurrences]) -> None:
+    def return_occurrences(self, gradients: Sequence[Tensor]) -> None:
         """Send the gradient of every occurrence of a key, which are summed in the order of the whole batch's samples.
 
         Args:
-            features: Occurrences in the order in which one process would add them up. All ranks have the same features.
+            gradients: float32[n, D] of the occurrences of each feature, in the order of its samples and of the
+                `occurrences` of the request.
         """
         exchange, size = self._exchange, self._exchange.ranks.size
-        # Each arena keeps its gradients in one call, table by table, so all ranks send them in that order.
-        in_order = [
-            feature for tables in exchange.arena_tables() for number in tables
-            for feature in features if feature.table == number
-        ]  # fmt: skip
-        groups = [self._by_rank(number, places) for number, places, _ in in_order]
-        of_ranks = torch.stack([group.counts for group in groups], dim=1)
-        counts = of_ranks[:-1] + of_ranks[-1]
-        each = [len(in_order)] * size
-        got = exchange.begin("exchange of counts of gradients", counts.flatten(), each, each).wait().view(counts.shape)
-        # Deterministic mode waits for the device once more, for these numbers.
-        sent, received = torch.split(torch.cat([of_ranks, got]).cpu(), [size + 1, size])
+        sent, received = self._sent.host.occurrences, self._received.host.occurrences.sum(dim=1)
+        of_ranks = torch.cat([sent[:, 0], sent[:1, 1]]).T.tolist()
         positions: list[list[Tensor]] = [[] for _ in range(size)]
         numbers: list[list[Tensor]] = [[] for _ in range(size)]
-        for (number, _, grad), group, of_group in zip(in_order, groups, sent.T.tolist(), strict=True):
+        for occurrences, grad, counts in zip(self._occurrences, gradients, of_ranks, strict=True):
+            number = occurrences.table
             for rank in range(size):
-                chosen, position = group.part(rank, of_group, self._wanted[number].num_rows[rank])
+                chosen, position = occurrences.part(rank, counts, self._wanted[number].num_rows[rank])
                 positions[rank].append(position)
                 numbers[rank].append(grad[chosen][:, exchange.tables[number].columns(rank)])
-        widths = torch.tensor([exchange.tables[number].width for number, _, _ in in_order])
+        of_table = [occurrences.table for occurrences in self._occurrences]
+        widths = torch.tensor([exchange.tables[number].width for number in of_table])
         came = exchange.send_integers(
             "exchange of places of gradients", [torch.cat(parts) for parts in positions], received.sum(dim=1).tolist()
         )
@@ -246,7 +192,7 @@ class FetchedVectors:
         expected[me] = 0  # its own gradients stay, rounded as if they had gone
         grads = exchange.numbers(exchange.begin_numbers("exchange of gradients", numbers, expected), expected)
         grads[me] = own
-        self._keep_occurrences([number for number, _, _ in in_order], received, came, grads)
+        self._keep_occurrences(of_table, received, came, grads)
 
     def _keep_occurrences(
         self, of_table: list[int], received: Tensor, positions: list[Tensor], grads: list[Tensor]
@@ -274,24 +220,9 @@ class FetchedVectors:
                     index += 1
                 totals.append(total)
             if order:
-                lookup.keep(torch.cat(order), _ends(totals, exchange.device), torch.cat(blocks))
-
-    def _by_rank(self, number: int, places: Tensor) -> _ByRank:
-        """Return the occurrences of keys of a table by the ranks that their gradients go to."""
-        table, rows = self._exchange.tables[number], self._sent.rows[:, number]
-        if table.by_column:
-            count = torch.full_like(rows[0], places.numel())
-            counts = torch.stack([count if rank in table.ranks else count * 0 for rank in range(rows.numel())])
-            every = torch.arange(places.numel(), device=places.device)
-            return _ByRank(every, places, torch.cat([counts, counts.new_zeros(1)]), by_column=True)
-        ends = rows.cumsum(0)
-        # Places of keys of rows with copies are behind those of all ranks.
-        owners = torch.bucketize(places, ends, right=True)
-        order = owners.argsort(stable=True)
-        counts = torch.zeros(rows.numel() + 1, dtype=torch.int64, device=places.device)
-        counts.index_add_(0, owners, torch.ones_like(places))
-        starts = torch.cat([ends - rows, ends[-1:]])
-        return _ByRank(order, (places - starts[owners])[order], counts, by_column=False)
+                # Made on the device, which a copy would make wait.
+                counts = torch.cat([torch.full((1,), total, device=exchange.device) for total in totals])
+                lookup.keep(torch.cat(order), counts, totals, torch.cat(blocks))
 
     def _assembled(self, number: int, pieces: list[Tensor], copied: Tensor) -> list[Tensor]:
         """Return the vectors of a table in parts, without empty parts."""
@@ -336,11 +267,6 @@ def _joined(parts: Sequence[Tensor], device: torch.device) -> Tensor:
 def _others(values: Tensor, me: int) -> Tensor:
     """Return the rows of ``values [R, T]`` of all ranks but one, flat."""
     return torch.cat([values[:me], values[me + 1 :]]).flatten()
-
-
-def _ends(totals: Sequence[int], device: torch.device) -> Tensor:
-    """Return the sums of the first 0, 1, ... of the numbers, made on a device, which a copy would make wait."""
-    return torch.cat([torch.full((1,), end, device=device) for end in (0, *accumulate(totals))])
 
 
 def _exclusive(counts: Tensor) -> Tensor:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Protocol
 
 import torch
@@ -60,12 +60,13 @@ class FoundRows:
         offsets = torch.arange(2, device=places.device) * places.numel()
         return bag_lookup(self._weights, places, offsets, layout)
 
-    def keep(self, order: Tensor | None, ends: Tensor, grad: Tensor) -> None:
+    def keep(self, order: Tensor | None, counts: Tensor, counts_here: Sequence[int], grad: Tensor) -> None:
         """Keep a gradient for the row optimizer, which adds up those of a row in their order.
 
         Args:
             order: Positions int64[n] of keys, table by table; they may repeat and be left out. None for all keys once.
-            ends: int64[T + 1]: table t has the positions ``order[ends[t] : ends[t + 1]]``.
+            counts: int64[T], the positions of each table.
+            counts_here: The same in host memory.
             grad: float32[n, D], the gradients of the vectors at `order`.
 
         Raises:
@@ -74,7 +75,9 @@ class FoundRows:
         keys, slots = self._keys, self._slots
         if order is not None:
             keys, slots = keys[order], None if slots is None else slots[order]
-        self._deposit(BagGradient(keys, ends, grad, self._layout, None, slots))
+        offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        ends = (0, *accumulate(counts_here))
+        self._deposit(BagGradient(keys, offsets, grad, self._layout, None, slots, ends))
 
     def release(self) -> None:
         """Unpin rows in tiers: no gradient will come."""

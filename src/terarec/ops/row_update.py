@@ -13,7 +13,7 @@ from torch import Tensor
 
 from terarec.errors import ConfigError
 from terarec.kernels.contract import BadKeyError, KernelGradient
-from terarec.kernels.ref.bag_lookup import spread_gradient
+from terarec.kernels.ref.bag_lookup import locate_checked, spread
 from terarec.kernels.registry import Op, choose
 from terarec.kernels.row_rules import LAST_UPDATE, RowRule, UpdateMode, number_names, row_rule, rule_class
 from terarec.ops import checks
@@ -49,6 +49,7 @@ class BagGradient(NamedTuple):
         layout: The layout of the lookup.
         key_weights: float32[N] of the lookup, or None.
         places: int64[N], the row of the weights in which each key's row lies; None where arena rows lie in their order.
+        ends: The key at which each feature's begin, and the number of keys, where the host knows them; else None.
     """
 
     keys: Tensor
@@ -57,6 +58,17 @@ class BagGradient(NamedTuple):
     layout: BagLayout
     key_weights: Tensor | None = None
     places: Tensor | None = None
+    ends: tuple[int, ...] | None = None
+
+    @property
+    def feature_ends(self) -> Sequence[int]:
+        """The key at which each feature's begin, and the number of keys; unless given, read from the offsets."""
+        if self.ends is not None:
+            return self.ends
+        # Bags are feature-major: every B-th offset is where the keys of a feature begin.
+        batch_size = (self.offsets.numel() - 1) // len(self.layout.feature_table)
+        ends: list[int] = self.offsets[:: max(1, batch_size)].tolist()
+        return ends
 
 
 def state_shapes(
@@ -198,7 +210,7 @@ def _kernel_gradients(gradients: Sequence[BagGradient]) -> list[KernelGradient]:
 
 
 def _check_gradients(weights: Tensor, gradients: Sequence[BagGradient], traced: bool) -> None:
-    for keys, offsets, grad, layout, key_weights, places in gradients:
+    for keys, offsets, grad, layout, key_weights, places, _ in gradients:
         if places is None:
             checks.lookup_fits(weights, keys, offsets, layout, key_weights, grad, traced=traced)
         else:
@@ -337,14 +349,20 @@ def per_key(gradient: BagGradient, weights: Tensor | None) -> BagGradient:
 
 
 def key_gradients(gradient: BagGradient, weights: Tensor | None) -> Tensor:
-    """Return the gradient float32[N, D] of the vector of each key.
+    """Return the gradient float32[N, D] of the vector of each key, without a wait for a device.
 
     Args:
-        gradient: Gradient of one lookup.
+        gradient: Gradient of one lookup, which has checked the keys.
         weights: [V, D] as they were at the lookup; read for "max" alone.
     """
-    keys, offsets, grad, layout, key_weights, places = gradient
-    return spread_gradient(keys, offsets, grad, layout.array, key_weights, weights=weights, places=places)[1]
+    keys, offsets, grad, layout, key_weights, places, _ = gradient
+    if not layout.is_pooled:
+        return grad
+    located = locate_checked(keys, offsets, *layout.on(keys.device), key_weights)
+    vectors = None
+    if weights is not None and "max" in layout.pooling:
+        vectors = weights[located.rows if places is None else places]
+    return spread(located, grad, len(layout.feature_table), key_weights, vectors)
 
 
 def summed_gradients(gradients: Sequence[BagGradient], weights: Tensor) -> Tensor:

@@ -2,7 +2,8 @@
 """Row updates by rules that take all columns of a row, where these are on several ranks.
 
 A norm of a row's gradient and the mean of its squares are sums over columns. Each rank sums its own, the sums of the
-ranks are added up, and the rest of the update is by column.
+ranks are added up, and the rest of the update is by column. For the bits of one process, the rows are brought together
+instead. Nothing waits for a device.
 """
 
 from __future__ import annotations
@@ -17,10 +18,9 @@ from torch import Tensor
 
 from terarec.errors import ConfigError
 from terarec.kernels.row_rules import RowRule, row_rule
-from terarec.ops.layout import BagLayout
+from terarec.ops.layout import BagLayout, single_layout
 from terarec.ops.row_update import BagGradient, key_gradients, row_update_, summed_gradients
 
-_LANES = 16
 _SUBTRACT = row_rule("sgd", lr=1.0)
 
 
@@ -42,6 +42,10 @@ class SplitColumns(Protocol):
         """
         ...
 
+    def place(self, table: str) -> int:
+        """Return the number of this rank among those of a table of which it has columns."""
+        ...
+
 
 def takes_whole_rows(rule: RowRule) -> bool:
     """Return whether an update by a rule takes all columns of a row."""
@@ -56,17 +60,26 @@ def num_row_sums(rule: RowRule) -> int:
 class _Touched(NamedTuple):
     """The distinct rows of a table, in the order in which they first occur: that order is the same on all ranks.
 
+    A device need not tell how many there are: on one there are as many as keys, of which those behind the distinct
+    ones are the first row again, with gradients of zeros.
+
     Attributes:
         keys: int64[U], rows of the table, or arena rows, as gradients name them.
         places: int64[U], where they lie in weights and state.
         layout: Layout of one feature of the table.
         grad: float32[U, D], the sums of their gradients here.
+        is_used: bool[U, 1], whether it is no such repetition.
+        table: Number of the table in the arena.
+        has_places: Whether gradients name places.
     """
 
     keys: Tensor
     places: Tensor
     layout: BagLayout
     grad: Tensor
+    is_used: Tensor
+    table: int
+    has_places: bool
 
 
 def split_row_update_(
@@ -104,6 +117,29 @@ def split_row_update_(
     factors = torch.ones(len(names)) if table_lr is None else table_lr.clone()
     split = {name: number for number, name in enumerate(names) if name in columns.widths and factors[number]}
     touched = {name: _touched(weights, gradients, number) for name, number in split.items()}
+    if columns.is_exact:
+        rates = {name: factors[number : number + 1].clone() for name, number in split.items()}
+        _update_whole_rows_(weights, state, touched, rule, columns, rates, step=step, rounding_seed=rounding_seed)
+    else:
+        _update_by_sums_(weights, state, touched, rule, columns, factors, step=step, rounding_seed=rounding_seed)
+    for number in split.values():
+        # These rows are done: 0 keeps the caller's update of the whole arena from moving them again.
+        factors[number] = 0.0
+    return factors if split else table_lr
+
+
+def _update_by_sums_(
+    weights: Tensor,
+    state: Mapping[str, Tensor],
+    touched: Mapping[str, _Touched],
+    rule: RowRule,
+    columns: SplitColumns,
+    factors: Tensor,
+    *,
+    step: int,
+    rounding_seed: int,
+) -> None:
+    """Update the columns of rows here, with the sums over all columns that the rule takes."""
     grads = {name: _clipped(one.grad, rule) for name, one in touched.items()}
     if rule.clip_norm < math.inf:
         for name, squares in _squares(grads, columns).items():
@@ -119,12 +155,13 @@ def split_row_update_(
         (sums,) = (state[name] for name in rule.row_states)
         for name, touched_rows in touched.items():
             if rule.is_coupled:
-                rows = weights[touched_rows.places].float()
+                rows = weights[touched_rows.places].float() * touched_rows.is_used
                 grads[name] = grads[name] + (rule.l2 * rows + rule.l1 * rows.sign())
         for name, squares in _squares(grads, columns).items():
             touched_rows = touched[name]
-            sums[touched_rows.places] += squares[:, 0] / columns.widths[name]
-            lr = torch.tensor(rule.lr, dtype=torch.float32) * factors[split[name]]
+            # Not by assignment, for which repetitions of the first row would count.
+            sums.index_add_(0, touched_rows.places, squares[:, 0] / columns.widths[name])
+            lr = torch.tensor(rule.lr, dtype=torch.float32) * factors[touched_rows.table]
             grads[name] = grads[name] * rule.rates(sums[touched_rows.places], lr)
     else:
         arguments = [tuple(state.values())]
@@ -132,8 +169,8 @@ def split_row_update_(
         if touched_rows.keys.numel():
             # The layout names all tables of the arena; factors of 0 leave the others alone.
             only = torch.zeros_like(factors)
-            only[split[name]] = 1.0 if kernel_rule is _SUBTRACT else factors[split[name]]
-            places = touched_rows.places if gradients[0].places is not None else None
+            only[touched_rows.table] = 1.0 if kernel_rule is _SUBTRACT else factors[touched_rows.table]
+            places = touched_rows.places if touched_rows.has_places else None
             offsets = torch.arange(2, device=touched_rows.keys.device) * touched_rows.keys.numel()
             row_update_(
                 weights,
@@ -144,10 +181,6 @@ def split_row_update_(
                 table_lr=only,
                 rounding_seed=rounding_seed,
             )
-    for number in split.values():
-        # These rows are done: 0 keeps the caller's update of the whole arena from moving them again.
-        factors[number] = 0.0
-    return factors if split else table_lr
 
 
 def _touched(weights: Tensor, gradients: Sequence[BagGradient], table: int) -> _Touched:
@@ -159,8 +192,7 @@ def _touched(weights: Tensor, gradients: Sequence[BagGradient], table: int) -> _
     for gradient in gradients:
         every = key_gradients(gradient, weights)
         where = gradient.keys if gradient.places is None else gradient.places
-        size = max(1, (gradient.offsets.numel() - 1) // len(gradient.layout.feature_table))
-        ends = gradient.offsets[::size].tolist()
+        ends = gradient.feature_ends
         for feature, of_table in enumerate(gradient.layout.feature_table):
             if of_table == table:
                 span = slice(ends[feature], ends[feature + 1])
@@ -169,30 +201,45 @@ def _touched(weights: Tensor, gradients: Sequence[BagGradient], table: int) -> _
                 grads.append(every[span])
     # Not in the order of the rows: ranks may have given the keys of a dynamic table other rows.
     joined = torch.cat(keys)
-    distinct, inverse = torch.unique(joined, return_inverse=True)
-    count = joined.numel()
-    first = torch.full_like(distinct, count).scatter_reduce_(
-        0, inverse, torch.arange(count, device=joined.device), "amin"
-    )
-    order = first.argsort()
-    number = torch.empty_like(order)
-    number[order] = torch.arange(order.numel(), device=order.device)
+    count, device = joined.numel(), joined.device
+    first, number = _first_occurrences(joined)
     one = BagLayout(
         table_names=("rows",),
         table_base=(0,),
-        table_rows=(distinct.numel(),),
+        table_rows=(first.numel(),),
         feature_names=("rows",),
         feature_table=(0,),
         pooling=("none",),
         width=layout.width,
     )
-    summed = torch.zeros(distinct.numel(), layout.width, device=joined.device)
+    summed = torch.zeros(first.numel(), layout.width, device=device)
     if count:
-        occurrences = BagGradient(number[inverse], torch.arange(2, device=joined.device) * count, torch.cat(grads), one)
+        occurrences = BagGradient(number, torch.arange(2, device=device) * count, torch.cat(grads), one)
         # By the update kernel, which adds in the order of the batch: one process and several ranks get the same bits.
         summed = summed_gradients([occurrences], summed)
     of_rows = replace(layout, feature_names=("rows",), feature_table=(table,), pooling=("none",))
-    return _Touched(distinct[order], torch.cat(places)[first[order]], of_rows, summed)
+    is_used = first < count
+    chosen = torch.where(is_used, first, 0)
+    has_places = gradients[0].places is not None
+    return _Touched(joined[chosen], torch.cat(places)[chosen], of_rows, summed, is_used[:, None], table, has_places)
+
+
+def _first_occurrences(keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the place int64[U] at which each distinct key first occurs, rising, and the number int64[N] of each key.
+
+    On a device, which need not tell how many are distinct, U is N: behind the places there are further N.
+    """
+    count = keys.numel()
+    order = keys.argsort(stable=True)
+    sorted_keys = keys[order]
+    begins = torch.ones_like(keys, dtype=torch.bool)
+    begins[1:] = sorted_keys[1:] != sorted_keys[:-1]
+    rising = torch.empty_like(keys).scatter_(0, order, begins.cumsum(0) - 1)  # the number of each key by its value
+    first = torch.full_like(keys, count).scatter_reduce_(0, rising, torch.arange(count, device=keys.device), "amin")
+    by_place = first.argsort()
+    number = torch.empty_like(keys).scatter_(0, by_place, torch.arange(count, device=keys.device))
+    first = first[by_place]
+    return first[: int(begins.sum())] if keys.is_cpu else first, number[rising]
 
 
 def _clipped(grad: Tensor, rule: RowRule) -> Tensor:
@@ -202,20 +249,62 @@ def _clipped(grad: Tensor, rule: RowRule) -> Tensor:
 
 def _squares(grads: Mapping[str, Tensor], columns: SplitColumns) -> dict[str, Tensor]:
     """Return the sums of the squares [U, 1] over all columns of the rows of each table."""
-    # All columns of a row are brought together and summed in the order of one process: exact, but D times the bytes.
-    if columns.is_exact:
-        return {name: _sum_of_squares(torch.cat(parts, dim=1)) for name, parts in columns.parts(grads).items()}
-    sums = columns.parts({name: _sum_of_squares(grad) for name, grad in grads.items()})
+    sums = columns.parts({name: grad.square().sum(dim=1, keepdim=True) for name, grad in grads.items()})
     return {name: torch.stack(parts).sum(0) for name, parts in sums.items()}
 
 
-def _sum_of_squares(grad: Tensor) -> Tensor:
-    """Return [n, 1] of ``grad [n, D]``, in the order of the compiled core, which has the same bits on every CPU."""
-    lanes = grad.new_zeros(grad.shape[0], _LANES)
-    for block in torch.split(grad, _LANES, dim=1):
-        lanes[:, : block.shape[1]] += block * block
-    half = _LANES // 2
-    while half:
-        lanes = lanes[:, :half] + lanes[:, half : 2 * half]
-        half //= 2
-    return lanes
+def _update_whole_rows_(
+    weights: Tensor,
+    state: Mapping[str, Tensor],
+    touched: Mapping[str, _Touched],
+    rule: RowRule,
+    columns: SplitColumns,
+    factors: Mapping[str, Tensor],
+    *,
+    step: int,
+    rounding_seed: int,
+) -> None:
+    """Update rows by their gradients in all columns, which are brought together here: D times the bytes of sums.
+
+    The kernel of one process takes its own sums over columns, in its own order.
+    """
+    grads = columns.parts({name: one.grad for name, one in touched.items()})
+    # Regularisation makes the sums depend on the weights of all columns; other columns of weights and state move
+    # alone, and what they become here is left out.
+    others: Mapping[str, Sequence[Tensor]] = {}
+    if rule.is_coupled and rule.row_states:
+        others = columns.parts({name: weights[one.places].float() for name, one in touched.items()})
+    for name, one in touched.items():
+        count, width = one.grad.shape
+        if not count:
+            continue
+        numbers = torch.arange(count, device=one.keys.device)
+        mine = slice(columns.place(name) * width, (columns.place(name) + 1) * width)
+        whole = torch.cat(grads[name], dim=1)
+        rows = torch.cat(list(others[name]), dim=1).to(weights.dtype) if others else _widened(weights, one, whole, mine)
+        moved = {
+            key: tensor[one.places] if tensor.dim() == 1 else _widened(tensor, one, whole, mine)
+            for key, tensor in state.items()
+        }
+        ends = torch.arange(2, device=numbers.device) * count
+        row_update_(
+            rows,
+            tuple(moved.values()),
+            [BagGradient(numbers, ends, whole, single_layout(count, whole.shape[1], "none"))],
+            rule,
+            step=step,
+            table_lr=factors[name],
+            rounding_seed=rounding_seed,
+        )
+        # Repetitions of the first row get what it became.
+        chosen = torch.where(one.is_used[:, 0], numbers, 0)
+        weights[one.places] = rows[chosen, mine]
+        for key, tensor in state.items():
+            tensor[one.places] = moved[key][chosen] if tensor.dim() == 1 else moved[key][chosen, mine]
+
+
+def _widened(values: Tensor, touched: _Touched, like: Tensor, columns: slice) -> Tensor:
+    """Return the touched rows of ``values [V, D]`` in some columns of a matrix of zeros, of the shape of `like`."""
+    whole = torch.zeros_like(like, dtype=values.dtype)
+    whole[:, columns] = values[touched.places]
+    return whole

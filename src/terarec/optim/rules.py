@@ -285,9 +285,7 @@ def _note_changes(arena: AnyArena, gradients: Sequence[BagGradient], rule: RowRu
         return
     is_trained = [True] * len(arena.table_names) if table_lr is None else (table_lr != 0.0).tolist()
     for gradient in gradients:
-        layout = gradient.layout
-        # Bags are feature-major: every B-th offset is where the keys of a feature begin.
-        ends = gradient.offsets[:: max(1, (len(gradient.offsets) - 1) // len(layout.feature_table))].tolist()
+        layout, ends = gradient.layout, gradient.feature_ends
         for table, begin, end in zip(layout.feature_table, ends, ends[1:], strict=False):
             if is_trained[table]:
                 changes.mark(gradient.keys[begin:end] + layout.table_base[table])

@@ -129,7 +129,10 @@ def batches_on(
             # The thread that copies to a GPU takes as many batches ahead again.
             distance = (_AHEAD + 1) * (2 if device.type == "cuda" else 1)
             is_share = share_of_reader(reader) is not None
-            rows = read_ahead_on_ranks(read, model) if is_share else read_ahead(read, model, distance)
+            for module in collections_in_tiers(model):
+                if isinstance(module, ShardedCollection) and device.type == "cuda":
+                    module.read_ahead_apart()  # by the thread that copies
+            rows = (read_ahead_on_ranks if is_share else read_ahead)(read, model, distance)
             read = open_streams.enter_context(closing(rows))
         yield from open_streams.enter_context(closing(copied_ahead(read, device)))
 
@@ -168,11 +171,13 @@ def read_ahead(batches: Iterable[tuple[Batch, T]], model: nn.Module, distance: i
 
 
 @stream
-def read_ahead_on_ranks(batches: Iterable[tuple[Batch, T]], model: nn.Module) -> Generator[tuple[Batch, T], None, None]:
+def read_ahead_on_ranks(
+    batches: Iterable[tuple[Batch, T]], model: nn.Module, distance: int
+) -> Generator[tuple[Batch, T], None, None]:
     """Yield `batches` of this rank's samples, whose rows all ranks read ahead for each other.
 
-    Ranks exchange the keys in the thread that takes the batches, since collectives have one order; another
-    thread reads the rows while the batch before trains.
+    Ranks exchange the keys in the thread that takes the batches, on a GPU that which copies them; another thread reads
+    the rows while the batch before trains.
     """
     collections = [module for module in collections_in_tiers(model) if isinstance(module, ShardedCollection)]
     with ThreadPoolExecutor(1, thread_name_prefix="terarec-tiers") as thread:
@@ -182,7 +187,7 @@ def read_ahead_on_ranks(batches: Iterable[tuple[Batch, T]], model: nn.Module) ->
             for done in reading:
                 done.result()  # the rows of the batch before are there, or its error is raised
             reading = [
-                thread.submit(module.prefetch_rows, keys, _AHEAD + 1)
+                thread.submit(module.prefetch_rows, keys, distance)
                 for module, keys in zip(collections, requested, strict=True)
             ]
             yield batch, payload

@@ -123,11 +123,6 @@ class Run:
         specs = [
             table for module in model.modules() if isinstance(module, EmbeddingCollection) for table in module.specs
         ]
-        if self.device.type != "cpu" and any(table.tiers is not None for table in specs):
-            raise ConfigError(
-                "training.device",
-                f"got {str(self.device)!r} for several ranks and tables in tiers, expected 'cpu', or tables in memory",
-            )
         self.plan = self.plan or default_plan(specs, self.ranks.size)
         self.placements = tuple(described(self.plan, specs))
         return shard(model, self.plan, self.ranks).to(self.device)

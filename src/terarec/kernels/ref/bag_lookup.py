@@ -202,18 +202,34 @@ def spread_gradient(
     if bool((layout[:, 2] == NONE).any()):
         # Without pooling the result has a row a key, and so has its gradient.
         return located.rows, grad
-    by_bag = by_bags(grad, layout.shape[0])
+    vectors = None
+    # Only here are the rows read: callers may pass None where rows have moved since and no feature needs them.
+    if weights is not None and bool(located.is_max.any()):
+        vectors = weights[located.rows if places is None else places]
+    return located.rows, spread(located, grad, layout.shape[0], key_weights, vectors)
+
+
+def spread(
+    located: Located, grad: Tensor, num_features: int, key_weights: Tensor | None, vectors: Tensor | None
+) -> Tensor:
+    """Return the gradient [N, D] of each key's vector, without a wait for a device.
+
+    Args:
+        located: Where the keys are.
+        grad: [B, S * D], of the pooled result.
+        num_features: S.
+        key_weights: float32[N] of the lookup.
+        vectors: [N, D] of the keys if a feature is pooled by maximum; else None.
+    """
+    by_bag = by_bags(grad, num_features)
     factors = located.factors[located.bags]
     if key_weights is not None:
         factors = factors * key_weights
-    spread = by_bag[located.bags] * factors.to(grad.dtype)[:, None]
-    # Only here are the rows read: callers may pass None where rows have moved since and no feature needs them.
-    if weights is not None and bool(located.is_max.any()):
-        at_maximum = first_maxima(
-            widened(weights[located.rows if places is None else places]), located.bags, by_bag.shape[0]
-        )
-        spread = torch.where(located.is_max[located.bags, None] & ~at_maximum, 0.0, spread)
-    return located.rows, spread
+    values = by_bag[located.bags] * factors.to(grad.dtype)[:, None]
+    if vectors is not None:
+        at_maximum = first_maxima(widened(vectors), located.bags, by_bag.shape[0])
+        values = torch.where(located.is_max[located.bags, None] & ~at_maximum, 0.0, values)
+    return values
 
 
 def by_bags(grad: Tensor, num_features: int) -> Tensor:
@@ -259,19 +275,41 @@ def locate(keys: Tensor, offsets: Tensor, layout: Tensor, key_weights: Tensor | 
     _check_offsets(offsets, keys.numel())
     # The layout array is in host memory, where the launchers read it without waiting for a device.
     layout = layout.to(keys.device)
-    lengths = offsets.diff()
-    batch_size = lengths.numel() // layout.shape[0]
-    bags = torch.repeat_interleave(torch.arange(lengths.numel(), device=keys.device), lengths)
-    # Feature-major: bags s * B to (s + 1) * B - 1 are those of feature s. An empty batch has no bags to divide.
-    features = bags // max(batch_size, 1)
+    located = locate_checked(keys, offsets, layout[:, 0], layout[:, 2], key_weights)
+    features = located.bags // max((offsets.numel() - 1) // layout.shape[0], 1)
     limits = layout[features, 1]
     outside = (keys < 0) | (keys >= limits)
     if bool(outside.any()):
         position = int(outside.nonzero()[0])
         raise BadKeyError(int(features[position]), position, int(keys[position]), int(limits[position]))
-    pooling = layout[:, 2].repeat_interleave(batch_size)
-    factors = bag_factors(bags, lengths, pooling, key_weights)
-    return Located(bags, layout[features, 0] + keys, factors, pooling == MAX)
+    return located
+
+
+def locate_checked(
+    keys: Tensor, offsets: Tensor, first_rows: Tensor, pooling: Tensor, key_weights: Tensor | None = None
+) -> Located:
+    """Return where keys are that a lookup has checked, without a wait for their device.
+
+    Args:
+        keys: int64[N].
+        offsets: int64[S * B + 1].
+        first_rows: int64[S], the first arena row of each feature's table.
+        pooling: int64[S], the pooling of each feature.
+        key_weights: float32[N] of the lookup.
+    """
+    lengths = offsets.diff()
+    batch_size = lengths.numel() // first_rows.numel()
+    bags = numbered_bags(lengths, keys.numel())
+    # Feature-major: bags s * B to (s + 1) * B - 1 are those of feature s. An empty batch has no bags to divide.
+    rows = first_rows[bags // max(batch_size, 1)] + keys
+    of_bags = pooling.repeat_interleave(batch_size)
+    return Located(bags, rows, bag_factors(bags, lengths, of_bags, key_weights), of_bags == MAX)
+
+
+def numbered_bags(lengths: Tensor, num_keys: int) -> Tensor:
+    """Return the bag int64[N] of each key of bags with ``lengths int64[n]``."""
+    # With the number of keys, for which a device would be waited for.
+    return torch.arange(lengths.numel(), device=lengths.device).repeat_interleave(lengths, output_size=num_keys)
 
 
 def bag_factors(bags: Tensor, lengths: Tensor, pooling: Tensor, key_weights: Tensor | None) -> Tensor:
