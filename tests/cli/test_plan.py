@@ -8,6 +8,7 @@ import pytest
 
 from terarec.dist import RowWise, ShardingPlan, TableWise, load_plan
 from terarec.dist.plan import TablePlan
+from terarec.errors import NoSpaceError
 from terarec.formats.block import ColumnBlock
 from terarec.spec import CategoricalColumn, DatasetSpec, DenseColumn, LabelColumn
 from tests.cli.conftest import figures, rejected, terarec
@@ -81,6 +82,18 @@ def test_tables_are_placed_on_ranks_by_a_plan_that_can_be_edited(described, tmp_
     assert rated["ranks"][0]["table_bytes"] == 0
     assert rated["ranks"][1]["table_bytes"] > sum(ROWS.values()) * 16 * 4
     assert found["ranks"][1]["table_bytes"] < rated["ranks"][1]["table_bytes"]
+
+
+def test_tables_on_gpus_get_what_layers_batches_and_the_exchange_leave(described):
+    whole = sum(ROWS.values()) * 16 * 8
+    found = figures("plan", described, "--ranks", "2", "--device-memory", f"{2**30 + 2 * whole}")
+    assert found["costs_from"] == "assumed for GPUs"
+    assert 1.9 * whole < found["rank_bytes"] < 2 * whole
+    tight = figures("plan", described, "--ranks", "2", "--device-memory", f"{2**30 + 7 * whole // 10}")
+    assert {table["table"]: table["placement"] for table in tight["tables"]}["user"] == "row_wise"
+    assert all(rank["table_bytes"] <= tight["rank_bytes"] for rank in tight["ranks"])
+    tiny = ("--ranks", "2", "--device-memory", "1GiB")
+    rejected("plan", described, *tiny, error=NoSpaceError, where="--device-memory", problem="libraries")
 
 
 def test_plans_that_do_not_fit_are_rejected(described, tmp_path):

@@ -16,12 +16,13 @@ from torch import Tensor
 from terarec.apps.planner import PlannedSharding, plan_tables, rate_plan
 from terarec.batch import Batch, Jagged, first_keys, select, share_of
 from terarec.data import open_reader, read_spec
-from terarec.dist.costs import MachineCosts, TableLoad
+from terarec.dist.costs import GPU_COSTS, MachineCosts, TableLoad
 from terarec.dist.plan import ShardingPlan
 from terarec.dist.ranks import Ranks
 from terarec.dist.routing import is_poolable
 from terarec.embedding import EmbeddingCollection
 from terarec.embedding.tables import RecordedTables, record_tables
+from terarec.errors import NoSpaceError
 from terarec.kernels.ref.bag_lookup import numbered_bags
 from terarec.models import build_model
 from terarec.nn.objectives import build_objective
@@ -29,6 +30,7 @@ from terarec.ops.split_rows import num_row_sums
 from terarec.optim import RowOptimizer
 from terarec.optim.rules import table_rules
 from terarec.spec import AdaGradSpec, FeatureSpec, GraphFeature, GraphModelSpec, RunSpec, TableSpec
+from terarec.train.plan import plan_run
 from terarec.train.table_memory import KeyCounts, planned_tables
 
 SAMPLED_BATCHES = 4
@@ -43,6 +45,7 @@ def plan_sharding(
     plan: ShardingPlan | None = None,
     ranks_per_node: int | None = None,
     rank_bytes: int | None = None,
+    device_bytes: int | None = None,
     fixed: Mapping[str, str] | None = None,
     rows: Mapping[str, int] | None = None,
     allow_import: Sequence[str] = (),
@@ -55,7 +58,9 @@ def plan_sharding(
         costs: Costs of parts of a step.
         plan: Plan to rate; None to make one.
         ranks_per_node: Ranks on each machine; None for all on one.
-        rank_bytes: Maximum bytes of tables on a rank, with optimizer state and indexes; None for no bound.
+        rank_bytes: Maximum bytes of tables on a rank, with optimizer state and indexes; None for no bound, or that of
+            `device_bytes`.
+        device_bytes: Memory of the device of each rank, from which `device_room` follows; None for host memory.
         fixed: Table -> kind of placement that it has to have.
         rows: Table -> expected rows, for tables whose keys the data set does not count.
         allow_import: Packages from which the model may come by name.
@@ -66,17 +71,71 @@ def plan_sharding(
         StorageError: No placement that fits into `rank_bytes`, or a plan that does not fit into its own.
         DataNotFoundError: ``spec.data`` is not a data set.
     """
-    loads = table_loads(spec, world_size, rows=rows or {}, allow_import=allow_import)
+    loads = table_loads(spec, world_size, rows=rows or {}, allow_import=allow_import, is_gpu=device_bytes is not None)
+    if device_bytes is not None:
+        room = device_room(spec, loads, world_size, device_bytes)
+        rank_bytes = room if rank_bytes is None else min(room, rank_bytes)
     if plan is not None:
         plan.check([load.spec for load in loads], world_size)
+        if rank_bytes is not None:
+            plan = replace(plan, rank_bytes=min(rank_bytes, plan.rank_bytes or rank_bytes))
         rating = rate_plan(plan, loads, costs)
         rating.check()
         return rating
     return plan_tables(loads, world_size, costs, ranks_per_node=ranks_per_node, rank_bytes=rank_bytes, fixed=fixed)
 
 
+CONTEXT_BYTES = 1 << 30
+"""Memory of a GPU that the libraries of the device and the channels of NCCL are assumed to take."""
+
+
+def device_room(spec: RunSpec, loads: Sequence[TableLoad], world_size: int, device_bytes: int) -> int:
+    """Return the bytes of a device that are left for tables: without layers, a batch and what is exchanged.
+
+    Args:
+        spec: The run.
+        loads: Its tables.
+        world_size: Number of ranks R.
+        device_bytes: Memory of the device of each rank.
+
+    Raises:
+        StorageError: Nothing is left.
+    """
+    memory = plan_run(spec, reads_keysets=False)
+    parts = {
+        "layers": memory.dense_bytes,
+        "a batch": memory.batch_bytes // world_size,
+        "exchanged rows": exchanged_bytes(loads),
+        "libraries": CONTEXT_BYTES,
+    }
+    room = device_bytes - sum(parts.values())
+    if room <= 0:
+        takes = ", ".join(f"{name} {size:,}" for name, size in parts.items())
+        raise NoSpaceError(
+            "--device-memory", f"got {device_bytes:,} bytes, of which none is left for tables ({takes}); expected more"
+        )
+    return room
+
+
+def exchanged_bytes(loads: Sequence[TableLoad]) -> int:
+    """Return the bytes of keys, vectors and gradients of a step on a rank, which requests as many rows as it is asked.
+
+    A key is there as it goes and as it comes, a vector and a gradient as they go, come and are joined.
+    """
+    total = 0
+    for load in loads:
+        shares = [max(keys.numel() for keys in batch) for batch in load.batches if len(batch)]
+        total += 2 * max(shares, default=0) * (2 * 8 + 2 * 3 * 4 * load.spec.width)
+    return total
+
+
 def table_loads(
-    spec: RunSpec, world_size: int, *, rows: Mapping[str, int], allow_import: Sequence[str] = ()
+    spec: RunSpec,
+    world_size: int,
+    *,
+    rows: Mapping[str, int],
+    allow_import: Sequence[str] = (),
+    is_gpu: bool = False,
 ) -> list[TableLoad]:
     """Return the memory of the tables of a run, and the keys that each rank's share of its first batches looks up."""
     dataset = read_spec(spec.data)
@@ -85,7 +144,7 @@ def table_loads(
     with torch.random.fork_rng(devices=()), record_tables() as records:
         build_model(spec.model, dataset, num_outputs=num_outputs, allow_import=allow_import)
     counts = KeyCounts(spec, dataset, reads_keysets=True)
-    memory = {table.name: table for table in planned_tables(spec, records, counts=counts, given=rows, is_gpu=False)}
+    memory = {table.name: table for table in planned_tables(spec, records, counts=counts, given=rows, is_gpu=is_gpu)}
     rules = table_rules({"default": spec.sparse_optimizer, **spec.row_optimizers})
     sampled = _sampled_keys(spec, records, world_size) if "train" in dataset.splits else {}
     readers = [feature for record in records for feature in record.features]
@@ -184,10 +243,12 @@ _WIDTHS = (16, 128)
 _TABLE_BYTES = 1 << 26  # more than the caches that a core of present processors has for itself
 _KEYS = 1 << 14
 _MESSAGE_BYTES = 1 << 24
+_DEVICE_SCALE = 16  # rows and keys on a device, in proportion to those in host memory
+_CPU = torch.device("cpu")
 _FEWEST = 3  # repeats of each measurement, however long one takes
 
 
-def probe(ranks: Ranks, *, seconds: float = PROBE_SECONDS) -> MachineCosts:
+def probe(ranks: Ranks, *, device: torch.device = _CPU, seconds: float = PROBE_SECONDS) -> MachineCosts:
     """Measure lookups and updates of rows in memory and, with several ranks, the links between them.
 
     All ranks call it, and all get the slowest values of any rank. Links that do not exist, such as between machines if
@@ -195,29 +256,31 @@ def probe(ranks: Ranks, *, seconds: float = PROBE_SECONDS) -> MachineCosts:
 
     Args:
         ranks: The ranks.
+        device: Device of the rows on this rank.
         seconds: Seconds that it takes, about.
     """
     parts = 2 * len(_WIDTHS) + 3
     looked_up, updated = [], []
     for width in _WIDTHS:
-        lookup, update = _time_rows(width, seconds / parts)
+        lookup, update = _time_rows(width, device, seconds / parts)
         looked_up.append(lookup)
         updated.append(update)
     measured = dict(zip(("lookup_seconds", "lookup_byte_seconds"), _fit_line(looked_up, 4), strict=True))
     measured |= zip(("update_seconds", "update_byte_seconds"), _fit_line(updated, 8), strict=True)
     names = list(measured)
     slowest = ranks.all_reduce_("probe of rows", torch.tensor([measured[name] for name in names]), "max").tolist()
-    costs = replace(MachineCosts(source="probe of rows"), **dict(zip(names, slowest, strict=True)))
+    assumed = MachineCosts() if device.type == "cpu" else GPU_COSTS
+    costs = replace(assumed, **dict(zip(names, slowest, strict=True)), source="probe of rows")
     if ranks.size == 1:
         return costs
     nodes = ranks.nodes
     here = [rank for rank in range(ranks.size) if nodes[rank] == nodes[ranks.rank]]
     there = [rank for rank in range(ranks.size) if nodes[rank] != nodes[ranks.rank]]
-    latency = _time_message(ranks, list(range(ranks.size)), 0, seconds / parts)
+    latency = _time_message(ranks, list(range(ranks.size)), 0, device, seconds / parts)
     links = {"latency": max(latency, 1e-9), "source": "probe of rows and links"}
     for name, others in (("local_bandwidth", here), ("bandwidth", there)):
         # All ranks take part, those without such links with nothing to send.
-        taken = _time_message(ranks, others, _MESSAGE_BYTES, seconds / parts)
+        taken = _time_message(ranks, others, _MESSAGE_BYTES, device, seconds / parts)
         sent = _MESSAGE_BYTES * len([rank for rank in others if rank != ranks.rank])
         least = ranks.all_reduce_(
             "probe of links", torch.tensor([sent / taken if sent else float("inf")]), "min"
@@ -227,32 +290,42 @@ def probe(ranks: Ranks, *, seconds: float = PROBE_SECONDS) -> MachineCosts:
     return replace(costs, **links)  # type: ignore[arg-type]
 
 
-def _time_rows(width: int, seconds: float) -> tuple[float, float]:
+def _time_rows(width: int, device: torch.device, seconds: float) -> tuple[float, float]:
     """Return the seconds of a lookup and of an update by AdaGrad for each of many distinct rows."""
-    rows = _TABLE_BYTES // (4 * width)
+    # A device has wide caches, and launches take longer than few rows.
+    scale = 1 if device.type == "cpu" else _DEVICE_SCALE
+    rows, count = scale * _TABLE_BYTES // (4 * width), scale * _KEYS
     tables = EmbeddingCollection(
         [TableSpec(name="probe", rows=rows, width=width, initializer="zeros")],
         [FeatureSpec(name="probe", table="probe")],
     )
     tables.is_exchanged = True  # each rank has a table of its own here, and means to
+    tables.to(device)
     optimizer = RowOptimizer(tables, AdaGradSpec(lr=0.01))
     generator = torch.Generator().manual_seed(0)
-    offsets = torch.arange(_KEYS + 1)
+    offsets = torch.arange(count + 1, device=device)
     lookups: list[float] = []
     updates: list[float] = []
     end = time.monotonic() + 2 * seconds
     while len(lookups) <= _FEWEST or time.monotonic() < end:
-        keys = torch.randint(0, rows, (_KEYS,), generator=generator)
-        start = time.perf_counter()
-        pooled = tables(Jagged(names=("probe",), keys=keys, offsets=offsets)).pooled
-        between = time.perf_counter()
+        keys = torch.randint(0, rows, (count,), generator=generator).to(device)
+        start = _finish(device)
+        pooled = tables(Jagged(names=("probe",), keys=keys, offsets=offsets, ends=(0, count))).pooled
+        between = _finish(device)
         # Any gradient costs the same.
         pooled.backward(pooled.detach())
         optimizer.step()
-        updates.append((time.perf_counter() - between) / _KEYS)
-        lookups.append((between - start) / _KEYS)
+        updates.append((_finish(device) - between) / count)
+        lookups.append((between - start) / count)
     # Without the first, which touches memory for the first time.
     return statistics.median(lookups[1:]), statistics.median(updates[1:])
+
+
+def _finish(device: torch.device) -> float:
+    """Wait for the device and return the time."""
+    if device.type != "cpu":
+        torch.get_device_module(device).synchronize(device)
+    return time.perf_counter()
 
 
 def _fit_line(seconds: list[float], bytes_per_column: int) -> tuple[float, float]:
@@ -262,17 +335,17 @@ def _fit_line(seconds: list[float], bytes_per_column: int) -> tuple[float, float
     return max(seconds[0] - slope * bytes_per_column * _WIDTHS[0], 1e-10), slope
 
 
-def _time_message(ranks: Ranks, others: list[int], num_bytes: int, seconds: float) -> float:
+def _time_message(ranks: Ranks, others: list[int], num_bytes: int, device: torch.device, seconds: float) -> float:
     """Return the median seconds of an exchange of this many bytes, in both directions, with each of `others`."""
     sizes = [num_bytes if rank in others and rank != ranks.rank else 0 for rank in range(ranks.size)]
-    values = torch.zeros(sum(sizes), dtype=torch.uint8)
+    values = torch.zeros(sum(sizes), dtype=torch.uint8, device=device)
 
     def once() -> float:
         # Without it the time would be that of waiting for the slowest rank to begin.
         ranks.barrier("probe of links")
-        start = time.perf_counter()
+        start = _finish(device)
         ranks.all_to_all("probe of links", values, sizes, sizes)
-        return time.perf_counter() - start
+        return _finish(device) - start
 
     once()
     # The slowest rank's time on all ranks: each repeat is a collective, so that all have to repeat as often.

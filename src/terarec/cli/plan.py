@@ -15,6 +15,8 @@ from terarec.errors import ConfigError
 from terarec.reports.text import Show
 
 if TYPE_CHECKING:
+    import torch
+
     from terarec.dist import Ranks
     from terarec.dist.costs import MachineCosts
     from terarec.spec import RunSpec
@@ -33,7 +35,7 @@ class PlanOptions:
         str | None, typer.Option(metavar="SIZE", help="Limit of host memory; the available memory if unset.")
     ] = None
     device_memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Limit of GPU memory; the free memory if unset.")
+        str | None, typer.Option(metavar="SIZE", help="Limit of GPU memory, of each rank; the free memory if unset.")
     ] = None
     rows: Annotated[
         list[str] | None,
@@ -46,7 +48,8 @@ class PlanOptions:
         int | None, typer.Option(min=1, metavar="N", help="Ranks on each machine; all on one if unset.")
     ] = None
     rank_memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Limit of a rank's memory for tables; none if unset.")
+        str | None,
+        typer.Option(metavar="SIZE", help="Limit of a rank's memory for tables; none, or what a GPU has, if unset."),
     ] = None
     place: Annotated[
         list[str] | None,
@@ -127,16 +130,20 @@ def _plan_ranks(spec: RunSpec, size: int, options: PlanOptions, show: Show) -> N
     from terarec.apps.sharding import plan_sharding
     from terarec.dist import join, load_plan
     from terarec.io.files import check_new_file
+    from terarec.kernels.environment import launch
     from terarec.spec import to_data
     from terarec.spec.tiers import parse_size
+    from terarec.train.devices import select_device
 
     if options.out is not None:
         check_new_file(options.out, replace=options.force)
     plan_of_file = None if options.sharding is None else load_plan(options.sharding)
+    device = select_device(spec.training.device, launch())
     # All ranks, since a probe of the links needs both ends; alone it is one rank.
-    ranks = join({"run": to_data(spec), "ranks": size}, timeout=spec.training.rank_timeout)
+    ranks = join({"run": to_data(spec), "ranks": size}, timeout=spec.training.rank_timeout, device=device)
     try:
-        costs = _costs(options, ranks)
+        costs = _costs(options, ranks, device)
+        device_bytes = _device_bytes(options, ranks, device)
         # A plan is computed and written once.
         if not ranks.is_first:
             return
@@ -149,6 +156,7 @@ def _plan_ranks(spec: RunSpec, size: int, options: PlanOptions, show: Show) -> N
         plan=plan_of_file,
         ranks_per_node=options.ranks_per_node,
         rank_bytes=None if options.rank_memory is None else parse_size(options.rank_memory, "--rank-memory"),
+        device_bytes=device_bytes,
         fixed=distinct_pairs("--place", options.place or (), "TABLE=KIND", last=True),
         rows=numbers_by_name("--rows", options.rows or (), "TABLE=N"),
         allow_import=options.allow_import or (),
@@ -166,6 +174,7 @@ def _plan_ranks(spec: RunSpec, size: int, options: PlanOptions, show: Show) -> N
         "slowest_over_mean": rating.slowest_over_mean,
         "costs": dataclasses.asdict(costs),
         "costs_from": costs.source,
+        "rank_bytes": rating.plan.rank_bytes,
         "tables": tables,
         "ranks": each,
         "plan": to_data(rating.plan),
@@ -173,13 +182,25 @@ def _plan_ranks(spec: RunSpec, size: int, options: PlanOptions, show: Show) -> N
     show.result(f"Placements for {size} ranks", figures)
 
 
-def _costs(options: PlanOptions, ranks: Ranks) -> MachineCosts:
+def _device_bytes(options: PlanOptions, ranks: Ranks, device: torch.device) -> int | None:
+    """Return the memory of the GPU of each rank: what is given, or the least that is free on any; None on CPUs."""
+    from terarec.spec.tiers import parse_size
+    from terarec.train.devices import free_bytes
+
+    if options.device_memory is not None:
+        return parse_size(options.device_memory, "--device-memory")
+    sizes = [size for size in ranks.gather("memory of devices", free_bytes(device)) if size is not None]
+    return min(sizes, default=None)
+
+
+def _costs(options: PlanOptions, ranks: Ranks, device: torch.device) -> MachineCosts:
     """Return the costs that the options give or ask to measure."""
     from terarec.apps.sharding import probe
-    from terarec.dist.costs import MachineCosts
+    from terarec.dist.costs import GPU_COSTS, MachineCosts
     from terarec.spec.tiers import parse_size
 
-    costs = probe(ranks) if options.probe else MachineCosts()
+    is_gpu = device.type != "cpu" or options.device_memory is not None
+    costs = probe(ranks, device=device) if options.probe else GPU_COSTS if is_gpu else MachineCosts()
     overrides = {"bandwidth": options.bandwidth, "local_bandwidth": options.local_bandwidth}
     sizes = {name: size for name, size in overrides.items() if size is not None}
     changed = {name: float(parse_size(size, f"--{name.replace('_', '-')}")) for name, size in sizes.items()}
