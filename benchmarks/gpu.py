@@ -5,12 +5,15 @@ It needs no network: torch with Triton, NumPy, PyArrow (and safetensors for chec
 ``cmake -S . -B build/core -G Ninja -DPython_EXECUTABLE=$(which python3) && ninja -C build/core`` puts in its place.
 ``--parts`` selects some of the parts, of which "ranks" trains on 1, 2, 4, ... GPUs (`gpu_ranks`), ``--match`` some of
 the checks by words of their names, such as "dlrm". Where a result is wrong, figures are printed and not recorded.
-``--interpret`` runs the parts at a tiny size on the CPU, to try the script; it records nothing either. Without a CUDA
-device and without ``--interpret`` the results get a row that says so.
+A run that was cut off goes on where it ended when it is started again: what was right or measured by these sources on
+this GPU is in ``build/gpu_progress.json``; ``--again`` does it all again. ``--interpret`` runs the parts at a tiny size
+on the CPU, to try the script, and ``--simulated`` those of ranks on the device of `tests.simulated_device`; they record
+nothing either. Without a CUDA device and without these the results get a row that says so.
 """
 
 import argparse
 import importlib.util
+import json
 import os
 import sys
 import time
@@ -31,6 +34,9 @@ if "--interpret" in sys.argv:
 import torch  # noqa: E402
 from record import Row, append_rows  # noqa: E402
 
+from terarec.dist.joining import code_digest  # noqa: E402
+from terarec.io.files import write_json  # noqa: E402
+
 _PARTS = ("checks", "training", "tables", "index")
 _ALL_PARTS = (*_PARTS, "ranks")
 _NEED_SAFETENSORS = ("runs", "checkpoints", "hugectr", "sessions")  # kinds of checks with checkpoints
@@ -50,24 +56,65 @@ def main() -> int:
     """Run the selected parts that there is time for; 1 if a check is wrong or a part fails."""
     options = _options()
     start = time.monotonic()
-    if not (torch.cuda.is_available() or options.interpret):
+    is_dry = options.interpret or options.simulated
+    if not (torch.cuda.is_available() or is_dry):
         _keep([Row(case="nothing was measured: no CUDA GPU was to be had", metric="GPUs", value=0, unit="devices")])
         return 0
-    device = torch.device("cpu" if options.interpret else "cuda")
-    failed = _count_wrong(device, options) if "checks" in options.parts else 0
-    is_dry = options.interpret or failed > 0
-    for name, rows in _figures(device, options):
+    device, library = torch.device("cpu" if is_dry else "cuda"), None
+    if options.simulated:
+        from tests.simulated_device import device as simulated
+
+        library = simulated.build(simulated.BUILT)
+    progress = _Progress(options.progress, device, again=options.again)
+    failed = _count_wrong(device, options, progress) if "checks" in options.parts else 0
+    is_dry |= failed > 0
+    for name, rows in _figures(device, options, library):
+        if progress.has(name):
+            print(f"measured before: {name}")
+            continue
         try:
             for row in rows:
                 _keep([row], dry=is_dry)
                 if time.monotonic() - start > options.seconds:
                     print(f"{options.seconds} s are over: the remaining figures are left out")
                     return int(failed > 0)
+            progress.add(name)
         except Exception as error:  # another part may work: this runs where nobody can try again soon
             failed += 1
             print(f"FAILED {name}: {type(error).__name__}: {error}", flush=True)
             traceback.print_exc(limit=-3)
     return int(failed > 0)
+
+
+class _Progress:
+    """Names of checks that were right and of figures that were measured by these sources on this device.
+
+    Args:
+        path: File of them; None to keep none.
+        device: The device.
+        again: Whether to forget them.
+    """
+
+    def __init__(self, path: Path | None, device: torch.device, *, again: bool) -> None:
+        self._path = path
+        gpu = torch.cuda.get_device_name() if device.type == "cuda" else device.type
+        self._held: dict[str, object] = {"code": code_digest(), "gpu": gpu}
+        self._done: list[str] = []
+        if path is not None and path.exists() and not again:
+            held = json.loads(path.read_text())
+            if all(held.get(name) == value for name, value in self._held.items()):
+                self._done = held["done"]
+
+    def has(self, name: str) -> bool:
+        """Return whether a former run has done it."""
+        return name in self._done
+
+    def add(self, name: str) -> None:
+        """Note that it is done."""
+        self._done.append(name)
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(self._path, self._held | {"done": self._done})
 
 
 def _options() -> argparse.Namespace:
@@ -81,15 +128,22 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--match", nargs="+", metavar="WORD", help="only checks whose names have one of the words")
     parser.add_argument("--seconds", type=float, default=420.0, help="after which no further check or figure begins")
     parser.add_argument("--interpret", action="store_true", help="a tiny size on the CPU")
+    parser.add_argument("--simulated", action="store_true", help="ranks at a tiny size on the simulated device")
+    parser.add_argument("--again", action="store_true", help="do again what a former run has done")
+    parser.add_argument("--progress", type=Path, help="file of what is done; build/gpu_progress.json on a GPU")
     options = parser.parse_args()
-    if options.interpret:
+    if options.progress is None and not (options.interpret or options.simulated):
+        options.progress = ROOT / "build" / "gpu_progress.json"
+    if options.simulated:
+        options.parts = ["ranks"]
+    if options.interpret or options.simulated:
         options.gigabytes, options.batch, options.batches, options.hash_keys = 0.001, 3, 2, 200
     elif torch.cuda.is_available():  # AdaGrad's state takes as much again, and batches and their results the rest
         options.gigabytes = min(options.gigabytes, _MOST_OF_MEMORY * torch.cuda.mem_get_info()[0] / 1e9)
     return options
 
 
-def _count_wrong(device: torch.device, options: argparse.Namespace) -> int:
+def _count_wrong(device: torch.device, options: argparse.Namespace, progress: _Progress) -> int:
     """Return how many checks do not hold on `device`; without a word to match, `--interpret` tries one of each kind."""
     from tests.device_cases import MODULES, cases_of
 
@@ -111,8 +165,13 @@ def _count_wrong(device: torch.device, options: argparse.Namespace) -> int:
             if time.monotonic() - start > options.seconds:
                 print(f"{options.seconds} s are over: the remaining checks of {kind} are left out", flush=True)
                 break
+            if progress.has(name):
+                continue
             tried += 1
-            wrong += _is_wrong(name, holds, device)
+            if _is_wrong(name, holds, device):
+                wrong += 1
+            else:
+                progress.add(name)
     print(f"{tried} checks, {wrong} wrong", flush=True)
     return wrong
 
@@ -137,14 +196,17 @@ def _report_wrong(name: str, error: BaseException) -> bool:
     return True
 
 
-def _figures(device: torch.device, options: argparse.Namespace) -> Iterator[tuple[str, Iterator[Row]]]:
+def _figures(
+    device: torch.device, options: argparse.Namespace, library: Path | None
+) -> Iterator[tuple[str, Iterator[Row]]]:
     """Yield the selected figures, by the name of what they measure."""
     if not set(options.parts) - {"checks"}:
         return
     if "ranks" in options.parts:
         import gpu_ranks
 
-        yield "ranks", gpu_ranks.figures(device, options.batch)
+        for scaling in gpu_ranks.scalings(device, options.batch, library):
+            yield scaling.name, scaling.rows()
     if not set(options.parts) - {"checks", "ranks"}:
         return
     import gpu_tables

@@ -5,11 +5,15 @@ The time of a step of R ranks is the sum of the work of B / R samples on each ra
 its collectives, and the bytes of each collective divided by the speed of the links. ``--case local`` measures the work
 of one process and the links between two, and compares the model with measured steps of 1, 2 and 4 processes. Processes
 that share a core share its time. ``--case plan`` predicts steps of 8 to 1,024 GPUs from the work and links stated
-below, none of which was measured; it draws ``results/scale_model.png``.
+below, none of which was measured; it draws ``results/scale_model.png``. With ``--measured`` the work is that of the
+last step of one GPU in ``results/gpu.csv``, and the links inside a machine those of its last probe, if it has one; the
+picture stays as it is then.
 """
 
 import argparse
+import csv
 import os
+import re
 import statistics
 import sys
 import time
@@ -105,6 +109,52 @@ HUGECTR_WEAK = 1.17  # time on 8 GPUs over that on one (DIEN)
 TORCHREC = {128: 3.4}  # ms of a step of DLRM-DCNv2 on 16 DGX H100 after its authors' tuning, 7.6 before
 
 
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """A GPU and its links.
+
+    Attributes:
+        name: Name of the model.
+        links: Links.
+        step: Measured seconds of a step on one GPU, and its samples; None for `gpu_work`.
+    """
+
+    name: str
+    links: Links
+    step: tuple[float, int] | None = None
+
+    def work(self, workload: Workload, samples: float) -> float:
+        """Return the seconds of a rank's work."""
+        if self.step is None:
+            return gpu_work(workload, samples)
+        seconds, count = self.step
+        # In proportion to the samples, but for the time in which the device waits for the host.
+        return LAUNCHES + max(0.0, seconds - LAUNCHES) * samples / count
+
+    def both(self, workload: Workload, samples: float, size: int, *, wire: int = 4) -> tuple[float, float]:
+        """Return the seconds of a rank's work, and of the exchange."""
+        return self.work(workload, samples), exchange(workload, samples, size, self.links, wire=wire)
+
+
+ASSUMED = Gpu(name="model of A100s", links=GPU)
+
+
+def measured_gpu() -> Gpu:
+    """Return the GPU of the last compiled step in float32, whose numbers the model counts, of ``results/gpu.csv``."""
+    with (RESULTS / "gpu.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    steps = [row for row in rows if row["metric"] == "training step" and row["case"].endswith("fp32, torch.compile")]
+    if not steps:
+        raise SystemExit("results/gpu.csv has no step of DLRM in fp32 with torch.compile, expected one of gpu.py")
+    step = steps[-1]
+    samples = re.search(r"batch (\d+)", step["case"])
+    assert samples is not None, "the case names its batch"
+    speeds = [row for row in rows if row["metric"] == "probe of links: bytes to ranks of the machine"]
+    links = replace(GPU, near=1e9 * float(speeds[-1]["value"])) if speeds else GPU
+    name = f"work measured on one {step['gpu']}, links {'probed' if speeds else 'assumed'}"
+    return Gpu(name=name, links=links, step=(float(step["value"]) / 1e3, int(samples[1])))
+
+
 def gpu_work(workload: Workload, samples: float) -> float:
     """Return the seconds of a rank's work on a GPU: forward and backward products, row reads and row updates."""
     flops = 3 * 2 * _layer_numbers(workload) * samples
@@ -196,11 +246,11 @@ def _seconds(sides: Sequence[Side], words: str) -> float:
     return time.perf_counter() - start
 
 
-def planned_rows() -> list[Row]:
-    """Predict the figures of 8 to 1,024 GPUs, and draw them."""
-    case = "DLRM 26 x 80,000,000 x 128, 1.07 TB, model of A100s"
+def planned_rows(gpu: Gpu = ASSUMED) -> list[Row]:
+    """Predict the figures of 8 to 1,024 GPUs, and draw those of assumptions."""
+    case = f"DLRM 26 x 80,000,000 x 128, 1.07 TB, {gpu.name}"
     rows = []
-    weak, strong = _curves(GPU_SIZES, wire=4), {}
+    weak, strong = {size: gpu.both(LARGE, WEAK_BATCH, size) for size in GPU_SIZES}, {}
     for size, (own, wire) in weak.items():
         rows.append(
             Row(case=f"{case}, {size} GPUs, batch {WEAK_BATCH} each", metric="step", value=1e3 * (own + wire),
@@ -208,7 +258,7 @@ def planned_rows() -> list[Row]:
         )  # fmt: skip
     for size in GPU_SIZES:
         each = STRONG_BATCH / size
-        strong[size] = (gpu_work(LARGE, each), exchange(LARGE, each, size, GPU))
+        strong[size] = gpu.both(LARGE, each, size)
         rows.append(
             Row(case=f"{case}, {size} GPUs, batch {STRONG_BATCH} in all", metric="step", value=1e3 * sum(strong[size]),
                 unit="ms", peer="of which exchange", peer_value=1e3 * strong[size][1])
@@ -219,25 +269,25 @@ def planned_rows() -> list[Row]:
             Row(case=f"{case}, {name}", metric="GPUs from which the exchange takes more than the work",
                 value=float(limit or 0), unit="GPUs")
         )  # fmt: skip
-    ours = {size: sum(_step(size)) for size in HUGECTR_STRONG}
+    ours = {size: sum(gpu.both(_small(), STRONG_BATCH / size, size)) for size in HUGECTR_STRONG}
     for size, milliseconds in HUGECTR_STRONG.items():
         rows.append(
-            Row(case=f"strong scaling on {size} GPUs of a node, batch {STRONG_BATCH}, model of A100s", metric="speedup",
+            Row(case=f"strong scaling on {size} GPUs of a node, batch {STRONG_BATCH}, {gpu.name}", metric="speedup",
                 value=ours[1] / ours[size], unit="x", peer="HugeCTR as published, Wide & Deep FP32",
                 peer_value=HUGECTR_STRONG[1] / milliseconds)
         )  # fmt: skip
-    one, eight = (gpu_work(_small(), WEAK_BATCH) + exchange(_small(), WEAK_BATCH, size, GPU) for size in (1, 8))
+    one, eight = (sum(gpu.both(_small(), WEAK_BATCH, size)) for size in (1, 8))
     rows.append(
-        Row(case="weak scaling on 8 GPUs of a node, batch 8192 each, model of A100s", metric="time over one GPU",
+        Row(case=f"weak scaling on 8 GPUs of a node, batch 8192 each, {gpu.name}", metric="time over one GPU",
             value=eight / one, unit="x", peer="HugeCTR as published, DIEN", peer_value=HUGECTR_WEAK)
     )  # fmt: skip
-    each = STRONG_BATCH / 128
     rows.append(
-        Row(case=f"128 GPUs, batch {STRONG_BATCH} in all, model of A100s", metric="step",
-            value=1e3 * (gpu_work(LARGE, each) + exchange(LARGE, each, 128, GPU)), unit="ms",
+        Row(case=f"128 GPUs, batch {STRONG_BATCH} in all, {gpu.name}", metric="step",
+            value=1e3 * sum(gpu.both(LARGE, STRONG_BATCH / 128, 128)), unit="ms",
             peer="TorchRec as published, DLRM-DCNv2 on H100", peer_value=TORCHREC[128])
     )  # fmt: skip
-    draw(weak, strong)
+    if gpu is ASSUMED:
+        draw(weak, strong)
     return rows
 
 
@@ -246,18 +296,9 @@ def _small() -> Workload:
     return replace(LARGE, rows=1_000_000)
 
 
-def _step(size: int) -> tuple[float, float]:
-    each = STRONG_BATCH / size
-    return gpu_work(_small(), each), exchange(_small(), each, size, GPU)
-
-
-def _curves(sizes: Sequence[int], *, wire: int) -> dict[int, tuple[float, float]]:
-    return {size: (gpu_work(LARGE, WEAK_BATCH), exchange(LARGE, WEAK_BATCH, size, GPU, wire=wire)) for size in sizes}
-
-
 def draw(weak: dict[int, tuple[float, float]], strong: dict[int, tuple[float, float]]) -> None:
     """Draw the work and the exchange of a step by the number of GPUs."""
-    halved = _curves(list(weak), wire=2)
+    halved = {size: ASSUMED.both(LARGE, WEAK_BATCH, size, wire=2) for size in weak}
     with plot_style():
         figure, axes = new_axes(3.2)
         sizes = list(weak)
@@ -282,6 +323,7 @@ def draw(weak: dict[int, tuple[float, float]], strong: dict[int, tuple[float, fl
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--case", choices=("local", "plan"), default="local")
+    parser.add_argument("--measured", action="store_true", help="plan from what gpu.py has measured")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--dry", action="store_true", help="print the figures without appending them to the results")
@@ -289,7 +331,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.worker:
         work()
         return
-    rows = local_rows(options.repeats) if options.case == "local" else planned_rows()
+    if options.case == "local":
+        rows = local_rows(options.repeats)
+    else:
+        rows = planned_rows(measured_gpu() if options.measured else ASSUMED)
     append_rows("scale_model", rows, dry=options.dry)
 
 

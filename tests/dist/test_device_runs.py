@@ -11,10 +11,13 @@ import torch
 
 from terarec.dist import Ranks, RowWise, join, same_for_all, shard
 from terarec.dist.devices import group_backend
-from terarec.errors import ConfigError
+from terarec.errors import ConfigError, NoSpaceError
 from terarec.kernels.environment import Launch
-from terarec.spec import RunSpec, Tiers
-from terarec.train import devices
+from terarec.nn.objectives import build_objective
+from terarec.spec import RunSpec, SGDSpec, Tiers, TrainingSpec
+from terarec.train import Optimizers, devices
+from terarec.train.ranks_step import RanksStep
+from terarec.train.step import StepInput, TrainingStep
 from tests.dist.device_matrix import device_of
 from tests.dist.launch import Raised, raised, run_ranks
 from tests.dist.matrix import Model, samples
@@ -148,6 +151,35 @@ def test_each_rank_of_a_machine_has_the_gpu_of_its_number(monkeypatch: pytest.Mo
         devices.select_device("cuda", launched(7))
     assert devices.select_device("cuda", launched(7), is_shared=True) == torch.device("cuda", 0)
     assert selected == [torch.device("cuda", number) for number in (2, 0, 0)]
+
+
+def test_a_step_without_memory_names_the_rank_and_its_largest_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model(trains_layer=True, names=("sum.static", "mean.static"))
+    ranks = Ranks(hosts=["here"])
+    shard(model, same_for_all(model.tables.specs, RowWise(), 1), ranks)
+
+    def without_memory(*_: object) -> None:
+        raise torch.OutOfMemoryError("Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(TrainingStep, "run", without_memory)
+    spec, objective = TrainingSpec(), build_objective(None)
+    optimizers = Optimizers.of(model, SGDSpec(lr=0.1), SGDSpec(lr=0.1))
+    step = RanksStep(model, spec, optimizers, objective, ranks=ranks, device=torch.device("cpu"), check_loss=False)
+    with pytest.raises(NoSpaceError, check=at("rank 0 (here), step 0", "Tried to allocate 2.00 GiB")) as caught:
+        step.run(StepInput(number=1, epoch=1, batches=(), sizes=(), is_own=True, following=None, is_interrupted=False))
+    assert "the largest table here is 'sum.static' with 1,920 bytes" in caught.value.problem
+
+
+def test_a_plan_for_larger_devices_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = torch.device("cuda", 1)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**9, 2 * 10**9))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "small")
+    devices.check_room(None, device)
+    devices.check_room(10**9, device)
+    devices.check_room(10**12, torch.device("cpu"))
+    with pytest.raises(ConfigError, check=at("plan.rank_bytes", "got 1,000,000,001 for cuda:1 (small)")):
+        devices.check_room(10**9 + 1, device)
 
 
 def test_a_device_without_collectives_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import pytest
 from tests.device_cases import MODULES, SLOW, TESTED_ELSEWHERE, cases_of
 from tests.on_device import CPU
 from tests.params import in_every_run
+from tests.simulated_device.device import missing_to_build
 
 pytest.importorskip("triton", reason="Triton is installed on Linux alone")
 
@@ -32,6 +33,21 @@ def test_ranks_are_measured_by_strong_and_weak_scaling():
         assert f"{scaling} scaling, batch 3, 1 rank: time of step" in result.stdout
         assert f"{scaling} scaling, batch {batch}, 2 ranks: time of step" in result.stdout
         assert f"{scaling} scaling, batch {batch}, 2 ranks: bytes that a rank sends: exchange of keys" in result.stdout
+
+
+@pytest.mark.slow
+def test_ranks_run_on_the_simulated_device_and_a_second_start_goes_on(tmp_path):
+    if reason := missing_to_build():
+        pytest.skip(reason)
+    arguments = [sys.executable, SCRIPT, "--simulated", "--progress", tmp_path / "progress.json"]
+    first = subprocess.run([*arguments, "--seconds", "0"], capture_output=True, text=True, check=False)
+    assert first.returncode == 0, first.stdout[-2000:] + first.stderr[-2000:]
+    assert "are over" in first.stdout
+    second = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert second.returncode == 0, second.stdout[-2000:] + second.stderr[-2000:]
+    assert "2 ranks: probe of links: latency" in second.stdout
+    third = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert third.stdout.count("measured before: ") == 5
 
 
 @pytest.mark.slow

@@ -271,23 +271,33 @@ def probe(ranks: Ranks, *, device: torch.device = _CPU, seconds: float = PROBE_S
     slowest = ranks.all_reduce_("probe of rows", torch.tensor([measured[name] for name in names]), "max").tolist()
     assumed = MachineCosts() if device.type == "cpu" else GPU_COSTS
     costs = replace(assumed, **dict(zip(names, slowest, strict=True)), source="probe of rows")
-    if ranks.size == 1:
-        return costs
+    return costs if ranks.size == 1 else probe_links(ranks, costs, device=device, seconds=3 * seconds / parts)
+
+
+def probe_links(ranks: Ranks, costs: MachineCosts, *, device: torch.device = _CPU, seconds: float) -> MachineCosts:
+    """Measure the links between several ranks; return `costs` with their latency and bandwidths.
+
+    Args:
+        ranks: The ranks, all of which call it.
+        costs: Costs, whose speeds of links that do not exist stay.
+        device: Device of what travels.
+        seconds: Seconds that it takes, about.
+    """
     nodes = ranks.nodes
     here = [rank for rank in range(ranks.size) if nodes[rank] == nodes[ranks.rank]]
     there = [rank for rank in range(ranks.size) if nodes[rank] != nodes[ranks.rank]]
-    latency = _time_message(ranks, list(range(ranks.size)), 0, device, seconds / parts)
-    links = {"latency": max(latency, 1e-9), "source": "probe of rows and links"}
+    latency = max(_time_message(ranks, list(range(ranks.size)), 0, device, seconds / 3), 1e-9)
+    speeds = {}
     for name, others in (("local_bandwidth", here), ("bandwidth", there)):
         # All ranks take part, those without such links with nothing to send.
-        taken = _time_message(ranks, others, _MESSAGE_BYTES, device, seconds / parts)
+        taken = _time_message(ranks, others, _MESSAGE_BYTES, device, seconds / 3)
         sent = _MESSAGE_BYTES * len([rank for rank in others if rank != ranks.rank])
         least = ranks.all_reduce_(
             "probe of links", torch.tensor([sent / taken if sent else float("inf")]), "min"
         ).item()
         if least != float("inf"):
-            links[name] = least
-    return replace(costs, **links)  # type: ignore[arg-type]
+            speeds[name] = least
+    return replace(costs, latency=latency, source=f"{costs.source} and links", **speeds)
 
 
 def _time_rows(width: int, device: torch.device, seconds: float) -> tuple[float, float]:

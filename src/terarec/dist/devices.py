@@ -69,6 +69,8 @@ def _described(device: torch.device) -> tuple[dict[str, Any], str]:
     module = torch.get_device_module(device)
     properties = module.get_device_properties(device)
     facts = {"type": device.type, "name": properties.name, "runtime": torch.version.cuda or torch.version.hip}
+    if device.type == "cuda" and torch.version.cuda is not None:
+        facts["driver"] = torch._C._cuda_getDriverVersion()  # type: ignore[attr-defined]
     if device.type == "cuda" and distributed.is_nccl_available():
         facts["nccl"] = list(torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
     return facts, str(getattr(properties, "uuid", device))

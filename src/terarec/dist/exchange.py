@@ -96,14 +96,18 @@ class Exchange:
         try:
             yield
         except torch.OutOfMemoryError as error:
-            ranks, tables = self.ranks, self.local.tables
-            largest = max(tables, key=lambda name: tables[name].memory_bytes)
-            raise NoSpaceError(
-                f"rank {ranks.rank} ({ranks.hosts[ranks.rank]}), step {ranks.step}",
-                f"{self.device} has no memory left for lookups of {self._name} ({one_line(str(error))}), the largest "
-                f"table here is {largest!r} with {tables[largest].memory_bytes:,} bytes, expected smaller batches, "
-                "tables or parts of them",
-            ) from None
+            raise self.no_memory(error, f"lookups of {self._name}") from None
+
+    def no_memory(self, error: torch.OutOfMemoryError, purpose: str) -> NoSpaceError:
+        """Return the error of a device without memory, with this rank and its largest table."""
+        ranks, tables = self.ranks, self.local.tables
+        largest = max(tables, key=lambda name: tables[name].memory_bytes)
+        return NoSpaceError(
+            f"rank {ranks.rank} ({ranks.hosts[ranks.rank]}), step {ranks.step}",
+            f"{self.device} has no memory left for {purpose} ({one_line(str(error))}), the largest table here is "
+            f"{largest!r} with {tables[largest].memory_bytes:,} bytes, expected smaller batches, tables or parts of "
+            "them",
+        )
 
     def failed(self, ranks: Sequence[int]) -> CollectiveError:
         """Return the error for this rank after other ranks have raised one."""

@@ -26,7 +26,7 @@ from terarec.dist.routing import is_poolable
 from terarec.dist.tables import ShardedTable
 from terarec.embedding import EmbeddingCollection, EmbeddingOutput
 from terarec.embedding.output import cast
-from terarec.errors import ConfigError
+from terarec.errors import ConfigError, NoSpaceError
 from terarec.memory import TierUse
 from terarec.spec import FeatureSpec, TableSpec
 
@@ -179,6 +179,10 @@ class ShardedCollection(nn.Module):
         """
         if self._is_ahead and self._is_trained:
             self._announced = self._lookups.begin(jagged, is_trained=True)
+
+    def no_memory(self, error: torch.OutOfMemoryError) -> NoSpaceError:
+        """Return the error of a step without memory on the device, with this rank and its largest table."""
+        return self._lookups.exchange.no_memory(error, "layers or updates")
 
     def extra_repr(self) -> str:
         """Return one line per table with its placement."""

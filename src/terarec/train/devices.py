@@ -105,6 +105,25 @@ def free_bytes(device: torch.device) -> int | None:
     return int(free)
 
 
+def check_room(rank_bytes: int | None, device: torch.device) -> None:
+    """Check that a GPU has the memory with which a plan of placements reckons.
+
+    Args:
+        rank_bytes: Bytes of tables that the plan allows on a rank; None for no bound.
+        device: Device of this rank.
+
+    Raises:
+        ConfigError: Less is free: the plan was made for other devices.
+    """
+    free = free_bytes(device)
+    if rank_bytes is not None and free is not None and rank_bytes > free:
+        raise ConfigError(
+            "plan.rank_bytes",
+            f"got {rank_bytes:,} for {describe_device(device)}, which has {free:,} bytes free, expected a plan for "
+            "such devices (terarec plan --ranks N --device-memory SIZE)",
+        )
+
+
 def describe_device(device: torch.device) -> str:
     """Return a readable name of `device`, such as "cuda:0 (NVIDIA H200)"."""
     return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)

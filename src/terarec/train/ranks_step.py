@@ -48,6 +48,15 @@ class RanksStep(TrainingStep):
         self._former_flag: Tensor | None = None
 
     @override
+    def run(self, step: StepInput) -> None:
+        try:
+            super().run(step)
+        except torch.OutOfMemoryError as error:
+            if not self._exchanged:
+                raise
+            raise max(self._exchanged, key=_largest_table).no_memory(error) from None
+
+    @override
     def _add_gradients(self, step: StepInput) -> Tensor:
         self._ranks.step = step.number
         total, losses = sum(step.sizes), []
@@ -98,6 +107,11 @@ class RanksStep(TrainingStep):
         if self._checks_loss and is_here:
             self._check_finite(summed[0], step.number, step.epoch)
         return summed[0]
+
+
+def _largest_table(collection: ShardedCollection) -> int:
+    """Return the bytes of the largest table of a collection on this rank."""
+    return max(table.memory_bytes for table in collection.tables.values())
 
 
 def share_batches(model: nn.Module, objective: Objective, ranks: Ranks) -> None:

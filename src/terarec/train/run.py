@@ -32,7 +32,7 @@ from terarec.spec.checks import FieldError
 from terarec.spec.run import DEFAULT_EVAL_SPLIT
 from terarec.spec.schedule import has_open_end
 from terarec.train.checkpointing import Checkpointing, restore, start_from
-from terarec.train.devices import keep_freed_memory, resolve_device
+from terarec.train.devices import check_room, keep_freed_memory, resolve_device
 from terarec.train.extending import extend_chain, mark_added_rows, with_extended_checkpoint
 from terarec.train.metrics_log import MetricsLog
 from terarec.train.optimizers import Optimizers
@@ -124,6 +124,7 @@ class Run:
             table for module in model.modules() if isinstance(module, EmbeddingCollection) for table in module.specs
         ]
         self.plan = self.plan or default_plan(specs, self.ranks.size)
+        check_room(self.plan.rank_bytes, self.device)
         self.placements = tuple(described(self.plan, specs))
         return shard(model, self.plan, self.ranks).to(self.device)
 
