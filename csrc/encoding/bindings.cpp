@@ -67,6 +67,7 @@ NB_MODULE(_encoding, module) {
   bind_counts(module);
   bind_ids(module);
   bind_hashes(module);
+  bind_texts(module);
   module.def("numbers_of_lists", &bind_numbers_of_lists, nb::arg("columns"), nb::arg("whole"),
              nb::arg("numbers").noconvert());
 }

@@ -25,4 +25,7 @@ void bind_hashes(nanobind::module_& module);
 // Adds Hex32Ids, Int64Ids, TextIds and TablesOfColumns.
 void bind_ids(nanobind::module_& module);
 
+// Adds read_hex32 and cut_texts.
+void bind_texts(nanobind::module_& module);
+
 }  // namespace terarec::encoding

@@ -25,6 +25,14 @@ CALLS: dict[str, tuple[Callable[[Any], object], NDArray[Any]]] = {
     "xxh64_int64": (lambda out: _encoding.xxh64_int64(KEYS, 1, out), np.empty(3, dtype=np.int64)),
     "xxh64_text": (lambda out: _encoding.xxh64_text(*TEXT, 1, out), np.empty(3, dtype=np.int64)),
     "xxh64_list": (lambda out: _encoding.xxh64_list([3, "a", None], 1, out), np.empty(3, dtype=np.int64)),
+    "read_hex32": (
+        lambda out: _encoding.read_hex32(*text_of(["5", "", "a"]), None, out, np.empty(3, dtype=np.bool_)),
+        np.empty(3, dtype=np.uint32),
+    ),
+    "cut_texts": (
+        lambda out: _encoding.cut_texts(np.frombuffer(b"\3\0\0\0abc", np.uint8), out, np.empty(2, dtype=np.int64)),
+        np.empty(3, dtype=np.uint8),
+    ),
     "numbers_of_lists": (lambda out: _encoding.numbers_of_lists([[3], [5, 3]], False, out), np.empty(3)),
     "Hex32Ids.find_all": (lambda out: HEX32_IDS.find_all(CODES, None, out), np.empty(3, dtype=np.int32)),
     "Int64Ids.find_all": (lambda out: INT64_IDS.find_all(KEYS, None, out), np.empty(3, dtype=np.int64)),

@@ -14,6 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from tritonclient import http as triton_http
+from tritonclient.utils import np_to_triton_dtype
 
 from terarec.apps.triton import export_triton
 from terarec.apps.triton_models import DATASET, PROGRAM, DenseStage, LookupStage, RunStage, WorkflowStage, raw_values
@@ -251,6 +253,16 @@ def test_lists_are_the_same_in_served_records(run: Path, session: InferenceSessi
     assert table["user"].to_pylist() == [None, None, 1]
 
 
+def scored_from_bytes(server: RunningServer, tensors: dict[str, np.ndarray]) -> np.ndarray:
+    """The scores of a stock client that sends tensors as bytes."""
+    inputs = []
+    for name, values in tensors.items():
+        inputs.append(triton_http.InferInput(name, list(values.shape), np_to_triton_dtype(values.dtype)))
+        inputs[-1].set_data_from_numpy(values)
+    with triton_http.InferenceServerClient(f"{server.host}:{server.port}") as client:
+        return np.asarray(client.infer("lists", inputs).as_numpy("score"))
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(24))
 @example(records=EDGES)
 @example(records=EDGES[:1])
@@ -270,11 +282,13 @@ def test_every_path_gives_the_same_scores(
     pq.write_table(table, tmp_path / "records.parquet")
     score_files(session, [tmp_path / "records.parquet"], tmp_path / "scores.parquet", replace=True)
     many = pa.concat_tables([table] * 130)
+    many_lists = {name: values * 130 for name, values in columns.items()}
     scores = {
         "lists": session.predict(columns),
         "arrow": session.predict({name: table[name] for name in TYPES}),
         "table": session.predict(table),
         "many rows": session.predict({name: many[name] for name in TYPES})[-len(records) :],
+        "many rows in bytes": scored_from_bytes(server, triton.tensors(many_lists, says_missing=True))[-len(records) :],
         "file": pq.read_table(tmp_path / "scores.parquet")["score"].to_numpy()[:, None],
         "client": client.infer(columns)["score"],
         "client, arrow": client.infer({name: table[name] for name in TYPES})["score"],

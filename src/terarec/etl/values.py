@@ -39,6 +39,7 @@ from terarec.kernels.cpu.encoding import (
     TextCounts,
     TextIds,
     find_columns,
+    read_hex32,
     xxh64_int64,
     xxh64_text,
 )
@@ -108,14 +109,19 @@ class ValueIds:
             return table.find_all(*text_buffers(values), validity(values))
         return table.find_all(numpy_values(values), validity(values))
 
-    def find_values(self, values: list[Any] | NDArray[np.int64]) -> NDArray[np.int64]:
-        """Find ids int64[m] of a few Python values, or of ids int64[m] where the kind is integer.
+    def find_values(self, values: list[Any] | NDArray[np.int64] | pa.Array) -> NDArray[np.int64]:
+        """Find ids int64[m] of Python values, of raw values as `RecordFunction` has them, or of ids int64[m].
 
         Raises:
             InvalidValueError: A value that the table does not take.
         """
         if isinstance(values, list):
             return self.table.find_list(values)
+        if isinstance(values, pa.Array):
+            if isinstance(self.table, Hex32Ids) and isinstance(values, pa.LargeStringArray):
+                numbers, missing = read_hex32(*text_buffers(values), validity(values))
+                return self.table.find_all(numbers, np.packbits(~missing, bitorder="little"))
+            return self.find(values)
         assert isinstance(self.table, Int64Ids)
         return self.table.find_all(values, np.packbits(values != MISSING_ID, bitorder="little"))
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from terarec.errors import ConfigError
-from terarec.etl.workflow.raw_values import RawValues
+from terarec.etl.workflow.raw_values import RawValues, as_list
 from terarec.serve.padding import LENGTHS, MISSING, unpad, with_missing
 from terarec.serve.protocol import (
     INTEGER_BITS,
@@ -219,8 +219,10 @@ def _masked(tensor: Tensor, mask: Tensor, index: int) -> Tensor:
 def _lists(tensor: Tensor, index: int, lengths: tuple[Tensor, int] | None) -> list[list[Any]]:
     """Return the items of each record of a tensor [B, n]."""
     num_records, width = tensor.shape
-    values, place = (None, "") if lengths is None else (lengths[0].data, f"inputs[{lengths[1]}].data")
-    return unpad(tensor.data, (num_records, width), values, where=f"inputs[{index}].data", lengths_where=place)
+    found, place = (None, "") if lengths is None else (as_list(lengths[0].data), f"inputs[{lengths[1]}].data")
+    # NaN within a row is an item that is missing, and no padding: `unpad` would take it for that in an array.
+    values = as_list(tensor.data)
+    return unpad(values, (num_records, width), found, where=f"inputs[{index}].data", lengths_where=place)
 
 
 def _repeated(name: str, values: Elements, num_records: int) -> RawValues:

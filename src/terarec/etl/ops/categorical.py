@@ -112,9 +112,10 @@ class Categorify(MappedColumns):
     @override
     def record_functions(self, types: ColumnTypes, state: State | None) -> Sequence[RecordFunction]:
         assert isinstance(state, Vocabularies)
-        tables = TablesOfColumns([state.ids[self.vocabulary(name)].table for name in self.columns])
+        ids = [state.ids[self.vocabulary(name)] for name in self.columns]
+        tables = TablesOfColumns([one.table for one in ids])
         of_lists = any(types[name].is_list for name in self.columns)
-        call = partial(_found_lists if of_lists else _found, tables)
+        call = partial(_found_lists if of_lists else _found, tables, ids)
         return [RecordFunction(self.columns, self.writes, call, takes="raw")]
 
     @override
@@ -166,15 +167,22 @@ class Categorify(MappedColumns):
         return Vocabularies(ids, counts)
 
 
-def _found(tables: TablesOfColumns, *columns: list[Any]) -> NDArray[np.int64]:
+def _found(tables: TablesOfColumns, each: Sequence[ValueIds], *columns: Any) -> NDArray[np.int64]:
     """Find the ids int64[c, n] of c columns of n values each."""
-    return tables.find_lists(list(columns)).reshape(len(columns), -1)
+    return _find(tables, each, columns).reshape(len(columns), -1)
 
 
-def _found_lists(tables: TablesOfColumns, *columns: Any) -> Sequence[Any]:
+def _find(tables: TablesOfColumns, each: Sequence[ValueIds], columns: Sequence[Any]) -> NDArray[np.int64]:
+    """Find the ids of the values of all columns, one column after another."""
+    if set(map(type, columns)) == {list}:
+        return tables.find_lists(list(columns))
+    return np.concatenate([ids.find_values(values) for ids, values in zip(each, columns, strict=True)])
+
+
+def _found_lists(tables: TablesOfColumns, each: Sequence[ValueIds], *columns: Any) -> Sequence[Any]:
     """Find ids where some are columns of lists."""
     values = [flat_values(column) for column in columns]
-    ids, begin, lists = tables.find_lists(values), 0, []
+    ids, begin, lists = _find(tables, each, values), 0, []
     for column, items in zip(columns, values, strict=True):
         lists.append(like_values(column, ids[begin : begin + len(items)]))
         begin += len(items)

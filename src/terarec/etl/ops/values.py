@@ -106,8 +106,8 @@ class RecordFunction(NamedTuple):
         writes: Outputs.
         call: Function of one argument for each input that returns a sequence of one item for each output. A matrix of
             numbers is one float64[c, n], a row for each column.
-        takes: "values"; "raw" values, as a caller provided them, whose kind it checks itself; or numbers and integers,
-            one a row, as a "matrix".
+        takes: "values"; "raw" values, as a caller provided them, whose kind it checks itself: a list, or many texts,
+            hexadecimal digits or integers in an Arrow array; or numbers and integers, one a row, as a "matrix".
         gives: "values" or a "matrix".
     """
 

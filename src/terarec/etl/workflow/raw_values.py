@@ -20,6 +20,8 @@ from terarec.etl.columns import (
     from_arrow,
     lists_of,
     numbers_of,
+    text_buffers,
+    validity,
     without_empty,
     without_lowest,
 )
@@ -27,7 +29,7 @@ from terarec.etl.ops.values import HEX_DIGITS, checked_texts
 from terarec.etl.times import FIRST_SECOND, LAST_SECOND, SECONDS, read_time
 from terarec.formats.integers import accepted_integers, float_bound, integers_of_floats
 from terarec.formats.parquet import is_list, value_type
-from terarec.kernels.cpu.encoding import numbers_of_list
+from terarec.kernels.cpu.encoding import numbers_of_list, read_hex32
 from terarec.kernels.encoding_types import InvalidValueError
 from terarec.ragged import Ragged, offsets_of
 from terarec.spec import SourceColumn
@@ -74,10 +76,15 @@ def few_as_list(values: Any) -> Any:
     Floats that their type holds only rounded, which are no ids, keep it.
     """
     if isinstance(values, pa.Array | pa.ChunkedArray | np.ndarray) and len(values) <= SMALL_ROWS:
-        if are_rounded(values):
-            return values
-        return values.tolist() if isinstance(values, np.ndarray) else values.to_pylist()
+        return values if are_rounded(values) else as_list(values)
     return values
+
+
+def as_list(values: Any) -> Any:
+    """Return a NumPy or Arrow array as a list; anything else unchanged."""
+    if isinstance(values, np.ndarray):
+        return values.tolist()
+    return values.to_pylist() if isinstance(values, pa.Array | pa.ChunkedArray) else values
 
 
 def are_rounded(values: pa.Array | pa.ChunkedArray | NDArray[Any]) -> bool:
@@ -257,7 +264,7 @@ def _read(values: Any, kind: str, source: SourceColumn | None) -> pa.Array:
     if kind == "text":
         return without_empty(_texts(values))
     if kind == "hex32":
-        return _read_each(values, _hex, _ACCEPTED["hex32"], np.uint32)
+        return _digits(values)
     if source is not None and source.type == "time":
         accepted = SECONDS if source.format is None else f"a time such as {source.format!r} describes, or {SECONDS}"
         return _read_each(values, time_reader(source.format), accepted, np.int64)
@@ -302,6 +309,17 @@ def _read_each(values: Any, read: Callable[[Any], int], accepted: str, dtype: An
         except ValueError:
             raise _rejected(values, row, accepted) from None
     return array_of(integers, missing)
+
+
+def _digits(values: Any) -> pa.Array:
+    """Return the numbers of hexadecimal digits."""
+    if not isinstance(values, pa.Array) or not _is_text(values.type):
+        return _read_each(values, _hex, _ACCEPTED["hex32"], np.uint32)
+    texts = pc.cast(values, pa.large_string())
+    try:
+        return array_of(*read_hex32(*text_buffers(texts), validity(texts)))
+    except InvalidValueError as error:
+        raise _rejected(values, error.row, _ACCEPTED["hex32"]) from None
 
 
 def _hex(value: Any) -> int:

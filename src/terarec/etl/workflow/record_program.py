@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program that encodes a few records: the functions of a workflow's steps on Python values, in a fixed order.
+"""A program that encodes records: the functions of a workflow's steps, in a fixed order, on lists and arrays of values.
 
 All that the steps read and write has its place in one list of slots. The raw columns come first, as callers hold them
-in lists; then each operation takes some slots and adds its outputs. Numbers, and integers of which only the
-number matters, go as matrices of several columns: Criteo's 13 numbers and 26 categories take 5 or 6 operations.
+in lists, or many values in arrays; then each operation takes some slots and adds its outputs. Numbers, and integers of
+which only the number matters, go as matrices of several columns: Criteo's 13 numbers and 26 categories take 5 or 6
+operations.
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from terarec.etl.cleaning import Cleaning
-from terarec.etl.columns import ColumnType
+from terarec.etl.columns import ColumnType, numpy_values
 from terarec.etl.ops import Operator, State
 from terarec.etl.ops.base import ColumnTypes
 from terarec.etl.ops.user_steps import guard_records
 from terarec.etl.ops.values import HEX_DIGITS, RecordFunction, as_numbers, checked_integers, checked_texts
 from terarec.etl.workflow.plan import Plan, producer
-from terarec.etl.workflow.raw_values import cut_text, time_reader
+from terarec.etl.workflow.raw_values import as_list, cut_text, time_reader
 from terarec.formats.block import Keys
 from terarec.kernels.cpu.encoding import numbers_of_list, numbers_of_lists
 from terarec.kernels.encoding_types import InvalidValueError
@@ -49,6 +51,11 @@ class ServingPlan:
     types: Mapping[int, ColumnTypes]
 
 
+RawColumn: TypeAlias = list[Any] | NDArray[Any] | pa.Array
+"""Raw values of a column: a list; numbers as NumPy's; texts and hexadecimal digits as a LargeStringArray, integers as
+an Int64Array. `as_list` is what the program makes of arrays that a function does not take."""
+
+
 class RecordProgram:
     """Makes model inputs of raw values.
 
@@ -70,7 +77,7 @@ class RecordProgram:
         # Last: matrices grow while columns are requested.
         self._operations = builder.operations.ordered()
 
-    def run(self, columns: Sequence[list[Any]]) -> tuple[NDArray[np.float64] | None, Sequence[Keys]]:
+    def run(self, columns: Sequence[RawColumn]) -> tuple[NDArray[np.float64] | None, Sequence[Keys]]:
         """Return the matrix float64[F, n], if there are dense columns, and the ids and keys of the others.
 
         Args:
@@ -266,7 +273,7 @@ def _make_gather(rows: Sequence[int | None]) -> Callable[..., Sequence[Any]]:
     return gather
 
 
-ValueReader: TypeAlias = Callable[[list[Any]], Any]
+ValueReader: TypeAlias = Callable[[Any], Any]
 """Makes Python values of raw ones, or raises `InvalidValueError`."""
 
 
@@ -283,6 +290,8 @@ def value_reader(
     """
     is_time = source is not None and source.type == "time"
     items = None if is_checked and not is_time else _item_reader(column_type, source)
+    if items is not None and not column_type.is_list:
+        items = partial(_read_list, items)
     if column_type.kind == "integer" and not is_time:
         items = partial(_without_lowest, items)
     if not column_type.is_list:
@@ -303,10 +312,14 @@ def _item_reader(column_type: ColumnType, source: SourceColumn | None) -> ValueR
     return readers[column_type.kind]
 
 
-def _without_lowest(read: ValueReader | None, values: list[Any]) -> Any:
+def _read_list(read: ValueReader, values: RawColumn) -> Any:
+    return read(as_list(values))
+
+
+def _without_lowest(read: ValueReader | None, values: Any) -> Any:
     # The steps take it as missing; see `terarec.etl.columns.without_lowest`.
     try:
-        is_there = MISSING_KEY in values
+        is_there = MISSING_KEY in (numpy_values(values) if isinstance(values, pa.Array) else values)
     except ValueError:  # an array among the values, which no integer column takes
         raise InvalidValueError(0) from None
     if is_there:
@@ -380,7 +393,8 @@ class RawReading:
         source = self._source(name)
         cleaning = Cleaning() if source is None else Cleaning.of_records(self._plan.spec.source)
         if cleaning.is_needed:
-            slot = self._operations.memoize(("clean", name), [slot], single_output(cleaning.values))
+            clean = partial(_read_list, cleaning.values)
+            slot = self._operations.memoize(("clean", name), [slot], single_output(clean))
         reader = value_reader(column_type, source, cleaning, is_checked=is_checked)
         return (
             slot
@@ -405,8 +419,20 @@ class RawReading:
         return self._plan.spec.source.column(name) if name in self._plan.types[0] else None
 
 
-def _matrix(whole: bool, *columns: list[Any]) -> Sequence[Any]:
-    numbers = numbers_of_lists(list(columns), whole=whole).reshape(len(columns), -1)
+def _matrix(whole: bool, *columns: RawColumn) -> Sequence[Any]:
+    lists = [column for column in columns if isinstance(column, list)]
+    if len(lists) == len(columns):
+        numbers = numbers_of_lists(lists, whole=whole).reshape(len(columns), -1)
+    else:
+        numbers = np.empty((len(columns), len(columns[0])))
+        for row, column in zip(numbers, columns, strict=True):
+            row[:] = numpy_values(column) if isinstance(column, pa.Array) else _row(whole, column)
+        if np.isinf(numbers).any():
+            raise InvalidValueError(0)
     if (numbers == MISSING_KEY).any():  # maybe one that stands for a missing integer, which the steps know
         raise InvalidValueError(0)
     return (numbers,)
+
+
+def _row(whole: bool, column: list[Any] | NDArray[Any]) -> NDArray[Any]:
+    return numbers_of_list(column, whole=whole) if isinstance(column, list) else column

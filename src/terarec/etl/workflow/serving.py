@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 
 from terarec.errors import ConfigError, FormatError
 from terarec.etl.cleaning import Cleaning
-from terarec.etl.columns import ColumnType, Rows
+from terarec.etl.columns import ColumnType, Rows, array_of
 from terarec.etl.ops import State
 from terarec.etl.ops.base import ColumnTypes
 from terarec.etl.ops.user_steps import run_step
 from terarec.etl.source.tables import read_records
 from terarec.etl.workflow.plan import Plan, columns_needed, side_types
-from terarec.etl.workflow.raw_values import RawValues, few_as_list, read_raw_values
-from terarec.etl.workflow.record_program import RecordProgram, ServingPlan
+from terarec.etl.workflow.raw_values import RawValues, as_list, few_as_list, read_raw_values
+from terarec.etl.workflow.record_program import RawColumn, RecordProgram, ServingPlan
 from terarec.etl.workflow.transform import data_set, dense_values, keys_of, state_of
 from terarec.formats.block import Keys
 from terarec.kernels.encoding_types import InvalidValueError
@@ -45,8 +45,8 @@ class EncodedRecords:
 class RecordEncoder:
     """Encodes records with a fitted workflow.
 
-    Records in Python lists, and a few in arrays, go through a program on Python values; many in arrays, and values that
-    it rejects, go through the steps as blocks do, which also report what is wrong.
+    Records in Python lists, and numbers, integers and texts in arrays, go through a program; other arrays of many
+    values, and values that it rejects, go through the steps as blocks do, which also report what is wrong.
 
     Attributes:
         inputs: Raw column of a record -> type.
@@ -67,6 +67,9 @@ class RecordEncoder:
         self._fetch: Callable[[Mapping[str, Any]], Sequence[Any]] = (
             itemgetter(*names) if len(names) > 1 else lambda columns: [columns[name] for name in names]
         )
+        source = plan.spec.source
+        self._sources = {name: source.column(name) if name in plan.types[0] else None for name in self.inputs}
+        self._cleaning = Cleaning.of_records(source)
         self._accepted = frozenset(self.inputs) | {column.name for column in plan.spec.source.columns}
 
     def encode(self, columns: Mapping[str, RawValues]) -> EncodedRecords:
@@ -94,14 +97,9 @@ class RecordEncoder:
                 hint = did_you_mean(name, table.column_names)
                 raise ConfigError(f"column {name!r}", f"missing{hint}, expected {', '.join(self.inputs)}")
         source = self._plan.spec.source
-        columns = [source.column(name) for name in self.inputs if name in self._plan.types[0]]
-        known = tuple(column for column in columns if column is not None)
+        known = tuple(column for column in self._sources.values() if column is not None)
         # What grouped steps make of other rows is in no file.
-        missing_inputs = {
-            name: column_type
-            for name, column_type in self.inputs.items()
-            if name not in {column.name for column in known}
-        }
+        missing_inputs = {name: self.inputs[name] for name, column in self._sources.items() if column is None}
         rows = Rows({}, np.arange(table.num_rows, dtype=np.int64))
         if known:
             rows = _as_config_error(read_records, table, dataclasses.replace(source, columns=known))
@@ -137,8 +135,8 @@ class RecordEncoder:
         except KeyError:
             return None
         if set(map(type, values)) != {list}:
-            values = list(map(few_as_list, values))
-            if set(map(type, values)) != {list}:
+            values = list(map(_program_column, values, self.inputs.values()))
+            if any(column is None for column in values):
                 return None
         # Only records with further columns are checked for unknown ones: others cost nothing.
         if len(columns) != len(values) and not self._accepted.issuperset(columns):
@@ -160,15 +158,28 @@ class RecordEncoder:
         return EncodedRecords(dense=dense, keys=tuple(keys))
 
     def _read(self, columns: Mapping[str, RawValues], num_records: int) -> Rows:
-        source = self._plan.spec.source
         read = {
-            name: read_raw_values(
-                name, columns[name], column_type, column, Cleaning.of_records(source) if column else Cleaning()
-            )
-            for name, column_type in self.inputs.items()
-            for column in [source.column(name) if name in self._plan.types[0] else None]
+            name: read_raw_values(name, columns[name], column_type, source, self._cleaning if source else Cleaning())
+            for (name, column_type), source in zip(self.inputs.items(), self._sources.values(), strict=True)
         }
         return Rows(read, np.arange(num_records, dtype=np.int64))
+
+
+def _program_column(values: RawValues, column_type: ColumnType) -> RawColumn | None:
+    """Return raw values as the program takes them; None for those that the steps alone read."""
+    values, kind = few_as_list(values), column_type.kind
+    if isinstance(values, list):
+        return values
+    if column_type.is_list:
+        return None
+    if isinstance(values, pa.LargeStringArray):
+        return values if kind in ("text", "hex32") else as_list(values)
+    if not isinstance(values, np.ndarray) or values.ndim != 1:
+        return None
+    if kind == "number" and values.dtype.kind in "iuf":
+        return values
+    is_int64 = np.can_cast(values.dtype, np.int64) and values.dtype.kind in "iu"
+    return array_of(np.ascontiguousarray(values, dtype=np.int64)) if kind == "integer" and is_int64 else None
 
 
 def _as_config_error(work: Any, *arguments: Any) -> Any:

@@ -333,6 +333,43 @@ def numbers_of_lists(columns: list[list[Any]], *, whole: bool = False) -> NDArra
     return numbers
 
 
+def read_hex32(
+    text: NDArray[np.uint8], offsets: NDArray[np.int64], valid: NDArray[np.uint8] | None = None
+) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
+    """Return the numbers uint32[n] of n texts of 1 to 8 hexadecimal digits, and which are missing, bool[n].
+
+    Text i is ``text[offsets[i]:offsets[i + 1]]``; it is missing, and 0, where it is empty or not `valid`.
+
+    Raises:
+        InvalidValueError: Any other text.
+    """
+    numbers = np.empty(len(offsets) - 1, dtype=np.uint32)
+    missing = np.empty(len(numbers), dtype=np.bool_)
+    invalid_row = _encoding.read_hex32(text, offsets, valid, numbers, missing)
+    if invalid_row >= 0:
+        raise InvalidValueError(invalid_row)
+    return numbers, missing
+
+
+def cut_texts(raw: NDArray[np.uint8], count: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return the bytes of texts and their offsets int64[count + 1].
+
+    Args:
+        raw: UTF-8 of each text, behind its length in 4 bytes, the lowest first.
+        count: Number of texts.
+
+    Raises:
+        InvalidValueError: A text that is cut short or no UTF-8; its row is `count` for bytes behind the last text.
+    """
+    if len(raw) < 4 * count:
+        raise InvalidValueError(len(raw) // 4)
+    text, offsets = np.empty(len(raw) - 4 * count, dtype=np.uint8), np.empty(count + 1, dtype=np.int64)
+    invalid_row = _encoding.cut_texts(raw, text, offsets)
+    if invalid_row >= 0:
+        raise InvalidValueError(invalid_row)
+    return text, offsets
+
+
 def stack_columns(columns: Sequence[NDArray[Any]], out: NDArray[np.float32]) -> None:
     """Write the F columns side by side into rows, as ``numpy.stack(columns, axis=1, out=out)`` does.
 

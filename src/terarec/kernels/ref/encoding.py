@@ -368,6 +368,40 @@ def _whole(value: Any) -> float:
     return float(value)
 
 
+def read_hex32(
+    text: NDArray[np.uint8], offsets: NDArray[np.int64], valid: NDArray[np.uint8] | None = None
+) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
+    """Return the numbers uint32[n] of n hexadecimal texts, and which are missing, bool[n]."""
+    values = [value if _is_valid(valid, row) else "" for row, value in enumerate(split_texts(text, offsets))]
+    for row, value in enumerate(values):
+        if value and not _HEX_TEXT.fullmatch(value):
+            raise InvalidValueError(row)
+    numbers = np.array([int(value or "0", 16) for value in values], dtype=np.uint32)
+    return numbers, np.array([value == "" for value in values], dtype=np.bool_)
+
+
+def cut_texts(raw: NDArray[np.uint8], count: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return the bytes and offsets of `count` texts, each behind its length in 4 bytes."""
+    content, at = raw.tobytes(), 0
+    if len(content) < 4 * count:
+        raise InvalidValueError(len(content) // 4)
+    texts: list[bytes] = []
+    for row in range(count):
+        end = at + 4 + int.from_bytes(content[at : at + 4], "little")
+        if end + 4 * (count - row - 1) > len(content):
+            raise InvalidValueError(row)
+        texts.append(content[at + 4 : end])
+        try:
+            texts[-1].decode()
+        except UnicodeDecodeError:
+            raise InvalidValueError(row) from None
+        at = end
+    if at != len(content):
+        raise InvalidValueError(count)
+    offsets = np.cumsum([0, *map(len, texts)], dtype=np.int64)
+    return np.frombuffer(b"".join(texts), dtype=np.uint8), offsets
+
+
 def stack_columns(columns: Sequence[NDArray[Any]], out: NDArray[np.float32]) -> None:
     """Write the F ``columns`` of n numbers side by side into ``out float32[n, F]``."""
     for target, column in zip(out.T, columns, strict=True):
