@@ -20,6 +20,7 @@ from terarec.errors import ConfigError, DataNotFoundError, MissingDependencyErro
 from terarec.serve import InferenceClient, InferenceError, InferenceSession, RunningServer, serve
 from terarec.serve.json_codec import decode_infer_response, encode, float32_elements
 from terarec.serve.protocol import InferRequest, Tensor
+from terarec.serve.service_manager import READY, notify
 from terarec.spec import ServingSpec
 from tests.errors import at
 from tests.processes import Python
@@ -37,18 +38,41 @@ print("stopped", flush=True)
 
 
 @pytest.fixture
+def manager(number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """Where a manager of services listens: under a name of the kernel's, where it has some, or in the file system."""
+    has_names = sys.platform == "linux" and number == signal.SIGTERM
+    address = f"@terarec-test-{os.getpid()}-{id(tmp_path)}" if has_names else str(tmp_path / "notify")
+    monkeypatch.setenv("NOTIFY_SOCKET", address)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+        listening.bind(address.replace("@", "\0"))
+        listening.settimeout(PATIENCE)
+        yield listening
+
+
+@pytest.fixture
 def process(trained: TrainedRun) -> Iterator[Python]:
     with contextlib.closing(Python(PROGRAM, trained.path)) as running:
         yield running
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_server_cleanly(process: Python, trained: TrainedRun, number: signal.Signals) -> None:
+def test_a_signal_ends_the_server_cleanly(
+    manager: socket.socket, process: Python, trained: TrainedRun, number: signal.Signals
+) -> None:
     client = InferenceClient(process.read_line(), model="dlrm")
+    assert manager.recv(100) == b"READY=1"
+    process.send_signal(signal.SIGHUP)
     assert client.infer(trained.records(0, 3))["score"].shape == (3, 1)
     process.send_signal(number)
     ended = process.wait()
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "stopped\n", "")
+    assert manager.recv(100) == b"STOPPING=1"
+
+
+def test_a_manager_that_has_gone_is_no_error(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", "/nowhere/notify")
+    notify(READY)
+    assert "/nowhere/notify" in caplog.text
 
 
 def test_an_administrator_ends_the_server(process: Python) -> None:

@@ -2,6 +2,7 @@
 """Served records: files that preparation and drift read as raw logs, their bounds, and what is lost."""
 
 import contextlib
+import fcntl
 import json
 import logging
 import os
@@ -199,6 +200,37 @@ def test_a_server_writes_the_records_that_clients_send(trained: TrainedRun, tmp_
     for keys, others in zip(expected.keys, found.keys, strict=True):
         assert not isinstance(keys, Ragged)
         assert np.array_equal(keys, others)
+
+
+def test_only_unfinished_files_of_servers_that_are_gone_are_removed(tmp_path: Path) -> None:
+    names = {
+        "gone": "20261127T093000Z-1f0c62aa.parquet.0a1b2c3d.partial",
+        "young": "20261127T093000Z-1f0c62ab.parquet.0a1b2c3d.partial",
+        "locked": "20261127T093000Z-1f0c62ac.parquet.0a1b2c3d.partial",
+        "finished": "20261127T093000Z-1f0c62ad.parquet",
+        "of others": "notes.partial",
+    }
+    files = {case: tmp_path / "shop" / name for case, name in names.items()}
+    files["gone"].parent.mkdir()
+    for case, file in files.items():
+        file.write_bytes(b"PAR1")
+        if case != "young":
+            os.utime(file, (0, 0))
+    with files["locked"].open("rb") as writer:
+        fcntl.flock(writer, fcntl.LOCK_EX)
+        check_record_directory(WatchingSpec(record_directory=str(tmp_path)))
+    assert {case for case, file in files.items() if not file.exists()} == {"gone"}
+
+
+def test_a_file_that_is_being_written_is_locked(session: InferenceSession, trained: TrainedRun, tmp_path: Path) -> None:
+    with recorded(session, tmp_path) as models:
+        models.submit(request_of(trained, 0, 3), "dlrm").result(PATIENCE)
+        wait_for(lambda: any(tmp_path.rglob("*.partial")))
+        (file,) = tmp_path.rglob("*.partial")
+        os.utime(file, (0, 0))
+        check_record_directory(WatchingSpec(record_directory=str(tmp_path)))
+        assert file.exists()
+    assert len(files_in(tmp_path)) == 1
 
 
 PROGRAM = """

@@ -95,8 +95,14 @@ def score(client: InferenceClient, trained: TrainedRun, start: int) -> np.ndarra
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_worker_that_is_killed_is_started_again(trained: TrainedRun, session: InferenceSession) -> None:
-    with server_of(trained.path, 2) as (process, client):
+def test_a_worker_that_is_killed_is_started_again(
+    trained: TrainedRun, session: InferenceSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    with contextlib.ExitStack() as stack:
+        manager = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+        manager.bind(str(tmp_path / "notify"))
+        process, client = stack.enter_context(server_of(trained.path, 2))
         first = children(process.pid)
         assert len(first) == 2
         for start in range(0, 30, 3):
@@ -111,6 +117,11 @@ def test_a_worker_that_is_killed_is_started_again(trained: TrainedRun, session: 
         os.kill(process.pid, signal.SIGTERM)
         assert process.read_line() == "stopped"
         wait_for(lambda: not any(map(is_there, workers)))
+        # By the process that was started, once each, whatever becomes of workers.
+        manager.setblocking(False)
+        assert [manager.recv(100) for _ in range(2)] == [b"READY=1", b"STOPPING=1"]
+        with pytest.raises(BlockingIOError):
+            manager.recv(100)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -198,6 +198,7 @@ class ServeOptions:
             "drain_seconds",
             "executor",
             "workers",
+            "threads",
         ),
     ]
     access: Annotated[

@@ -42,6 +42,11 @@ def let_threads_sleep() -> None:
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
+def notify_socket() -> str | None:
+    """Return the address at which a manager of services waits for what ``sd_notify`` sends; None for none."""
+    return os.environ.get("NOTIFY_SOCKET") or None
+
+
 def forced_cpu() -> str | None:
     """Return the instruction set that ``TERAREC_CPU`` names; None if it is not set.
 

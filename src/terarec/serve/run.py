@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import os
 import signal
 import socket
@@ -30,13 +31,14 @@ from terarec.serve.publishing import UpdateReceiver
 from terarec.serve.recommending import RecommendationService
 from terarec.serve.served_model import ServedModel
 from terarec.serve.served_records import ServedRecords, check_record_directory
+from terarec.serve.service_manager import READY, STOPPING, notify
 from terarec.serve.session import InferenceSession
 from terarec.serve.sinks import Sink
 from terarec.serve.statistics_board import StatisticsBoard, WorkerStatistics
 from terarec.serve.tables import ServedTables
 from terarec.serve.update_streams import open_stream
 from terarec.serve.watching import repository_models
-from terarec.serve.workers import STOP_SECONDS, WorkerContext, Workers, single_threaded
+from terarec.serve.workers import STOP_SECONDS, WorkerContext, Workers
 from terarec.spec import Numbers, ServingSpec
 from terarec.spec.checks import FieldError
 from terarec.spec.serving import UpdateStreamSpec
@@ -49,6 +51,8 @@ if TYPE_CHECKING:
 
 _RECEIVE_SECONDS = 0.5  # between two polls of a stream
 _GRACE_SECONDS = 10.0  # for calls of gRPC in flight after a stop
+_HAS_HANGUP = hasattr(signal, "SIGHUP")  # not on Windows
+_LOGGER = logging.getLogger(__name__)
 
 
 OpenRecommendations: TypeAlias = Callable[[ServedModels], contextlib.AbstractContextManager[RecommendationService]]
@@ -134,6 +138,7 @@ def serve(
             host, port = bound.getsockname()[:2]
             is_encrypted = spec.access.certificate is not None
             ready(RunningServer(host, port, stop, is_encrypted=is_encrypted, grpc_port=grpc_port))
+        notify(READY)
 
     with bind(spec.host, spec.port, "ServingSpec") as bound, bind_admin(spec.access) as admins:
         if spec.grpc_port:
@@ -142,7 +147,9 @@ def serve(
         _check_watching(spec.watching)
         sockets = _Sockets(bound, tuple(admins))
         if spec.workers == 1:
-            _run(sockets, _models(source, spec, options, stream), spec, accept, drift, recommendations)
+            with contextlib.nullcontext() if spec.threads is None else _threads(spec.threads):
+                models = _models(source, spec, options, stream)
+                _run(sockets, models, spec, accept, drift, recommendations, stopping=partial(notify, STOPPING))
         else:
             working = (
                 _repository_work(source, spec, options)
@@ -167,10 +174,11 @@ def _run(
     drift: Callable[[], DriftWatch] | None,
     recommendations: OpenRecommendations | None,
     shut_down: Callable[[], None] | None = None,
+    stopping: Callable[[], None] = lambda: None,
 ) -> None:
     """Serve models on sockets until a signal, or until the function is called that `started` gets with gRPC's port.
 
-    An administrator calls `shut_down`, by default that function.
+    An administrator calls `shut_down`, by default that function. `stopping` is called when the drain begins.
     """
     # Here, because the package imports this module, and the server's libraries are an extra.
     from terarec.serve.http.assembly import HttpTransport
@@ -196,7 +204,7 @@ def _run(
             shut_down=shut_down or (lambda: transport.stop()),
         )
         with _settled(models, spec), _stopped_by_signals(transport.stop), _grpc(api, spec) as grpc_port:
-            transport.run(lambda: started(transport.stop, grpc_port))
+            transport.run(lambda: started(transport.stop, grpc_port), stopping)
 
 
 class _Watchers(NamedTuple):
@@ -342,8 +350,9 @@ def _run_workers(
     recommendations: OpenRecommendations | None,
 ) -> None:
     """Serve with forks of this process."""
-    threads = max(torch.get_num_threads() // spec.workers, 1)
-    with single_threaded(), working as work:
+    threads = spec.threads or max(torch.get_num_threads() // spec.workers, 1)
+    # OpenMP's threads are not there after a fork.
+    with _threads(1), working as work:
         board = StatisticsBoard(spec.workers)
 
         def serve_in(context: WorkerContext) -> None:
@@ -367,7 +376,7 @@ def _run_workers(
         # What is there now is not looked at by the garbage collector, whose marks would copy the pages.
         gc.freeze()
         with _stopped_by_signals(workers.stop):
-            workers.run(lambda: started(workers.stop, spec.grpc_port))
+            workers.run(lambda: started(workers.stop, spec.grpc_port), partial(notify, STOPPING))
 
 
 @contextlib.contextmanager
@@ -459,8 +468,22 @@ def _following(session: InferenceSession, run_dir: Path, spec: ServingSpec, *, i
 
 
 @contextlib.contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Let torch, and the executors that follow it, compute in so many threads in the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
 def _stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Let SIGINT and SIGTERM call `stop` in the block; only the main thread may handle signals."""
+    """Let SIGINT and SIGTERM call `stop` in the block, and SIGHUP do nothing; only the main thread may handle signals.
+
+    SIGHUP comes where a terminal is closed, and from rotations of logs, for which this server needs no signal.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -468,7 +491,11 @@ def _stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
     def handle(_signal: int, _frame: FrameType | None) -> None:
         stop()
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    def ignore(_signal: int, _frame: FrameType | None) -> None:
+        _LOGGER.info("SIGHUP is ignored; SIGTERM ends the server")
+
+    handlers = {signal.SIGINT: handle, signal.SIGTERM: handle, **({signal.SIGHUP: ignore} if _HAS_HANGUP else {})}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import random
+import re
 import sys
 import threading
 import time
@@ -26,6 +28,8 @@ from terarec.etl.cleaning import Cleaning
 from terarec.etl.columns import ColumnType
 from terarec.etl.workflow.raw_values import read_raw_values
 from terarec.io.files import AtomicFile
+from terarec.io.opening import open_file
+from terarec.io.remote import PARTIAL_SUFFIX
 from terarec.serve.input_drift import DriftWatch
 from terarec.serve.protocol import Elements, InferRequest, InferResponse
 from terarec.serve.served_model import ServedModel
@@ -34,12 +38,16 @@ from terarec.serve.sinks import QueuedSink
 from terarec.spec.checks import FieldError
 from terarec.spec.serving_watching import WatchingSpec
 
+_LOGGER = logging.getLogger(__name__)
+
 PREFIX = "served."
 """Begins the names of what a server adds to the columns of a record."""
 
 _MOST_WAITING = 1024  # requests
 _MOST_BYTES = 64 << 20  # of the requests that wait
 _EVERY_SECONDS = 0.2
+_UNFINISHED = re.compile(rf"\d{{8}}T\d{{6}}Z-[0-9a-f]{{8}}\.parquet\.[0-9a-f]{{8}}{re.escape(PARTIAL_SUFFIX)}")
+_YOUNG_SECONDS = 60.0  # in which an unfinished file stays in any case
 _GROUP_ROWS, _GROUP_BYTES = 1 << 16, 16 << 20  # of the rows in memory, which become a row group
 
 
@@ -169,7 +177,14 @@ class _RecordFile:
         # Of several processes, and machines, each has a name of its own.
         self._file = AtomicFile(directory / f"{now}-{os.urandom(4).hex()}.parquet", replace=False)
         with self._file.guard():
-            self._writer = pq.ParquetWriter(self._file.partial, schema)
+            # The lock tells other servers that somebody writes the file; it goes with the process, whatever ends that.
+            self._locked = open_file(self._file.partial, "ab")
+            try:
+                _lock(self._locked.fileno())
+                self._writer = pq.ParquetWriter(self._file.partial, schema)
+            except BaseException:
+                self._locked.close()
+                raise
 
     @property
     def age(self) -> float:
@@ -192,10 +207,13 @@ class _RecordFile:
 
     def finish(self) -> None:
         """Let the file appear; it is gone after an error."""
-        self._write_group()
-        with self._file.guard():
-            self._writer.close()
-        self._file.commit()
+        try:
+            self._write_group()
+            with self._file.guard():
+                self._writer.close()
+            self._file.commit()
+        finally:
+            self._locked.close()
 
     def _write_group(self) -> None:
         if not self._tables:
@@ -208,11 +226,14 @@ class _RecordFile:
         except BaseException:
             with contextlib.suppress(OSError, pa.ArrowException):
                 self._writer.close()  # of a file that is gone
+            self._locked.close()
             raise
 
 
 def check_record_directory(spec: WatchingSpec) -> None:
     """Make the directory of served records, before a model is loaded, which may take minutes.
+
+    What a process that was killed has left there of unfinished files, which nothing can read, is removed.
 
     Raises:
         ConfigError: It cannot be made, or written to.
@@ -226,11 +247,40 @@ def check_record_directory(spec: WatchingSpec) -> None:
         problem = "" if is_writable else "cannot be written to"
     except OSError as error:
         problem = f"cannot be made ({os.strerror(error.errno or 0)})"
-    if problem:
+    if not problem:
+        _remove_abandoned(directory)
+    else:
         expected = "a directory for files of records"
         raise FieldError(
             "WatchingSpec", "record_directory", f"got {str(directory)!r}, which {problem}, expected {expected}"
         )
+
+
+def _remove_abandoned(directory: Path) -> None:
+    """Remove unfinished files of servers that are gone, by their names, their locks and their age."""
+    for file in directory.glob(f"*/*{PARTIAL_SUFFIX}"):
+        if _UNFINISHED.fullmatch(file.name) is None:
+            continue
+        with contextlib.suppress(OSError, TerarecError):  # finished or removed meanwhile, or of another user
+            # A new one may not have its lock yet.
+            if time.time() - file.stat().st_mtime < _YOUNG_SECONDS:
+                continue
+            with open_file(file) as opened:
+                if not _lock(opened.fileno()):
+                    continue
+                file.unlink()
+            _LOGGER.info("removed %s, which a server that is gone did not finish", file)
+
+
+def _lock(descriptor: int) -> bool:
+    """Lock an open file; return False where another process has done so, or the system has no locks."""
+    try:
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (ModuleNotFoundError, BlockingIOError):
+        return False
+    return True
 
 
 def _table(item: _Scored, columns: Mapping[str, pa.Array], num_records: int) -> pa.Table:

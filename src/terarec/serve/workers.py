@@ -16,7 +16,7 @@ import selectors
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -131,11 +131,12 @@ class Workers:
         """Let the workers finish, and `run` return. Callable from any thread and from handlers of signals."""
         os.write(self._wake_end, b"s")
 
-    def run(self, started: Callable[[], None]) -> None:
+    def run(self, started: Callable[[], None], stopping: Callable[[], None] = lambda: None) -> None:
         """Run the workers until `stop`.
 
         Args:
             started: Callback, called once, when all workers accept requests.
+            stopping: Callback, called once, before they are stopped.
 
         Raises:
             TerarecError: A worker failed before all were ready; the others are stopped.
@@ -152,6 +153,7 @@ class Workers:
             started()
             while not self._step(is_starting=False):
                 pass
+            stopping()
         finally:
             self._end(kindly=was_started)
 
@@ -255,16 +257,3 @@ def _error_of(worker: _Worker, how: str) -> TerarecError:
         return kind(text)
     except TypeError:  # of an error with further arguments
         return TerarecError(text)
-
-
-@contextlib.contextmanager
-def single_threaded() -> Iterator[None]:
-    """Let torch compute in one thread while this lasts: OpenMP's threads are not there after a fork."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

@@ -45,6 +45,7 @@ class ServingSpec:
         absent_is_missing: Whether a column that a request does not have is taken as missing values.
         batching: Joining of requests into batches.
         workers: Number of processes that serve the address; they share the tables in memory.
+        threads: Threads that compute a batch, in each process and by every executor; None for one a core.
         watching: What is written down about calls.
     """
 
@@ -66,6 +67,7 @@ class ServingSpec:
     absent_is_missing: bool = False
     batching: BatchingSpec = field(default_factory=BatchingSpec)
     workers: int = 1
+    threads: int | None = None
     watching: WatchingSpec = field(default_factory=WatchingSpec)
 
     def __post_init__(self) -> None:
@@ -74,6 +76,8 @@ class ServingSpec:
         checks.positive_int(self, "port", minimum=0, maximum=65535)
         checks.positive_int(self, "max_batch", maximum=checks.MOST_BATCH)
         checks.positive_int(self, "workers", maximum=checks.MOST_THREADS)
+        if self.threads is not None:
+            checks.positive_int(self, "threads", maximum=checks.MOST_THREADS)
         checks.positive_int(self, "max_request_bytes")
         checks.positive_int(self, "max_in_flight", maximum=checks.MOST_WIDTH)
         checks.finite_float(self, "receive_timeout_seconds", low=0, open_low=True)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`GrpcService` by grpcio: all methods, encryption, and limits before a message is in memory.
 
-Each call in flight holds a thread, a stream two.
+Each call in flight holds a thread, a stream two. Health checks are answered here, too.
 
 Needs the extra ``serve``: grpcio.
 """
@@ -17,6 +17,7 @@ from typing import NoReturn, TypeAlias
 
 from terarec.errors import MissingDependencyError
 from terarec.serve.calls import Call
+from terarec.serve.grpc.health import HEALTH_SERVICE, HealthService
 from terarec.serve.grpc.messages import METHODS, SERVICE
 from terarec.serve.grpc.service import Failure, GrpcService, Metadata, end_call, failure_of
 from terarec.serve.grpc.streams import RequestStream
@@ -75,16 +76,18 @@ class GrpcioServer:
         self._check = check
         self._num_streams = 0
         self._lock = threading.Lock()  # of the number of streams
+        self._health: HealthService | None = None
         calls = limits.max_in_flight + OTHER_CALLS
-        self._threads = ThreadPoolExecutor(calls + 2 * limits.max_streams, thread_name_prefix="terarec-grpc")
+        # A stream needs two, a call that watches the health one.
+        self._threads = ThreadPoolExecutor(calls + 3 * limits.max_streams, thread_name_prefix="terarec-grpc")
         self._server = grpc.server(
             self._threads,
             # Beyond these a call would wait for a thread, unanswered.
-            maximum_concurrent_rpcs=calls + limits.max_streams,
+            maximum_concurrent_rpcs=calls + 2 * limits.max_streams,
             options=[
                 ("grpc.max_receive_message_length", limits.max_message_bytes),
                 ("grpc.max_send_message_length", -1),
-                ("grpc.max_concurrent_streams", calls + limits.max_streams),
+                ("grpc.max_concurrent_streams", calls + 2 * limits.max_streams),
                 ("grpc.so_reuseport", int(shares_port)),
                 # Clients that keep idle connections alive, as Triton's can, are not taken for attackers.
                 ("grpc.http2.min_ping_interval_without_data_ms", 1000),
@@ -109,10 +112,14 @@ class GrpcioServer:
         """Answer calls by `service`."""
         handlers = {name: self._handler(service, name) for name in self._methods}
         self._server.add_registered_method_handlers(SERVICE, handlers)
+        self._health = HealthService(service, self._limits.max_streams)
+        self._server.add_registered_method_handlers(HEALTH_SERVICE, self._health.handlers())
         self._server.start()
 
     def stop(self, grace_seconds: float) -> None:
         """Accept no further call, and end those in flight that take longer than this."""
+        if self._health is not None:
+            self._health.end()  # or calls that watch would take all of that time
         self._server.stop(grace_seconds).wait()
         self._threads.shutdown(wait=False)
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gRPC messages of the Open Inference Protocol v2 with Triton's extensions, made from a table of their fields.
+"""The gRPC messages of the Open Inference Protocol v2 with Triton's extensions, and those of health checks.
+
+They are made from a table of their fields.
 
 Needs the extra ``serve``: protobuf.
 """
@@ -131,6 +133,9 @@ LogSettingsRequest settings:1:{LogSettingsRequest.SettingValue}
 LogSettingsRequest.SettingValue |parameter_choice bool_param:1:bool uint32_param:2:uint32 string_param:3:string
 LogSettingsResponse settings:1:{LogSettingsResponse.SettingValue}
 LogSettingsResponse.SettingValue |parameter_choice bool_param:1:bool uint32_param:2:uint32 string_param:3:string
+
+HealthCheckRequest service:1:string
+HealthCheckResponse status:1:HealthCheckResponse.ServingStatus
 """
 
 # Values in the order of their numbers, which begin at 0.
@@ -139,6 +144,7 @@ _ENUMS = {
     "TYPE_INT64 TYPE_FP16 TYPE_FP32 TYPE_FP64 TYPE_STRING TYPE_BF16",
     "ModelInstanceGroup.Kind": "KIND_AUTO KIND_GPU KIND_CPU KIND_MODEL",
     "ModelQueuePolicy.TimeoutAction": "REJECT DELAY",
+    "HealthCheckResponse.ServingStatus": "UNKNOWN SERVING NOT_SERVING SERVICE_UNKNOWN",
 }
 
 

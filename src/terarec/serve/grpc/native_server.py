@@ -3,7 +3,7 @@
 
 No thread waits for an answer, and HTTP/2 is spoken outside the interpreter's lock, so that a server of small requests
 answers two to three times as many as by grpcio. It has no encryption, reads gzip but not deflate, and holds a message
-in memory before its length is known. Streams go through grpcio, on a socket in a private directory.
+in memory before its length is known. Streams and health checks go through grpcio, on a socket in a private directory.
 
 Needs the extra ``serve``: pygrpc-native, grpcio.
 """

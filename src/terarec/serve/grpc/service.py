@@ -177,6 +177,14 @@ class GrpcService:
         encoded: bytes = answer.SerializeToString()
         return encoded
 
+    def server_ready(self) -> bool:
+        """Return whether the server is ready."""
+        return self._api.server_ready()
+
+    def model_ready(self, name: str) -> bool:
+        """Return whether a model is ready; raises `UnknownModelError`."""
+        return self._api.model_ready(name)
+
     def infer(self, body: bytes, call: Call | None = None) -> PendingInference:
         """Let the records of a ModelInferRequest be scored; what is wrong with it fails the result."""
         memory, request = self._api.memory, None

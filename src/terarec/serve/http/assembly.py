@@ -68,15 +68,21 @@ class HttpTransport:
         sinks = api.calls if sinks is None else sinks
         add_metrics(routes, Metrics(api.models, lambda: self._server.errors, sinks, drift, recommendations))
 
-    def run(self, started: Callable[[], None]) -> None:
+    def run(self, started: Callable[[], None], stopping: Callable[[], None] = lambda: None) -> None:
         """Serve until `stop` is called.
 
         Args:
             started: Callback, called once requests are accepted.
+            stopping: Callback, called when the drain begins.
         """
+
+        def drain() -> None:
+            self._api.is_draining = True
+            stopping()
+
         try:
             self._server.run(
-                self._sockets, admin_sockets=self._admin_sockets, tls=self._tls, started=started, draining=self._drain
+                self._sockets, admin_sockets=self._admin_sockets, tls=self._tls, started=started, draining=drain
             )
         finally:
             self._paths.close()
@@ -84,6 +90,3 @@ class HttpTransport:
     def stop(self) -> None:
         """Finish requests in flight and return from `run`. Callable from any thread, and from a signal's handler."""
         self._server.stop()
-
-    def _drain(self) -> None:
-        self._api.is_draining = True
