@@ -46,7 +46,7 @@ class RankingRow(Row):
     model: str
     seed: int
     ndcg: float
-    published_ndcg: float
+    published_ndcg: float | None
     popularity: float
     steps: int
     seconds: float
@@ -65,7 +65,7 @@ def rows_of(data: str, model: str, directory: Path, out: Path, seeds: int) -> It
             yield RankingRow(
                 metric="test HR@10",
                 value=run["hr@10"],
-                peer="published",
+                peer="" if published.hit_rate is None else "published",
                 peer_value=published.hit_rate,
                 ndcg=run["ndcg@10"],
                 published_ndcg=published.ndcg,

@@ -6,6 +6,7 @@ Run it after `accuracy.py`: ``python benchmarks/accuracy_page.py``.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -40,7 +41,16 @@ def newest(rows: Sequence[Found]) -> dict[tuple[str, str], list[Found]]:
 def page_tables(rows: Sequence[Found]) -> str:
     """Return Markdown: for each data set a heading, a table of the figures and a table of the settings."""
     runs = newest(rows)
-    return "\n\n".join("\n".join(_section(data, models, runs)) for data, models in recipe_names().items())
+    first: dict[frozenset[str], str] = {}
+    sections = []
+    for data, models in recipe_names().items():
+        recipes = {model: load_recipe(data, model) for model in _in_order(data, models)}
+        lines = list(_settings_table(recipes))
+        same = first.setdefault(frozenset(lines), data)
+        if same != data:
+            lines = [f"The settings are those of {same}."]
+        sections.append("\n".join([*_section(data, recipes, runs), *lines]))
+    return "\n\n".join(sections)
 
 
 def read_rows() -> list[Found]:
@@ -48,42 +58,51 @@ def read_rows() -> list[Found]:
     return [*PAGE.read_rows(), *PAGE._replace(rows=PAGE.rows.with_name("accuracy_ranking.csv")).read_rows()]
 
 
-def _section(data: str, models: Sequence[str], runs: Mapping[tuple[str, str], Sequence[Found]]) -> Iterator[str]:
-    recipes = {model: load_recipe(data, model) for model in models}
-    published = {model: recipe.published for model, recipe in recipes.items()}
-    order = sorted(models, key=lambda model: next(iter(published[model].metrics.values())) or 0.0)
+def _in_order(data: str, models: Sequence[str]) -> Sequence[str]:
+    """Sort models by what is published; those without a figure are last."""
+    first = {model: next(iter(load_recipe(data, model).published.metrics.values())) for model in models}
+    return sorted(models, key=lambda model: math.inf if first[model] is None else first[model])
+
+
+def _section(
+    data: str, recipes: Mapping[str, RecipeSpec], runs: Mapping[tuple[str, str], Sequence[Found]]
+) -> Iterator[str]:
     yield f"## {data}\n"
-    if isinstance(published[order[0]], PublishedRanking):
+    if any(isinstance(recipe.published, PublishedRanking) for recipe in recipes.values()):
         titles = ["published HR@10", "HR@10", "least", "difference", "published NDCG@10", "NDCG@10", "popularity"]
     else:
         titles = ["published AUC", "its mean", "AUC", "least", "difference", "published logloss", "logloss"]
     yield f"| {' | '.join(('model', *titles, 'time a run'))} |"
     yield "|---" * (len(titles) + 2) + "|"
-    for model in order:
-        result, of_model = published[model], runs.get((data, model), ())
+    for model, recipe in recipes.items():
+        result, of_model = recipe.published, runs.get((data, model), ())
         figures = _ranking(result, of_model) if isinstance(result, PublishedRanking) else _figures(result, of_model)
         yield f"| {' | '.join((f'[`{model}`]({result.source})', *figures))} |"
     yield ""
-    machines = sorted({_machine(row) for model in order for row in runs.get((data, model), ())})
+    machines = sorted({_machine(row) for model in recipes for row in runs.get((data, model), ())})
     if machines:
         yield f"Measured with {'; '.join(machines)}.\n"
+
+
+def _settings_table(recipes: Mapping[str, RecipeSpec]) -> Iterator[str]:
     yield "| model | settings |"
     yield "|---|---|"
-    for model in order:
-        yield f"| `{model}` | {settings(recipes[model])} |"
+    for model, recipe in recipes.items():
+        yield f"| `{model}` | {settings(recipe)} |"
 
 
 def _ranking(published: PublishedRanking, runs: Sequence[Found]) -> tuple[str, ...]:
+    rate, gain = ("" if value is None else f"{value:.4f}" for value in (published.hit_rate, published.ndcg))
     if not runs:
-        return (f"{published.hit_rate:.4f}", "", "", "", f"{published.ndcg:.4f}", "", "", "")
+        return (rate, "", "", "", gain, "", "", "")
     names = ("value", "ndcg", "popularity", "seconds")
     rates, gains, popular, seconds = ([float(row[name]) for row in runs] for name in names)
     return (
-        f"{published.hit_rate:.4f}",
+        rate,
         _spread(rates),
         f"{min(rates):.4f}",
-        f"{statistics.mean(rates) - published.hit_rate:+.4f}",
-        f"{published.ndcg:.4f}",
+        "" if published.hit_rate is None else f"{statistics.mean(rates) - published.hit_rate:+.4f}",
+        gain,
         _spread(gains),
         f"{popular[0]:.4f}",
         f"{statistics.mean(seconds):.0f} s",
@@ -118,7 +137,7 @@ def _machine(row: Found) -> str:
 
 
 def settings(recipe: RecipeSpec) -> str:
-    """Format the model fields in which recipes differ, and the optimizer of the tables."""
+    """Format the model fields in which recipes differ, the optimizer of the tables, and the length of rankings."""
     run = recipe.run
     parts = [
         f"{field.name} {_plain(getattr(run.model, field.name))}"
@@ -127,7 +146,10 @@ def settings(recipe: RecipeSpec) -> str:
     ]
     rows = run.sparse_optimizer.rows
     l2 = f", L2 {rows.l2:g}" if rows is not None and rows.l2 else ""
-    return "; ".join((*parts, f"tables: {run.sparse_optimizer.kind} {run.sparse_optimizer.lr:g}{l2}"))
+    parts.append(f"tables: {run.sparse_optimizer.kind} {run.sparse_optimizer.lr:g}{l2}")
+    if isinstance(recipe.published, PublishedRanking):
+        parts.append(f"batch {run.training.batch_size}; {run.training.epochs} epochs")
+    return "; ".join(parts)
 
 
 def _plain(value: object) -> str:

@@ -50,6 +50,7 @@ def test_a_wrong_published_figure_is_reported_with_its_path(published: dict[str,
         ({"hit_rate": 1.5}, "published.hit_rate"),
         ({"ndcg": -0.1}, "published.ndcg"),
         ({"source": "x"}, "published.source"),
+        ({"ndcg": None}, "published"),
     ],
 )
 def test_a_wrong_published_ranking_is_reported_with_its_path(published: dict[str, Any], path: str):
@@ -61,7 +62,7 @@ def test_a_wrong_published_ranking_is_reported_with_its_path(published: dict[str
 
 def test_a_file_of_sequences_has_a_name():
     with pytest.raises(ConfigError, match="names"):
-        SequenceDataSpec(source="https://example.org", names=())
+        SequenceDataSpec(source="https://example.org", names=(), published={})
 
 
 @pytest.mark.parametrize(

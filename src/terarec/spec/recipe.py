@@ -60,20 +60,23 @@ class PublishedRanking:
     """Metrics of the first 10 of all items that a recipe has to reach.
 
     Attributes:
-        hit_rate: Share of the users whose item of the test split is among them.
-        ndcg: Mean NDCG of these lists.
-        source: Address of the publication.
+        source: Address of the publication of the metrics, or else of the settings.
+        hit_rate: Share of the users whose item of the test split is among them; None where it is not published.
+        ndcg: Mean NDCG of these lists; None where it is not published.
     """
 
     kind: ClassVar[str] = "ranking"
-    hit_rate: float
-    ndcg: float
     source: str
+    hit_rate: float | None = None
+    ndcg: float | None = None
 
     def __post_init__(self) -> None:
-        checks.finite_float(self, "hit_rate", low=0.0, high=1.0)
-        checks.finite_float(self, "ndcg", low=0.0, high=1.0)
         _check_address(self, "source")
+        if (self.hit_rate is None) != (self.ndcg is None):
+            checks.reject(self, "", "got one of hit_rate and ndcg, expected both or neither")
+        if self.hit_rate is not None:
+            checks.finite_float(self, "hit_rate", low=0.0, high=1.0)
+            checks.finite_float(self, "ndcg", low=0.0, high=1.0)
 
     @property
     def metrics(self) -> Mapping[str, float | None]:
@@ -138,17 +141,22 @@ class SequenceDataSpec:
 
     The last item of a user is for the test, the one before it for the validation, and the rest is for training.
 
+    All such data have the same runs, and differ in their published metrics alone.
+
     Attributes:
         source: Address where the data are described.
         names: Names that the file may have.
+        published: Name of a run -> its metrics.
     """
 
     kind: ClassVar[str] = "sequences"
     source: str
     names: tuple[str, ...]
+    published: Mapping[str, PublishedRanking]
 
     def __post_init__(self) -> None:
         _check_address(self, "source")
+        checks.instance(self, "published", Mapping, "the metrics of each run")
         if not self.names or not all(isinstance(name, str) and name for name in self.names):
             checks.reject(self, "names", f"got {self.names!r}, expected names of files, at least one")
 

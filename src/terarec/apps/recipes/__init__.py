@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recipes for published results: the settings of each run, and the preparation of its data.
 
-``<data>/data.json`` holds a `RecipeDataSpec` or a `SequenceDataSpec`, ``<data>/<model>.json`` a `RecipeSpec`. The data
-themselves are the user's: their licences do not let a package hold them.
+``<data>/data.json`` holds a `RecipeDataSpec` or a `SequenceDataSpec`. The recipes of the former are `RecipeSpec`s in
+``<data>/<model>.json``. Those of the latter are the same runs for all such data, ``sequences/<model>.json``, and differ
+in the published metrics. The data themselves are the user's: their licences do not let a package hold them.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -14,12 +16,13 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from terarec.errors import DataNotFoundError
-from terarec.spec import from_data
+from terarec.spec import RunSpec, from_data
 from terarec.spec.codec import parse_json
 from terarec.spec.recipe import RECIPE_SPLITS, RecipeDataSpec, RecipeSpec, SequenceDataSpec
 from terarec.spec.registry import unknown_name
 
 _DATA = "data.json"
+_RUNS_OF_SEQUENCES = "sequences"
 _COMPRESSED = (".gz", ".bz2", ".zst", ".lz4")
 """Compressions that the source of the preparation reads."""
 
@@ -30,13 +33,9 @@ def recipe_names() -> Mapping[str, tuple[str, ...]]:
     """Name of the data -> names of the models, in alphabetical order."""
     # By `importlib.resources`: the package may be installed in an archive.
     folders = sorted((folder for folder in files(__package__).iterdir() if folder.is_dir()), key=_name)
-    names: dict[str, tuple[str, ...]] = {}
-    for folder in folders:
-        file_names = sorted(map(_name, folder.iterdir()))
-        # Python leaves other folders here, such as __pycache__.
-        if _DATA in file_names:
-            names[folder.name] = tuple(name.removesuffix(".json") for name in file_names if name != _DATA)
-    return names
+    # Python leaves other folders here, such as __pycache__.
+    of_data = [folder for folder in folders if (folder / _DATA).is_file()]
+    return {folder.name: _run_names(folder) or _run_names(_shared_runs()) for folder in of_data}
 
 
 def load_recipe(data: str, model: str) -> RecipeSpec:
@@ -52,6 +51,10 @@ def load_recipe(data: str, model: str) -> RecipeSpec:
     models = _models_of(data)
     if model not in models:
         raise unknown_name(f"recipe for {data}", model, models)
+    described = load_recipe_data(data)
+    if isinstance(described, SequenceDataSpec):
+        run = _read(RunSpec, _shared_runs() / f"{model}.json")
+        return RecipeSpec(published=described.published[model], run=dataclasses.replace(run, data=data))
     return _read(RecipeSpec, files(__package__) / data / f"{model}.json")
 
 
@@ -102,6 +105,15 @@ def _models_of(data: str) -> tuple[str, ...]:
     if data not in names:
         raise unknown_name("recipes", data, names)
     return names[data]
+
+
+def _shared_runs() -> Traversable:
+    return files(__package__) / _RUNS_OF_SEQUENCES
+
+
+def _run_names(folder: Traversable) -> tuple[str, ...]:
+    names = sorted(map(_name, folder.iterdir()))
+    return tuple(name.removesuffix(".json") for name in names if name != _DATA)
 
 
 def _read(spec_type: type[_Spec], file: Traversable) -> _Spec:
