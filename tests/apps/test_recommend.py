@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from terarec.apps.recommend import Catalogue, Recommender
-from terarec.apps.towers import Towers
+from terarec.apps.retrieval_model import RetrievalModel
 from terarec.errors import ConfigError
 from terarec.serve import InferenceSession
 from terarec.spec import ItemIndexSpec
@@ -127,13 +127,15 @@ def test_what_is_rejected(film_runs: FilmRuns, recommender: Recommender) -> None
     films = film_runs.films
     catalogue = film_runs.catalogue()
     for where, call in {
-        "run": lambda: Towers.open(film_runs.ranker),
+        "run": lambda: RetrievalModel.open(film_runs.ranker),
         "key": lambda: Catalogue(films, "movie"),
         "items": lambda: Catalogue(films.slice(0, 0), "movieId"),
         "items[1].movieId": lambda: Catalogue({"movieId": [1, 1]}, "movieId"),
         "items[0].movieId": lambda: Catalogue({"movieId": [None, 1]}, "movieId"),
         "score": lambda: Recommender.open(film_runs.towers, catalogue, score="liked"),
-        "index": lambda: Recommender(Towers.open(film_runs.towers), Catalogue(films[:5], "movieId"), recommender.index),
+        "index": lambda: Recommender(
+            RetrievalModel.open(film_runs.towers), Catalogue(films[:5], "movieId"), recommender.index
+        ),
         "k": lambda: recommender.recommend(USERS, 0),
         "candidates": lambda: recommender.recommend(USERS, candidates=0),
         "exclude": lambda: recommender.recommend(USERS, exclude=[[]]),

@@ -108,7 +108,7 @@ class ItemIndex:
         exclude: KeyLists | None = None,
         allow: KeyLists | Integers | None = None,
     ) -> FoundItems:
-        """Find the k items with the largest dot products for each query.
+        """Find the k items with the largest dot products for each query; for one of zeros, the first items.
 
         Allowed items are searched exactly, whatever the method. Keys that the index does not have are ignored.
 
@@ -233,7 +233,7 @@ class ItemIndex:
         wanted = min(len(self), k + most)
         nearest = self._lists.search(queries, wanted, self.spec.probes)
         # The lists near a query may hold fewer items than are wanted. Then all products find the others.
-        short = np.flatnonzero(nearest[:, -1] < 0)
+        short = np.flatnonzero((nearest[:, -1] < 0) | ~queries.any(axis=1))
         none = Ragged(np.empty(0, np.int64), np.zeros(len(short) + 1, np.int64))
         nearest[short] = _best_exact(queries[short], self.vectors, wanted, none)
         if most:
@@ -314,9 +314,12 @@ def _best_exact(queries: Floats, vectors: Floats, k: int, excluded: Ragged[Integ
         return nearest
     # By torch: NumPy has no `topk`, and its `argpartition` runs on one thread.
     items, rows = torch.from_numpy(vectors).T, torch.from_numpy(queries)
+    in_order = -torch.arange(len(vectors), dtype=torch.float32)
     block = max(1, _BLOCK_BYTES // (4 * len(vectors)))
     for begin in range(0, len(queries), block):
         scores = rows[begin : begin + block] @ items
+        # Zeros, such as the vector of a user without history, give the first items: `topk` would take any of equals.
+        scores[~rows[begin : begin + block].any(dim=1)] = in_order
         bounds = excluded.offsets[begin : begin + len(scores) + 1]
         lengths = np.diff(bounds)
         row = torch.from_numpy(np.repeat(np.arange(len(scores)), lengths))

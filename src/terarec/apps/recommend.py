@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from terarec.apps.item_index import INDEX_FILE, Floats, Integers, ItemIndex
-from terarec.apps.towers import Towers
+from terarec.apps.retrieval_model import RetrievalModel
 from terarec.errors import ConfigError
 from terarec.etl.workflow.raw_values import RawValues
 from terarec.serve.session import InferenceSession
@@ -119,7 +119,7 @@ class Recommendations:
 
     Attributes:
         items: The keys of each user's items: k of them, or all where there are fewer.
-        scores: The score of each: that of the ranking model, or the logit of the two towers where there is none.
+        scores: The score of each: that of the ranking model, or the logit of the retrieval model where there is none.
     """
 
     items: list[list[object]]
@@ -131,7 +131,7 @@ class Candidates(NamedTuple):
 
     Attributes:
         places: int64[n], their rows in the catalogue.
-        logits: float32[n], the logits of the two towers.
+        logits: float32[n], those of the retrieval model.
     """
 
     places: Integers
@@ -144,13 +144,13 @@ class Recommender:
     Attributes:
         catalogue: The items.
         index: The vectors of the items under their rows in the catalogue.
-        ranker: The ranking model; None for the order of the two towers.
+        ranker: The ranking model; None for the order of the candidates.
 
     Args:
-        towers: The two-tower model.
+        retrieval: The model that retrieves.
         catalogue: The items. Their columns are those of items in both models; all others are the users'.
         index: Vectors of the items under their rows in the catalogue.
-        ranker: The ranking model; None for the order of the two towers.
+        ranker: The ranking model; None for the order of the candidates.
         score: Name of the score to rank by; None for the first one of the ranking model.
 
     Raises:
@@ -159,7 +159,7 @@ class Recommender:
 
     def __init__(
         self,
-        towers: Towers,
+        retrieval: RetrievalModel,
         catalogue: Catalogue,
         index: ItemIndex,
         ranker: InferenceSession | None = None,
@@ -174,15 +174,15 @@ class Recommender:
             expected = f"one of {', '.join(names)}" if names else "none without a ranking model"
             raise ConfigError("score", f"got {score!r}, expected {expected}")
         self.catalogue, self.index, self.ranker = catalogue, index, ranker
-        self._towers = towers
+        self._retrieval = retrieval
         self._score = 0 if score is None else names.index(score)
-        needed = [*towers.inputs, *(() if ranker is None else ranker.inputs)]
+        needed = [*retrieval.inputs, *(() if ranker is None else ranker.inputs)]
         self.user_columns = tuple(dict.fromkeys(c.name for c in needed if c.name not in catalogue.names))
 
     @classmethod
     def open(
         cls,
-        run: Path | str | Towers,
+        run: Path | str | RetrievalModel,
         catalogue: Catalogue,
         *,
         ranker: Path | str | InferenceSession | None = None,
@@ -214,15 +214,15 @@ class Recommender:
             FormatError: A damaged file.
             MissingDependencyError: Lists are needed, and faiss is not installed.
         """
-        if isinstance(run, Towers):
-            towers = run
+        if isinstance(run, RetrievalModel):
+            retrieval = run
         else:
-            towers = Towers.open(run, checkpoint, device=device, allow_import=allow_import)
+            retrieval = RetrievalModel.open(run, checkpoint, device=device, allow_import=allow_import)
         if ranker is not None and not isinstance(ranker, InferenceSession):
             ranker = InferenceSession.open(ranker, device=device, allow_import=allow_import)
         spec = index or ItemIndexSpec()
-        item_index = _index_of(towers, catalogue, spec, index_dir)
-        return cls(towers, catalogue, item_index, ranker, score=score)
+        item_index = _index_of(retrieval, catalogue, spec, index_dir)
+        return cls(retrieval, catalogue, item_index, ranker, score=score)
 
     def recommend(
         self,
@@ -253,8 +253,8 @@ class Recommender:
             raise ConfigError("exclude", f"got {len(exclude)} lists, expected {count}, one for each user")
         if not count:
             return Recommendations(items=[], scores=[])
-        known = self._towers.inputs
-        vectors = self._towers.users({c.name: users[c.name] for c in known if c.name in users})
+        known = self._retrieval.inputs
+        vectors = self._retrieval.users({c.name: users[c.name] for c in known if c.name in users})
         retrieved = self.retrieve(
             vectors, k if self.ranker is None else max(k, candidates), exclude=exclude, allow=allow
         )
@@ -304,7 +304,7 @@ class Recommender:
         """
         items, kept = [], []
         for rows, mine in zip(places, scores, strict=True):
-            best = np.argsort(-mine, kind="stable")[:k]  # of equal scores, the one that the towers prefer
+            best = np.argsort(-mine, kind="stable")[:k]  # of equal scores, the one that was retrieved first
             items.append(self.catalogue.keys(rows[best].tolist()))
             kept.append(mine[best].tolist())
         return Recommendations(items=items, scores=kept)
@@ -348,19 +348,21 @@ class Recommender:
             begin = end
 
 
-def _index_of(towers: Towers, catalogue: Catalogue, spec: ItemIndexSpec, directory: Path | None) -> ItemIndex:
+def _index_of(
+    retrieval: RetrievalModel, catalogue: Catalogue, spec: ItemIndexSpec, directory: Path | None
+) -> ItemIndex:
     """Return the index of a catalogue, from its directory if that has it."""
-    source = {"model": towers.fingerprint(), "items": catalogue.fingerprint()}
+    source = {"model": retrieval.fingerprint(), "items": catalogue.fingerprint()}
     if directory is not None and (directory / INDEX_FILE).is_file():
         saved = ItemIndex.load(directory, source=source)
         if saved is not None and saved.spec == spec:
             return saved
         _LOGGER.info("%s: of another checkpoint, catalogue or search; it is replaced", directory)
-    names = [column.name for column in towers.inputs if column.name in catalogue.names]
+    names = [column.name for column in retrieval.inputs if column.name in catalogue.names]
     if not names:
-        expected = ", ".join(column.name for column in towers.inputs)
+        expected = ", ".join(column.name for column in retrieval.inputs)
         raise ConfigError("items", f"got the columns {', '.join(catalogue.names)}, expected some of {expected}")
-    index = ItemIndex(towers.items({name: catalogue.columns.column(name) for name in names}), spec=spec)
+    index = ItemIndex(retrieval.items({name: catalogue.columns.column(name) for name in names}), spec=spec)
     if directory is not None:
         index.save(directory, source=source)
     return index

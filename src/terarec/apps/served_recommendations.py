@@ -22,7 +22,7 @@ from typing_extensions import override
 
 from terarec.apps.item_index import Floats, Integers
 from terarec.apps.recommend import Candidates, Catalogue, Recommender
-from terarec.apps.towers import Towers
+from terarec.apps.retrieval_model import RetrievalModel
 from terarec.errors import ConfigError
 from terarec.etl.workflow import Workflow
 from terarec.etl.workflow.serving import EncodedRecords
@@ -66,12 +66,12 @@ Result = TypeVar("Result")
 class _UserVectors:
     """Vectors of users as scores float32[B, D], so that requests are joined as those for scores are."""
 
-    def __init__(self, towers: Towers) -> None:
-        self.workflow: Workflow = towers.workflow
-        self._towers = towers
+    def __init__(self, retrieval: RetrievalModel) -> None:
+        self.workflow: Workflow = retrieval.workflow
+        self._retrieval = retrieval
 
     def scored_records(self, records: EncodedRecords) -> Scored:
-        return Scored(self._towers.encoded_users(records), self._towers.step)
+        return Scored(self._retrieval.encoded_users(records), self._retrieval.step)
 
 
 class _Retrieval:
@@ -83,13 +83,13 @@ class _Retrieval:
         reader: Reads the raw columns of users.
     """
 
-    def __init__(self, model: ServedModel, towers: Towers, recommender: Recommender) -> None:
+    def __init__(self, model: ServedModel, retrieval: RetrievalModel, recommender: Recommender) -> None:
         self.model, self.recommender = model, recommender
-        of_users = [column for column in towers.inputs if column.name in recommender.user_columns]
+        of_users = [column for column in retrieval.inputs if column.name in recommender.user_columns]
         options = model.options
         self.reader = ColumnReader(of_users, max_batch=options.max_batch, absent_is_missing=options.absent_is_missing)
-        self._names = tuple(column.name for column in towers.inputs)
-        self._batcher = Batcher(JoinedScoring(_UserVectors(towers)), options.batching, name=model.name)
+        self._all_columns = retrieval.all_columns
+        self._batcher = Batcher(JoinedScoring(_UserVectors(retrieval)), options.batching, name=model.name)
 
     def submit(self, request: RecommendRequest) -> Future[ScoredPart]:
         """Let the vectors of users be computed; errors are those of `ServedModel.submit`."""
@@ -97,11 +97,9 @@ class _Retrieval:
         users = {column.name: request.users[column.name] for column in known if column.name in request.users}
         question = InferRequest(inputs=tuple(request_tensors(known, users)), parameters=request.parameters)
         columns, num_users = self.reader(question)
-        # The workflow encodes all of its columns: those of items, on which the vectors do not depend, as missing ones.
-        records = {name: columns.get(name, [None] * num_users) for name in self._names}
         urgency = Urgency.of(question)
         return self._batcher.submit(
-            RecordColumns(records, num_users),
+            RecordColumns(self._all_columns(columns, num_users), num_users),
             lambda part: part,
             priority=urgency.priority,
             timeout_seconds=urgency.timeout_seconds,
@@ -335,9 +333,9 @@ class Recommendations(Repeating):
         if model.updates is not None:
             problem = f"model {model.name!r} follows a training, expected versions whose index remains true"
             raise ConfigError("retrieval", problem)
-        towers = Towers(model.session.loaded, model.session.workflow)
+        retrieval = RetrievalModel(model.session.loaded, model.session.workflow)
         ranker = None if self._spec.ranker is None else self._models.get(self._spec.ranker)
-        inputs = [*towers.inputs, *(() if ranker is None else ranker.session.inputs)]
+        inputs = [*retrieval.inputs, *(() if ranker is None else ranker.session.inputs)]
         # A CSV has no types: "007" would be read as a number and lose its zeros.
         texts = [column.name for column in inputs if column.kind == "string"]
         catalogue = Catalogue(read_table_file(Path(self._spec.items), texts=texts), self._spec.key)
@@ -346,7 +344,7 @@ class Recommendations(Repeating):
             got = quoted(next(key for key in keys if type(key) not in (int, str)))
             raise ConfigError(self._spec.items, f"got the key {got} in {self._spec.key!r}, expected integers or texts")
         index_dir = None if self._spec.index_dir is None else Path(self._spec.index_dir)
-        recommender = Recommender.open(towers, catalogue, index=self._spec.index, index_dir=index_dir)
+        recommender = Recommender.open(retrieval, catalogue, index=self._spec.index, index_dir=index_dir)
         if ranker is not None:
             self._column(ranker)
             names = [tensor.name for tensor in ranker.metadata.inputs if tensor.name in catalogue.names]
@@ -357,7 +355,7 @@ class Recommendations(Repeating):
             # Now and not in a request: a column of a type that the model does not read.
             request_tensors(ranker.metadata.inputs, {name: catalogue.columns.column(name) for name in names})
         _LOGGER.info("recommendations: %d items by version %s of %r", len(catalogue), model.version, model.name)
-        return _Retrieval(model, towers, recommender)
+        return _Retrieval(model, retrieval, recommender)
 
     async def _in_thread(self, call: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)

@@ -350,7 +350,7 @@ def _commands() -> list[Any]:
         Lazy(
             "recommend",
             "serving:recommend",
-            "Write the best items for users: retrieved by a two-tower model, ranked by another one.",
+            "Write the best items for users or histories: retrieved by one model, ranked by another one.",
             panel=SERVING,
         ),
         _group(

@@ -463,7 +463,10 @@ _USERS = 1024  # scored at once
 class RecommendOptions:
     """Options of ``terarec recommend``."""
 
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="RUN directory of a two-tower model.")]
+    run: Annotated[
+        Path,
+        typer.Argument(metavar="RUN", help="RUN directory of a model that retrieves: two towers, or one of sequences."),
+    ]
     users: Annotated[Path, typer.Argument(metavar="USERS", help="Raw columns of users: .parquet, .csv or .jsonl.")]
     items: Annotated[Path, typer.Option(metavar="FILE", help="Raw columns of all items: .parquet, .csv or .jsonl.")]
     key: Annotated[str, typer.Option(metavar="COLUMN", help="Column that identifies items.")]
@@ -498,7 +501,7 @@ def recommend(options: RecommendOptions, show: Show) -> None:
     import pyarrow as pa
 
     from terarec.apps.recommend import Catalogue, Recommender
-    from terarec.apps.towers import Towers
+    from terarec.apps.retrieval_model import RetrievalModel
     from terarec.formats.table_file import check_suffix, table_file
     from terarec.io.files import check_new_file
     from terarec.serve import InferenceSession
@@ -513,17 +516,17 @@ def recommend(options: RecommendOptions, show: Show) -> None:
     if options.ranker is not None:
         check_run(options.ranker)
     # Both models are checked before the first one is loaded, which may take minutes.
-    towers = Towers.open(options.run, options.checkpoint, device=device, allow_import=allowed)
+    retrieval = RetrievalModel.open(options.run, options.checkpoint, device=device, allow_import=allowed)
     ranker = None
     if options.ranker is not None:
         ranker = InferenceSession.open(options.ranker, device=device, allow_import=allowed)
-    inputs = [*towers.inputs, *(() if ranker is None else ranker.inputs)]
+    inputs = [*retrieval.inputs, *(() if ranker is None else ranker.inputs)]
     catalogue = Catalogue(_read(options.items, inputs), options.key)
     allow = None if options.allow is None else _column(_read(options.allow, inputs), options.key, "--allow")
     users = _read(options.users, inputs)
     if options.exclude is not None:
         _column(users, options.exclude, "--exclude")
-    recommender = Recommender.open(towers, catalogue, ranker=ranker, index=options.search, index_dir=options.index)
+    recommender = Recommender.open(retrieval, catalogue, ranker=ranker, index=options.search, index_dir=options.index)
     # A column that is not there is rejected by the recommender, which knows what both models need.
     given = [name for name in recommender.user_columns if name in users.column_names]
     rows: int = users.num_rows
@@ -553,7 +556,7 @@ def recommend(options: RecommendOptions, show: Show) -> None:
             recommended += len(items)
             advance(begin + part.num_rows, rows)
     figures = {"out": str(options.out), "users": rows, "items": len(catalogue), "search": recommender.index.method}
-    spent = {"recommended": recommended, "step": towers.step, "seconds": time.perf_counter() - started}
+    spent = {"recommended": recommended, "step": retrieval.step, "seconds": time.perf_counter() - started}
     show.result(f"Recommendations in {options.out}", {**figures, **spent})
 
 

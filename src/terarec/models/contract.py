@@ -9,6 +9,7 @@ with a term that training adds to the objective's loss ``auxiliary_loss(output, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,16 @@ from torch import Tensor, nn
 from terarec.batch import Batch
 from terarec.errors import ConfigError
 from terarec.nn.objectives import Objective
+
+
+class VectorModel(Protocol):
+    """A model that retrieves: the score of a pair is the dot product of the vectors of user and item."""
+
+    def user_vectors(self, batch: Batch) -> Tensor:
+        """Return the vectors of the users float[B, D]; columns of items are not read."""
+
+    def item_vectors(self, batch: Batch) -> Tensor:
+        """Return the vectors of the items float[B, D]; columns of users are not read."""
 
 
 def training_loss(model: nn.Module, output: object, batch: Batch, objective: Objective) -> Tensor:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 from torch import nn
 
@@ -13,6 +14,7 @@ from terarec.errors import ConfigError
 from terarec.models.autoint import AutoInt
 from terarec.models.bert4rec import BERT4Rec
 from terarec.models.bst import BST
+from terarec.models.contract import VectorModel
 from terarec.models.dcn import DCN
 from terarec.models.dien import DIEN
 from terarec.models.din import DIN
@@ -84,7 +86,7 @@ def python_model(
     return model
 
 
-MODELS: dict[type, Callable[..., nn.Module]] = {
+MODELS: dict[type[Any], Callable[..., nn.Module]] = {
     LRSpec: LR,
     FMSpec: FM,
     FFMSpec: FFM,
@@ -117,6 +119,19 @@ MODELS: dict[type, Callable[..., nn.Module]] = {
     PythonModelSpec: python_model,
 }
 """Class or function of each spec; called with (spec, dataset, *, num_outputs, seed), it returns the model."""
+
+
+def vectors_of(model: nn.Module, kind: str) -> VectorModel:
+    """Return `model` as one that retrieves.
+
+    Raises:
+        ConfigError: A model, of this `kind`, that has no vectors of users and items.
+    """
+    # By attribute and not by a base class, so that a model of the user's own code may have them.
+    if not all(hasattr(model, name) for name in ("user_vectors", "item_vectors")):
+        kinds = [spec.kind for spec, made in MODELS.items() if hasattr(made, "item_vectors")]
+        raise ConfigError("run", f"holds a model of the kind {kind!r}, expected one of {', '.join(kinds)}")
+    return cast(VectorModel, model)
 
 
 def build_model(

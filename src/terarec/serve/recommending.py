@@ -62,9 +62,9 @@ class RecommendAnswer:
 
     Attributes:
         items: Keys of the items of each user, integers or texts.
-        scores: The score of each: of the ranking model, or the logit of the two towers where there is none.
+        scores: The score of each: of the ranking model, or the logit of the retrieval model where there is none.
         retrieval: What retrieved the candidates.
-        ranking: What ranked them; None for the order of the two towers.
+        ranking: What ranked them; None for the order of the candidates.
         id: That of the request.
     """
 

@@ -16,8 +16,8 @@ class RecommendationSpec:
     Attributes:
         items: File of the raw columns of all items: .parquet, .csv or .jsonl. It is read again when it changes.
         key: Column that identifies items, of integers or texts.
-        retrieval: Name of the served two-tower model, which retrieves candidates.
-        ranker: Name of the served model that puts the candidates in order; None for the order of the two towers.
+        retrieval: Name of the served model that retrieves candidates: two towers, or a model of sequences.
+        ranker: Name of the served model that puts the candidates in order; None for the order of the candidates.
         score: Name of the score to rank by; None for the first one of the ranking model.
         index: Search method and its settings.
         index_dir: Directory that keeps the index; None to compute it at each start.

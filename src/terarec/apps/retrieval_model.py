@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Towers`: vectors of users and of items by a trained two-tower model, from raw columns."""
+"""`RetrievalModel`: vectors of users and of items by a trained model, from raw columns."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from torch import Tensor
 from terarec.apps.item_index import Floats
 from terarec.batch import Batch, to_device
 from terarec.config.files import DATASET_DIRECTORY
-from terarec.errors import ConfigError
 from terarec.etl.workflow import Workflow, workflow_of
 from terarec.etl.workflow.raw_values import RawValues
 from terarec.etl.workflow.serving import EncodedRecords
-from terarec.models import TwoTower
-from terarec.models.artifact import LoadedModel, load_model
+from terarec.models.artifact import LoadedModel, dense_state, load_model
 from terarec.models.contract import device_of
+from terarec.models.registry import vectors_of
 from terarec.nn.precision import autocast
 from terarec.serve.record_batches import RecordBatches
 from terarec.serve.session import InputColumn, input_columns
 
 
-class Towers:
-    """A trained two-tower model and its workflow: vectors of users and of items from raw columns.
+class RetrievalModel:
+    """A trained model of vectors and its workflow: vectors of users and of items from raw columns.
+
+    It has two towers, or reads a history. The score of an item is the dot product of both vectors.
 
     Attributes:
         inputs: Raw columns of a record.
@@ -44,9 +45,8 @@ class Towers:
     """
 
     def __init__(self, loaded: LoadedModel, workflow: Workflow) -> None:
-        if not isinstance(loaded.model, TwoTower):
-            raise ConfigError("run", f"holds a model of the kind {loaded.spec.model.kind!r}, expected 'two_tower'")
-        self._model = loaded.model
+        self._model = vectors_of(loaded.model, loaded.spec.model.kind)
+        self._weights = dense_state(loaded.model)
         self._device = device_of(loaded.model)
         self._training = loaded.spec.training
         self.workflow = workflow
@@ -68,9 +68,9 @@ class Towers:
         return cls(loaded, workflow_of(Path(run) / DATASET_DIRECTORY, allow_import=allow_import))
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 of the item tower's dense weights and of the number of steps, in hexadecimal."""
+        """Return the SHA-256 of the dense weights and of the number of steps, in hexadecimal."""
         digest = hashlib.sha256(str(self.step).encode())
-        for name, tensor in self._model.item.state_dict().items():
+        for name, tensor in self._weights.items():
             digest.update(name.encode())
             digest.update(tensor.detach().float().cpu().numpy().tobytes())
         return digest.hexdigest()
@@ -89,13 +89,18 @@ class Towers:
         parts = [np.empty((0, 1), np.float32)] if not count else []
         for begin in range(0, count, size):
             part = min(size, count - begin)
-            # The workflow encodes all of its columns: those of the other tower, which are not read, as missing values.
-            columns_of_part = {
-                column.name: columns[column.name][begin : begin + part] if column.name in columns else [None] * part
-                for column in self.inputs
-            }
-            parts.append(self._encoded(self.workflow.encode(columns_of_part), of_items=of_items))
+            of_part = {name: values[begin : begin + part] for name, values in columns.items()}
+            parts.append(self._encoded(self.workflow.encode(self.all_columns(of_part, part)), of_items=of_items))
         return np.concatenate(parts)
+
+    def all_columns(self, columns: Mapping[str, RawValues], count: int) -> dict[str, RawValues]:
+        """Return each of `inputs`: the workflow encodes all of them, also those that a vector does not depend on.
+
+        Args:
+            columns: Those that are read -> `count` values.
+            count: Number of records.
+        """
+        return {column.name: columns.get(column.name, [_unread(column)] * count) for column in self.inputs}
 
     def encoded_users(self, records: EncodedRecords) -> Floats:
         """Return vectors float32[B, D] of B users whose records `workflow` has encoded."""
@@ -109,3 +114,8 @@ class Towers:
 
     def _of(self, batch: Batch, *, of_items: bool) -> Tensor:
         return self._model.item_vectors(batch) if of_items else self._model.user_vectors(batch)
+
+
+def _unread(column: InputColumn) -> int | None:
+    # Ids and numbers of data without a workflow must be there.
+    return 0 if column.hotness == 1 and column.kind != "string" else None
