@@ -162,7 +162,15 @@ class MissingDependencyError(TerarecError, ImportError):
 
 
 class TrainingError(TerarecError, ArithmeticError):
-    """Training cannot continue: the loss is no longer a finite number."""
+    """Training cannot continue: the loss is no longer a finite number.
+
+    Attributes:
+        layer: The first layer of the model whose output is not finite, its name and kind; None where it is unknown.
+    """
+
+    def __init__(self, *parts: object, layer: str | None = None) -> None:
+        super().__init__(*parts)
+        self.layer = layer
 
 
 class RunInterruptedError(TerarecError):

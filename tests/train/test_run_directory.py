@@ -231,8 +231,10 @@ def test_a_nan_loss_keeps_the_last_checkpoint(tmp_path, spec):
     wild = dataclasses.replace(
         changed(spec, checkpoint_every=1, epochs=9), dense_optimizer=SGDSpec(lr=1e30), sparse_optimizer=SGDSpec(lr=1e30)
     )
-    with pytest.raises(TrainingError, check=at("step 2 (epoch 1)")):
+    with pytest.raises(TrainingError, check=at("step 2 (epoch 1)")) as error:
         build(wild, tmp_path).fit()
+    assert error.value.layer is not None
+    assert error.value.layer in str(error.value)
     assert load_model(tmp_path).spec == wild
 
 

@@ -20,6 +20,7 @@ from terarec.nn.objectives import Objective
 from terarec.nn.precision import autocast
 from terarec.optim import LossScaler
 from terarec.spec import TrainingSpec
+from terarec.train.non_finite import first_non_finite
 from terarec.train.optimizers import Optimizers
 
 FIRST_DYNAMIC_SCALE = 65536.0
@@ -142,15 +143,18 @@ class TrainingStep:
         """Check the loss of `batch` where this need not wait, and return it."""
         if self._checks_loss and self._device.type == "cpu":
             # Before the backward pass, and so before any update: the error leaves the weights as they were.
-            self._check_finite(loss.detach(), step.number, step.epoch)
+            self._check_finite(loss.detach(), step.number, step.epoch, batch)
         return loss
 
-    def _check_finite(self, loss: Tensor, step: int, epoch: int) -> None:
+    def _check_finite(self, loss: Tensor, step: int, epoch: int, batch: Batch | None = None) -> None:
         value = loss.item()
         if not math.isfinite(value):
             # A caller that continues must not find half of a step in the gradients.
             self._optimizers.zero_grad()
+            layer = None if batch is None else first_non_finite(self._model, batch)
+            origin = "" if layer is None else f", first in {layer}"
             raise TrainingError(
                 f"step {step} (epoch {epoch})",
-                f"the loss is {value}, expected a finite number; a lower learning rate may help",
+                f"the loss is {value}{origin}, expected a finite number; a lower learning rate may help",
+                layer=layer,
             )
