@@ -12,6 +12,7 @@ from torch import Tensor
 
 from terarec.batch import Batch, select, to_device
 from terarec.errors import ConfigError
+from terarec.memory import BudgetError
 from terarec.metrics import evaluate_retrieval
 from terarec.metrics.ranking import RetrievalResults
 from terarec.models.contract import device_of
@@ -24,7 +25,7 @@ DEFAULT_K = (5, 10)
 
 Integers = NDArray[np.int64]
 
-_ITEMS_AT_ONCE = 65_536
+_ITEMS_AT_ONCE = 1 << 16
 
 
 class _Samples:
@@ -92,12 +93,12 @@ def evaluate_sequences(
                 if progress is not None:
                     progress(done)
             keys = torch.arange(FIRST_ITEM, model.num_items, device=device)
-            items = [model.vectors_of_items(part).float() for part in torch.split(keys, _ITEMS_AT_ONCE)]
+            items = _vectors_of(model, keys)
     finally:
         model.train(was_training)
     if not users:
         raise ConfigError("retrieval", "got no sample, expected at least one")
-    return samples.results(torch.cat(users), torch.cat(items), _lengths(k, len(keys)))
+    return samples.results(torch.cat(users), items, _lengths(k, len(keys)))
 
 
 def evaluate_popularity(
@@ -133,6 +134,18 @@ def evaluate_popularity(
         raise ConfigError("retrieval", "got no sample, expected at least one")
     vectors = counts[FIRST_ITEM:].float().unsqueeze(1)
     return samples.results(torch.ones(number, 1), vectors, _lengths(k, len(vectors)))
+
+
+def _vectors_of(model: SequenceModel, keys: Tensor) -> Tensor:
+    """Return the vectors float32[n, D] of items, in parts that the tiers of their table hold."""
+    size = _ITEMS_AT_ONCE
+    while True:
+        try:
+            return torch.cat([model.vectors_of_items(part).float() for part in torch.split(keys, size)])
+        except BudgetError:
+            if size == 1:
+                raise
+            size //= 4
 
 
 def _lengths(k: Sequence[int] | None, num_items: int) -> Sequence[int]:
