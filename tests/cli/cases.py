@@ -137,6 +137,7 @@ class Case:
 TRAINED = ("run", "data")
 CASES = {
     "evaluate": Case(TRAINED, lambda root, out: ["evaluate", root / "run", "--data", root / "data"]),
+    "calibrate": Case(TRAINED, lambda root, out: ["calibrate", root / "run", "--data", root / "data"], writes=("run",)),
     "predict": Case(
         ("run", "raw"),
         lambda root, out: ["predict", root / "run", root / "raw" / "day_1.tsv", "--out", out / "s.csv"],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``terarec evaluate`` and ``predict``: metrics and scores of a trained RUN."""
+"""``terarec evaluate``, ``calibrate`` and ``predict``: metrics, calibration and scores of a trained RUN."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from terarec.cli.options import (
 from terarec.errors import ConfigError
 from terarec.reports.text import Show
 from terarec.spec import Numbers, PrepareOptions, ServingSpec, TrainingSpec
+from terarec.spec.calibration import CalibrationMethod
 
 if TYPE_CHECKING:
     import torch
@@ -149,6 +150,50 @@ def evaluate(options: EvaluateOptions, show: Show) -> None:
     for column, by_value in figures.get("slices", {}).items():
         show.table(f"slices of {column}", _slice_rows(by_value))
     show.json(figures)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrateOptions:
+    """Options of ``terarec calibrate``."""
+
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="RUN directory of a trained model of binary labels.")]
+    data: Annotated[Path, typer.Option(help="A prepared data set, or HugeCTR's files.")]
+    split: Annotated[str, typer.Option(help="Split that the run was not trained on.")] = "valid"
+    method: Annotated[
+        CalibrationMethod,
+        typer.Option(help='"temperature" for a divisor of the logits; "isotonic" for a rising function (needs SciPy).'),
+    ] = "temperature"
+    checkpoint: CheckpointOption = None
+    device: DeviceOption = None
+    allow_import: AllowImport = None
+
+
+def calibrate(options: CalibrateOptions, show: Show) -> None:
+    """Run ``terarec calibrate``."""
+    from terarec.config import load_run
+    from terarec.config.files import RUN_FILE
+    from terarec.data import open_reader, read_spec
+    from terarec.formats import read_dataset
+    from terarec.models.trained_columns import check_columns
+    from terarec.train.calibrating import calibrate_run
+    from terarec.train.devices import resolve_device
+    from terarec.train.run_dir import RunDirectory, check_run
+
+    check_run(options.run)
+    training, trained_on = load_run(options.run / RUN_FILE).training, RunDirectory(options.run).dataset
+    check_columns(read_spec(options.data), options.data, read_dataset(trained_on), trained_on)
+    report = calibrate_run(
+        options.run,
+        open_reader(options.data, options.split, batch_size=training.batch_size, threads=training.reader_threads),
+        options.method,
+        checkpoint=options.checkpoint,
+        device=resolve_device(options.device or "auto"),
+        allow_import=options.allow_import or (),
+    )
+    figures: dict[str, Any] = {"run": str(options.run), "data": str(options.data), "split": options.split}
+    figures |= {"method": options.method, "step": report.step, **report.after}
+    figures |= {f"{name}_before": value for name, value in report.before.items()}
+    show.result(f"{options.run} is calibrated", figures)
 
 
 def _training(options: EvaluateOptions, training: TrainingSpec) -> TrainingSpec:

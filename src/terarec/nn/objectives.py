@@ -24,6 +24,7 @@ from torch.nn.functional import (
 from terarec.batch import Batch, column_codes, column_digests
 from terarec.errors import ConfigError
 from terarec.nn.batch_ranks import BatchRanks, rows_of_all, sum_over
+from terarec.nn.calibration import build_calibration
 from terarec.spec.run import (
     BinarySpec,
     MultiClassSpec,
@@ -41,7 +42,7 @@ class Objective(Protocol):
         default_metrics: Metrics that evaluation computes unless others are named; training monitors the first.
 
     One whose scores are the probabilities of the labels may have ``gives_probabilities = True``; evaluations then have
-    calibration curves.
+    calibration curves. One that corrects these after training has ``calibrated_logits(logits)``, which metrics read.
     """
 
     default_metrics: ClassVar[tuple[str, ...]]
@@ -63,7 +64,7 @@ class BinaryObjective:
         label_weights: Factors of the labels' losses; empty for ones.
 
     Args:
-        spec: Weights of the labels.
+        spec: Weights of the labels, and calibration of the scores.
     """
 
     default_metrics: ClassVar[tuple[str, ...]] = ("auc", "logloss")
@@ -71,9 +72,15 @@ class BinaryObjective:
 
     def __init__(self, spec: BinarySpec | None = None) -> None:
         self.label_weights = () if spec is None else spec.label_weights
+        described = None if spec is None else spec.calibration
+        self._num_calibrated = None if described is None else described.num_labels
+        self._calibration = None if described is None else build_calibration(described)
 
     def num_outputs(self, num_labels: int) -> int:
         """Return one logit a label."""
+        if self._num_calibrated not in (None, num_labels):
+            problem = f"is of {self._num_calibrated} labels, expected one for each of {num_labels}"
+            raise ConfigError("objective.calibration", problem)
         if self.label_weights and len(self.label_weights) != num_labels:
             raise ConfigError(
                 "objective.label_weights",
@@ -92,8 +99,12 @@ class BinaryObjective:
         return binary_cross_entropy_with_logits(logits.float(), batch.label, weight=weight)
 
     def scores(self, logits: Tensor) -> Tensor:
-        """Return the probability of each label."""
-        return logits.float().sigmoid()
+        """Return the probability of each label, calibrated."""
+        return logits.float().sigmoid() if self._calibration is None else self._calibration.scores(logits.float())
+
+    def calibrated_logits(self, logits: Tensor) -> Tensor:
+        """Return the logits of `scores`."""
+        return logits if self._calibration is None else self._calibration.logits(logits.float())
 
 
 class MultiClassObjective:

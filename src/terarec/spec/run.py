@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 from terarec.spec import checks
+from terarec.spec.calibration import CalibrationSpec
 from terarec.spec.model import DLRMSpec, ModelSpec
 from terarec.spec.multitask import ESMMSpec
 from terarec.spec.optimizer import AdaGradSpec, AdamSpec, DenseOptimizerSpec, SparseOptimizerSpec
@@ -23,13 +24,17 @@ class BinarySpec:
     Attributes:
         label_weights: Factors of the labels' losses, in the order of the data set's labels; empty for ones. A label of
             weight 0 is not trained, and metrics leave it out of the mean over labels.
+        calibration: Correction of the probabilities after training, which ``terarec calibrate`` writes; None for none.
     """
 
     kind: ClassVar[str] = "binary"
     label_weights: tuple[float, ...] = ()
+    calibration: CalibrationSpec | None = None
 
     def __post_init__(self) -> None:
         _check_weights(self, self.label_weights)
+        if self.calibration is not None:
+            checks.instance(self, "calibration", CalibrationSpec, "a TemperatureSpec or an IsotonicSpec")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -295,3 +300,10 @@ class RunSpec:
             checks.reject(
                 self, "row_optimizers", f"got {DEFAULT_OPTIMIZER!r}, expected other names: it is sparse_optimizer"
             )
+
+
+def without_calibration(run: RunSpec) -> RunSpec:
+    """Return `run` without the calibration of its scores."""
+    if not isinstance(run.objective, BinarySpec) or run.objective.calibration is None:
+        return run
+    return replace(run, objective=replace(run.objective, calibration=None))

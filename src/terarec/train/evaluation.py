@@ -323,6 +323,7 @@ class Evaluator:
         is_calibrated = getattr(self._objective, "gives_probabilities", False) and getattr(
             model, "gives_probabilities", True
         )
+        to_calibrated = getattr(self._objective, "calibrated_logits", None)
         throughput = Throughput()
         objective = self._objective if self._reads_loss else None
         # Closed at once where `progress` raises: the model's mode must not wait for the garbage collector.
@@ -335,7 +336,7 @@ class Evaluator:
                     metrics = self._new_set(batch.label.shape[1], calibration=is_calibrated)
                 metrics.update(
                     labels=batch.label,
-                    logits=logits,
+                    logits=logits if to_calibrated is None else to_calibrated(logits),
                     scores=self._objective.scores(logits) if "scores" in metrics.reads else None,
                     weights=batch.weight,
                     columns={name: column(batch, name) for name in metrics.columns},

@@ -23,8 +23,9 @@ from terarec.io.opening import copy_file
 from terarec.io.remote import final_name
 from terarec.io.removal import remove_tree
 from terarec.models.trained_columns import check_columns
-from terarec.spec import DatasetSpec, RunSpec, to_data
+from terarec.spec import BinarySpec, DatasetSpec, RunSpec, to_data
 from terarec.spec.codec import differences
+from terarec.spec.run import without_calibration
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_DIRECTORY = "tensorboard"
@@ -144,7 +145,7 @@ class RunDirectory:
         if not resume:
             expected = "expected an empty directory, or resume=True"
             raise ConfigError(self.path, f"holds the checkpoints of a run, {expected}")
-        for path, old, new in differences(to_data(load_run(self.run_file)), to_data(spec)):
+        for path, old, new in differences(_comparable(load_run(self.run_file)), _comparable(spec)):
             if path not in _MAY_CHANGE:
                 raise ConfigError(
                     self.run_file,
@@ -160,7 +161,8 @@ class RunDirectory:
             _copy(Path(spec.data) / file, self.dataset / file)
         # Without shards: serving needs columns and workflow, and the data may move or go.
         write_dataset(dataclasses.replace(dataset, splits={}), self.dataset)
-        save_run(spec, self.run_file)
+        # Further steps change the weights that a calibration was fitted for: a resumed run has none.
+        save_run(without_calibration(spec), self.run_file)
 
     def _check_is_run_or_empty(self) -> None:
         expected = "expected a new or an empty directory, or a RUN"
@@ -183,6 +185,15 @@ class RunDirectory:
                 remove_tree(path, names=_CONTENT, ignore_errors=True)
             else:
                 path.unlink()
+
+
+def _comparable(spec: RunSpec) -> dict[str, object]:
+    """Return a spec without what is written after training, as JSON data; the default objective is that of none."""
+    plain = without_calibration(spec)
+    if plain.objective == BinarySpec():
+        plain = dataclasses.replace(plain, objective=None)
+    data: dict[str, object] = to_data(plain)
+    return data
 
 
 def check_run(path: Path) -> None:
