@@ -22,6 +22,8 @@ from terarec.train.calibrating import _isotonic, _temperature, calibrate_run
 from terarec.train.evaluation import Evaluator
 from terarec.train.predict import predict
 from terarec.train.run import build
+from tests.cli.conftest import figures
+from tests.cli.test_docs import unnamed
 from tests.errors import at
 from tests.train.small_run import changed
 
@@ -108,6 +110,20 @@ def test_every_use_of_a_run_has_calibrated_scores(tmp_path: Path, spec: RunSpec,
     # Further steps change the weights: the calibration ends with them.
     build(changed(spec, max_steps=7), run).fit(resume=True)
     assert load_run(run / "run.json").objective in (None, BinarySpec())
+
+
+def test_a_calibration_of_other_weights_is_reported(
+    tmp_path: Path, spec: RunSpec, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    build(changed(spec, max_steps=4, checkpoint_every=2, keep_checkpoints=2), run).fit()
+    reported = figures("calibrate", run, "--data", spec.data)
+    assert unnamed(reported, "calibrate") == set()
+    assert reported["logloss"] <= reported["logloss_before"]
+    load_model(run)
+    assert caplog.messages == []
+    load_model(run, 2)
+    assert caplog.messages == [f"{run}: its scores are calibrated for the weights of step 4, these are of step 2"]
 
 
 def test_what_cannot_be_calibrated_is_reported(tmp_path: Path, spec: RunSpec) -> None:

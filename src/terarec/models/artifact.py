@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,7 @@ from terarec.formats import read_dataset
 from terarec.memory.files import own_directory
 from terarec.models.registry import build_model
 from terarec.nn.objectives import build_objective
-from terarec.spec import DatasetSpec, DynamicTableSpec, RunSpec, TableSpec, Tiers
+from terarec.spec import BinarySpec, DatasetSpec, DynamicTableSpec, RunSpec, TableSpec, Tiers
 from terarec.spec.model import ModelSpec
 from terarec.storage import Store
 
@@ -45,6 +46,8 @@ class LoadedModel(NamedTuple):
     dataset: DatasetSpec
     step: int
 
+
+_LOGGER = logging.getLogger(__name__)
 
 _LOADED = ".terarec-loaded"
 """Start of the names of directories with the tables of loaded runs."""
@@ -118,11 +121,23 @@ def load_model(
         try:
             opened = load(path)
             load_weights(model, opened, with_state=False)
+            _warn_of_other_step(run_dir, spec, opened.step)
             return LoadedModel(model=model.eval(), spec=spec, dataset=dataset, step=opened.step)
         except (FormatError, FileNotFoundError):
             # A training that continues there may have removed it for a newer one since it was found.
             if path in complete_checkpoints(run_dir / CHECKPOINT_DIRECTORY):
                 raise
+
+
+def _warn_of_other_step(run_dir: Path, spec: RunSpec, step: int) -> None:
+    calibration = spec.objective.calibration if isinstance(spec.objective, BinarySpec) else None
+    if calibration is not None and calibration.step != step:
+        _LOGGER.warning(
+            "%s: its scores are calibrated for the weights of step %d, these are of step %d",
+            run_dir,
+            calibration.step,
+            step,
+        )
 
 
 class ModelWithoutTables(NamedTuple):

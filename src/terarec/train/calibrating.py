@@ -90,21 +90,23 @@ def calibrate_run(
             kind = loaded.spec.model.kind
             raise ConfigError(run_dir, f"a {kind} whose scores are no probabilities of labels, expected one of them")
         scored = score(loaded.model, reader, plain.training.precision)
-        samples = [_arrays(batch, logits) for batch, logits, _ in scored]
-        if not samples:
+        parts = [_arrays(batch, logits) for batch, logits, _ in scored]
+        if not parts:
             raise ConfigError("split", "has no samples, expected some to calibrate by")
-        logits, labels, weights = (np.concatenate(parts) for parts in zip(*samples, strict=True))
+        logits, labels, weights = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         names = [label.name for label in loaded.dataset.labels]
-        fit = _temperature if method == "temperature" else _isotonic
-        fitted = [
-            fit(name, *(part[~np.isnan(labels[:, place])] for part in (logits[:, place], labels[:, place], weights)))
+        known = ~np.isnan(labels)
+        of_labels = {
+            name: (logits[known[:, place], place], labels[known[:, place], place], weights[known[:, place]])
             for place, name in enumerate(names)
-        ]
+        }
         calibration: CalibrationSpec
         if method == "temperature":
-            calibration = TemperatureSpec(temperatures=tuple(fitted), step=loaded.step)
+            temperatures = tuple(_temperature(name, *samples) for name, samples in of_labels.items())
+            calibration = TemperatureSpec(temperatures=temperatures, step=loaded.step)
         else:
-            scores, values = zip(*fitted, strict=True)
+            points = [_isotonic(name, *samples) for name, samples in of_labels.items()]
+            scores, values = tuple(x for x, _ in points), tuple(y for _, y in points)
             calibration = IsotonicSpec(scores=scores, values=values, step=loaded.step)
         calibrated = dataclasses.replace(plain, objective=dataclasses.replace(objective, calibration=calibration))
         before, after = (_metrics(run, logits, labels, weights) for run in (plain, calibrated))
@@ -153,7 +155,7 @@ def _isotonic(label: str, logits: Floats, labels: Floats, weights: Floats) -> tu
     probabilities = 0.5 + 0.5 * np.tanh(logits / 2)
     (curve,) = Calibration(bins=_BINS).update(probabilities, labels, weights).curves()
     # float32, in which scores are computed, may not tell means apart.
-    scores, first = np.unique(np.float32(curve.score), return_index=True)
+    scores, first = np.unique(np.array(curve.score, dtype=np.float32), return_index=True)
     means, sums = np.array(curve.label)[first], np.array(curve.weight)[first]
     values = _scipy_optimize().isotonic_regression(means, weights=sums).x.clip(0.0, 1.0)
     return tuple(scores.tolist()), tuple(np.maximum.accumulate(values).tolist())
