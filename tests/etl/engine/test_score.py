@@ -3,13 +3,16 @@
 
 import itertools
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
 from terarec.etl import prepare
@@ -160,6 +163,20 @@ def test_every_format_with_a_split_by_files(form: str, tmp_path: Path) -> None:
         assert found["keys"] == [keys.tolist() for keys in served.keys]
         empty = "" if form == "delimited" else None
         assert [value or empty for value in found["kept"]["city"]] == [value or empty for value in CITIES["city"]]
+
+
+def test_a_bucket_is_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files were listed for their format, for their number of fields, and for their rows."""
+    log = write_cities(tmp_path / "log", "delimited", ("label", "x", "city"))
+    log.write_text(log.read_text().partition("\n")[2])
+    other = shutil.copy(log, tmp_path / "other")
+    prepare(city_workflow("delimited", delimiter=","), [log, other], tmp_path / "data")
+    fsspec.filesystem("memory").pipe("/scored/a", b"1.0,a\n2.0,b\n")
+    listed: list[str] = []
+    glob = MemoryFileSystem.glob
+    monkeypatch.setattr(MemoryFileSystem, "glob", lambda fs, path, **kw: listed.append(path) or glob(fs, path, **kw))
+    found = encoded(EncodedFiles(Workflow.load(tmp_path / "data" / "workflow"), ["memory://scored/*"]))
+    assert (len(listed), found["rows"]) == (1, [0, 1])
 
 
 def test_grouped_steps_see_the_rows_of_the_files_in_bounded_memory(tmp_path: Path) -> None:

@@ -15,9 +15,10 @@ from terarec.errors import ConfigError
 from terarec.etl.engine.score import EncodedFiles
 from terarec.etl.ops.quantiles import GrowingSample, NumberSample
 from terarec.etl.source.arrow_files import read_schema
+from terarec.etl.source.blocks import SourceFile
 from terarec.etl.source.files import find_files
 from terarec.etl.source.hive import files_spec
-from terarec.etl.source.source import Source, open_source, read_as
+from terarec.etl.source.source import Source, open_files, read_as
 from terarec.etl.workflow import Workflow, workflow_of
 from terarec.etl.workflow.datasets import IdValues
 from terarec.etl.workflow.plan import columns_needed
@@ -291,23 +292,23 @@ def summarize_raw(files: Sequence[str | Path], reference: Path, *, allow_import:
     workflow = workflow.with_sample_columns(weight=None, metadata=())  # which are not compared, and may be bad here
     dataset = workflow.dataset_spec()
     name = ", ".join(str(path).rstrip("/").rpartition("/")[2] for path in files)
-    if _lacks_columns(workflow, files):
+    listed = find_files(files)
+    if _lacks_columns(workflow, listed):
         rows = RowSummary(dataset, workflow, has_labels=False)
         for block in EncodedFiles(workflow, files).blocks():
             rows.add((block.records.dense,), block.records.keys)
         return rows.summary(name)
-    return summarize(name, dataset, _raw_blocks(workflow, open_source(workflow.spec.source, files)), workflow)
+    return summarize(name, dataset, _raw_blocks(workflow, open_files(workflow.spec.source, listed)), workflow)
 
 
-def _lacks_columns(workflow: Workflow, files: Sequence[str | Path]) -> bool:
+def _lacks_columns(workflow: Workflow, files: Sequence[SourceFile]) -> bool:
     """Return whether Parquet files lack a column of the workflow's source."""
-    places = find_files(files)
-    spec = read_as(workflow.spec.source, places)
+    spec = read_as(workflow.spec.source, files)
     if spec.format != "parquet":
         return False
-    names = read_schema(places[0].path, "parquet").names
+    names = read_schema(files[0].path, "parquet").names
     # Some columns may be in the names of directories.
-    return any(column.name not in names for column in files_spec(spec, places).columns)
+    return any(column.name not in names for column in files_spec(spec, files).columns)
 
 
 def _raw_blocks(workflow: Workflow, source: Source) -> Iterator[ColumnBlock]:

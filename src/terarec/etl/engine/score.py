@@ -23,10 +23,10 @@ from terarec.etl.engine.phases import OnProgress, ProgressMeter
 from terarec.etl.engine.split import assign
 from terarec.etl.ops import Operator
 from terarec.etl.ops.sequences import ITEM_BITS, MAX_ITEMS
-from terarec.etl.source.blocks import BadInputReport
+from terarec.etl.source.blocks import BadInputReport, SourceFile
 from terarec.etl.source.delimited import split_header
 from terarec.etl.source.files import find_files
-from terarec.etl.source.source import Sources, check_sources, open_source, read_as
+from terarec.etl.source.source import Sources, check_sources, open_files, open_source, read_as
 from terarec.etl.source.text import read_text
 from terarec.etl.workflow import Workflow
 from terarec.etl.workflow.earlier_rows import open_earlier_rows
@@ -116,10 +116,16 @@ class EncodedFiles:
         self._keys = [column.name for column in dataset.categorical]
         wanted = scoring_plan(workflow.plan, (*self._dense, *self._keys))
         checked = check_sources(sources)
-        spec = scoring_source(wanted, workflow.plan, checked, self.keep)
         self._plan, self._work = wanted.plan, wanted.work
         self.explodes = wanted.explodes
-        self._source = open_source(spec, checked, chosen.bad_input, chosen.threads)
+        if isinstance(checked, pa.Table):
+            spec = scoring_source(wanted, workflow.plan, None, self.keep)
+            self._source = open_source(spec, checked, chosen.bad_input, chosen.threads)
+        else:
+            # Listed once: a bucket may have many files, and others while it is listed again.
+            files = find_files(checked)
+            spec = scoring_source(wanted, workflow.plan, files, self.keep)
+            self._source = open_files(spec, files, chosen.bad_input, chosen.threads)
         item_bits = ITEM_BITS if self.explodes else 0
         meter = ProgressMeter(progress)
         passes = 2 if self._work.grouped else 1
@@ -251,35 +257,35 @@ def scoring_plan(plan: Plan, results: Sequence[str]) -> ScoringPlan:
 
 
 def scoring_source(
-    wanted: ScoringPlan, plan: Plan, paths: Sequence[str | Path] | pa.Table, keep: Sequence[str]
+    wanted: ScoringPlan, plan: Plan, files: Sequence[SourceFile] | None, keep: Sequence[str]
 ) -> SourceSpec:
     """Return how to read files of which only some columns matter.
 
     Args:
         wanted: Steps for the rows.
         plan: Plan of the complete workflow.
-        paths: Files, or a table in memory, which has the columns by name.
+        files: The files; None for a table in memory, which has the columns by name.
         keep: Further columns to read.
 
     Raises:
         ConfigError: A column of `keep` that the source cannot give.
-        DataNotFoundError, FormatError: As `terarec.etl.source.source.open_source`.
+        FormatError: The first file is damaged.
     """
     source = plan.spec.source
-    if isinstance(paths, pa.Table):
+    if files is None:
         source = dataclasses.replace(source, format="parquet", encoding="utf-8")
     else:
-        source = read_as(source, find_files(paths))
+        source = read_as(source, files)
     has_names = source.format != "delimited" or source.header
     typed = {column.name: column for column in source.columns}
     for name in keep:
         if name not in typed and not (source.format == "delimited" and source.header):
             raise FieldError("", "keep", f"got {name!r}, expected columns of the workflow's source: {', '.join(typed)}")
-    if has_names:
+    if has_names or files is None:
         names = dict.fromkeys((*wanted.work.reads, *keep))
         columns = [_read_as(typed.get(name), name, name in wanted.work.reads, source) for name in names]
         return dataclasses.replace(source, columns=tuple(columns))
-    there = [column for column in source.columns if column.name not in _absent(wanted, plan, paths, keep)]
+    there = [column for column in source.columns if column.name not in _absent(wanted, plan, files[0], keep)]
     columns = [_read_as(column, column.name, column.name in wanted.work.reads, source) for column in there]
     return dataclasses.replace(source, columns=tuple(columns))
 
@@ -291,10 +297,11 @@ def _read_as(column: SourceColumn | None, name: str, is_needed: bool, source: So
     return column
 
 
-def _absent(wanted: ScoringPlan, plan: Plan, paths: Sequence[str | Path], keep: Sequence[str]) -> frozenset[str]:
-    """Return the columns of the labels, or these and those of the weight and metadata, that the files lack.
+def _absent(wanted: ScoringPlan, plan: Plan, file: SourceFile, keep: Sequence[str]) -> frozenset[str]:
+    """Return the columns of the labels, or these and those of the weight and metadata, that a file lacks.
 
-    Lines of files without a header do not name their fields: the number of fields in the first one decides.
+    Lines of files without a header do not name their fields: the number of fields in the first one decides. The first
+    file is enough, since all files of a source have the same fields.
     """
     source = plan.spec.source
     needed = {*wanted.work.reads, *keep}
@@ -302,8 +309,6 @@ def _absent(wanted: ScoringPlan, plan: Plan, paths: Sequence[str | Path], keep: 
     labels = frozenset(with_labels) - needed
     weight = () if plan.spec.weight is None else scoring_plan(plan, [plan.spec.weight]).work.reads
     unread = labels | (frozenset((*weight, *plan.spec.metadata)) - needed)
-    # The first file is enough: all files of a source have the same fields.
-    file = find_files(paths)[0]
     text = next(read_text(file, _FIRST_BYTES)).text
     if source.encoding != "utf-8":
         text = text.decode(source.encoding).encode()

@@ -267,12 +267,24 @@ def open_source(
     """
     if policy not in BAD_INPUT_POLICIES:
         raise ConfigError("policy", f"got {policy!r}, expected one of {', '.join(map(repr, BAD_INPUT_POLICIES))}")
-    checked, threads = check_sources(sources), threads or available_threads()
+    checked = check_sources(sources)
     if isinstance(checked, pa.Table):
-        return Source([describe_table(checked)], spec, TableReader(spec, checked), policy, threads, limit)
-    files = find_files(checked)
+        reader = TableReader(spec, checked)
+        return Source([describe_table(checked)], spec, reader, policy, threads or available_threads(), limit)
+    return open_files(spec, find_files(checked), policy, threads, limit)
+
+
+def open_files(
+    spec: SourceSpec,
+    files: Sequence[SourceFile],
+    policy: BadInputPolicy = "raise",
+    threads: int | None = None,
+    limit: int | None = None,
+) -> Source:
+    """Return the rows of files that were listed before; the other arguments are those of `open_source`."""
     spec = read_as(spec, files)
-    return Source(files, spec, with_directories(spec, files, reader_of), policy, threads, limit)
+    reader = with_directories(spec, files, reader_of)
+    return Source(files, spec, reader, policy, threads or available_threads(), limit)
 
 
 def read_as(spec: SourceSpec, files: Sequence[SourceFile]) -> SourceSpec:
