@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from terarec.errors import StaleRowsError
+from terarec.memory import redis_fence
 from terarec.memory.redis_fence import RedisFence
 from terarec.memory.redis_server import RedisServer
 from tests.ps.redis_processes import needs_redis, running
+from tests.waiting import wait_for
 
 
 @needs_redis
@@ -43,4 +45,49 @@ def test_a_lookup_may_find_what_changes_wrote_since_it_began(tmp_path: Path) -> 
         ):
             with pytest.raises(StaleRowsError):
                 fence.check(accepted, found)
+        server.close()
+
+
+@needs_redis
+def test_a_part_of_a_change_is_of_no_state(tmp_path: Path) -> None:
+    """The next writer called it the state that the one which died had begun."""
+    with running(tmp_path / "redis") as started:
+        server = RedisServer(started.spec())
+
+        def fence() -> RedisFence:
+            return RedisFence(server, ["hps_et{t/p0}s"])
+
+        died = fence()
+        died.begin("a")
+        unnamed = fence()
+        unnamed.begin(None)
+        with pytest.raises(StaleRowsError):
+            fence().begin("b")
+        unnamed.end()
+        assert unnamed.state == ""
+        with pytest.raises(StaleRowsError):
+            died.end()
+        died = fence()
+        died.begin("a")
+        again = fence()
+        again.begin("a")
+        again.end()
+        assert again.state == "a"
+        assert [fence().reset(state) for state in ("a", "a")] == [False, True]  # the second finds a part again
+        server.close()
+
+
+@needs_redis
+def test_a_writer_that_wakes_after_its_lease_notices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(tmp_path / "redis") as started:
+        server = RedisServer(started.spec())
+        slow, other = (RedisFence(server, ["hps_et{t/p0}s"]) for _ in range(2))
+        slow.begin("a")
+        assert not other.is_abandoned()
+        monkeypatch.setattr(redis_fence, "LEASE_SECONDS", 0.001)
+        slow.extend()  # nobody has taken over
+        wait_for(other.is_abandoned)
+        other.reset("b")
+        with pytest.raises(StaleRowsError):
+            slow.extend()
         server.close()

@@ -13,7 +13,9 @@ from terarec.errors import StaleRowsError, StorageError
 from terarec.kernels.slots import RowBatch
 from terarec.memory.level import batch_of
 from terarec.memory.redis_server import RedisServer
+from terarec.memory.renewal import RowChunk
 from terarec.ps import TableTiers, TierUseStatistics
+from terarec.ps.loading import TableSource, fill_tiers
 from terarec.spec import RowFileSpec
 from terarec.spec.parameter_server import OverflowSpec
 from tests.ps.redis_processes import RedisProcess, needs_redis, running
@@ -279,6 +281,45 @@ def test_processes_that_share_a_server(redis_server: RedisProcess, tmp_path: Pat
     assert second.table.renew("next") == 1
     second.assert_served(newest(2.0))
     first.assert_served(newest(2.0))
+
+
+@needs_redis
+def test_a_change_whose_writer_died_is_undone(redis_server: RedisProcess, tmp_path: Path) -> None:
+    """Its mark stood for ever: other processes passed the server over until a writer came."""
+    first = InFrontOfFiles(redis_server, tmp_path / "first")
+    second = InFrontOfFiles(redis_server, tmp_path / "second", first.tag)
+    with second.table.changing():
+        pass
+    died = first.fast.guarded
+    died.fences[0].begin("next")
+    died.write(batch_of(CHANGED, 0), distinct_rows(4, CHANGED, 1.0).view(torch.uint8))
+    second.assert_served(distinct_rows(4, KEYS))
+    assert second.table.renew() == 0  # it may be alive
+    second.client.delete(f"hps_et{{{first.tag}/p0}}w")
+    second.assert_renewed(distinct_rows(4, KEYS))
+    with pytest.raises(StaleRowsError):
+        died.fences[0].end()
+
+
+@needs_redis
+def test_nothing_stays_of_a_table_that_is_removed(redis_server: RedisProcess, tmp_path: Path) -> None:
+    """The marks of each version of a model stayed."""
+    held = InFrontOfFiles(redis_server, tmp_path / "rows")
+    assert held.client.keys(f"hps_et{{{held.tag}/*")
+    held.table.clear()
+    assert not held.client.keys(f"hps_et{{{held.tag}/*")
+
+
+@needs_redis
+def test_a_new_process_removes_rows_that_its_source_does_not_have(redis_server: RedisProcess, tmp_path: Path) -> None:
+    held = InFrontOfFiles(redis_server, tmp_path / "rows")
+    update(held.table, 1.0, "next")
+    table = table_of([redis_tier(RedisServer(redis_server.spec(num_partitions=3)), held.tag, 4)])
+    part = RowChunk(CHANGED, distinct_rows(4, CHANGED))
+    fill_tiers(
+        table, TableSource(path=tmp_path, num_rows=CHANGED.numel(), read=lambda: iter([part])), lambda rows: None
+    )
+    assert torch.equal(table.find(KEYS).mask, torch.isin(KEYS, CHANGED))
 
 
 @needs_redis

@@ -31,12 +31,15 @@ class Fence(Protocol):
             state: Name of the state that the change leads to; None where it keeps its name.
 
         Raises:
-            StaleRowsError: The rows are of another state than this process left them in.
+            StaleRowsError: The rows are of another state than this process left them in, or a part of a change to one.
             StorageError: The memory cannot be reached.
         """
 
-    def reset(self, state: str | None) -> None:
+    def reset(self, state: str | None) -> bool:
         """Begin a change after which no row of before is left, so that these may be of any state.
+
+        Returns:
+            Whether there may be rows of another state, which the caller removes.
 
         Raises:
             StorageError: The memory cannot be reached.
@@ -47,6 +50,12 @@ class Fence(Protocol):
 
     def compare(self) -> None:
         """Raise unless the rows are of the state that this process left them in; errors are those of `begin`."""
+
+    def is_abandoned(self) -> bool:
+        """Return whether another process began a change of the rows and died; errors are those of `adopt`."""
+
+    def remove(self) -> None:
+        """Remove what stands beside rows that are gone for good; errors are those of `adopt`."""
 
     def adopt(self, state: str | None) -> bool:
         """Take over the rows if another process completed their change to a state; return whether it did.
@@ -72,9 +81,11 @@ class OwnFence:
         """Note a change; see `Fence.begin`."""
         self._next = self.state if state is None else state
 
-    def reset(self, state: str | None) -> None:
+    def reset(self, state: str | None) -> bool:
         """Note a change; see `Fence.reset`."""
+        had_state = self.state != ""
         self.begin(state)
+        return had_state
 
     def end(self) -> None:
         """Note the end of a change; see `Fence.end`."""
@@ -82,6 +93,14 @@ class OwnFence:
 
     def compare(self) -> None:
         """Do nothing: the rows are as this process left them."""
+
+    def is_abandoned(self) -> bool:
+        """Return False: no other process changes rows."""
+        return False
+
+    def remove(self) -> None:
+        """Forget the state."""
+        self.state = ""
 
     def adopt(self, state: str | None) -> bool:
         """Return False: no other process changes rows."""

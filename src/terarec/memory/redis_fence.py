@@ -4,11 +4,15 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from terarec.errors import StaleRowsError
 from terarec.memory.redis_server import RedisServer, Request, request, request_on
+
+LEASE_SECONDS = 60
+"""After which a writer that wrote no row of its change counts as dead."""
 
 
 class _Mark(NamedTuple):
@@ -48,7 +52,8 @@ class RedisFence:
     changed the rows. Until `begin` is called for the first time, any rows are as good, and nothing is read or compared.
 
     The mark of a partition is the string ``hps_et{TAG/pP}s``, on the node of its rows. A single server needs only that
-    of partition 0.
+    of partition 0. During a change, ``hps_et{TAG/p0}w`` stands beside it: a lease, which the writer extends while it
+    writes rows and which ends by itself. A mark of an incomplete change without a lease is of a writer that died.
 
     Attributes:
         takes_later: Whether lookups take rows that another process changed to another state, as nothing else has any.
@@ -70,6 +75,8 @@ class RedisFence:
         self._runs: list[str] = []
         # What lookups may find: more than one value while a change is under way.
         self._accepted: frozenset[bytes] | None = None
+        self._lease = f"{self._names[0][:-1]}w"
+        self._leased = 0.0  # time of the last extension, by a clock that only rises
 
     @property
     def state(self) -> str:
@@ -122,12 +129,14 @@ class RedisFence:
         with self._lock:
             held = self._mark
             found = self._read() if held is None else self._compared(held)
-            begun = _Mark(found.number + 1, found.state if state is None else state, is_whole=False)
-            self._accepted = frozenset((found.written(), begun.written()))
-            self._mark, self._runs = begun, self._read_runs()
-            self._write(begun)
+            if not found.is_whole and state not in (None, found.state):
+                raise self._error(found)  # the rest of that change would be missing for ever
+            # Rows of a part of a change are of no state, unless it is made again.
+            before = found.state if found.is_whole else ""
+            begun = _Mark(found.number + 1, before if state is None else state, is_whole=False)
+            self._begin(begun, found.written())
 
-    def reset(self, state: str | None) -> None:
+    def reset(self, state: str | None) -> bool:
         """Mark the rows as changing, whatever they are; see `Fence.reset`."""
         with self._lock:
             found = self._read()
@@ -135,9 +144,46 @@ class RedisFence:
             # Above both, so that other processes see a later change.
             number = max(found.number, known.number) + 1
             begun = _Mark(number, known.state if state is None else state, is_whole=False)
-            self._accepted = frozenset((begun.written(),))
-            self._mark, self._runs = begun, self._read_runs()
-            self._write(begun)
+            self._begin(begun)
+            return found.number > 0 and not (found.is_whole and found.state == begun.state)
+
+    def _begin(self, begun: _Mark, *also_accepted: bytes) -> None:
+        self._accepted = frozenset((begun.written(), *also_accepted))
+        self._mark, self._runs = begun, self._read_runs()
+        # The lease first: without one, the mark would be of a dead writer.
+        self._extend()
+        self._write(begun)
+
+    def extend(self) -> None:
+        """Let other processes know that this one goes on with its change; before rows are written.
+
+        Raises:
+            StaleRowsError: It paused for so long that another process has taken over.
+            StorageError: The server cannot be reached.
+        """
+        mark, pause = self._mark, time.monotonic() - self._leased
+        if mark is None or mark.is_whole or pause < LEASE_SECONDS / 3:
+            return
+        with self._lock:
+            self._extend()
+            if pause >= LEASE_SECONDS and (found := self._read()) != mark:
+                raise self._error(found)
+
+    def _extend(self) -> None:
+        self._leased = time.monotonic()
+        self._server.run([request(self._lease, b"SET", b"1", b"PX", b"%d" % round(1000 * LEASE_SECONDS))])
+
+    def is_abandoned(self) -> bool:
+        """Return whether a change stands there whose writer died; see `Fence.is_abandoned`."""
+        # The mark after the lease: a change that ends between the two is whole by then.
+        (leased,) = self._server.run([request(self._lease, b"EXISTS")])
+        return not leased and not self._read().is_whole
+
+    def remove(self) -> None:
+        """Remove the marks; see `Fence.remove`."""
+        with self._lock:
+            self._mark = self._accepted = None
+            self._server.run([request(name, b"UNLINK") for name in (*self._names, self._lease)])
 
     def end(self) -> None:
         """Mark the rows as whole; see `Fence.end`."""
@@ -151,6 +197,7 @@ class RedisFence:
                 raise self._error(found)
             self._accepted = frozenset((begun.written(), whole.written()))
             self._write(whole)
+            self._server.run([request(self._lease, b"UNLINK")])
             self._mark = whole
             # Lookups that are under way compare with what was accepted when they began.
             self._accepted = frozenset((whole.written(),))

@@ -101,6 +101,7 @@ class RedisRows:
         """Set rows; see `Level.write`; a partition with more rows than its bound evicts some."""
         rows, keys = values.contiguous().numpy(), batch.keys
         for table, number, places in self._batches(batch, max(1, _SET_BYTES // self._row_bytes)):
+            self.fences[table].extend()
             name = self._hash(table, number)
             requests = [Request(name, packed_set(name, keys[places].numpy(), rows[_positions(places)]))]
             if self._tracks_use:
@@ -112,6 +113,7 @@ class RedisRows:
     def erase(self, batch: RowBatch) -> None:
         """Remove rows; see `Level.erase`."""
         for table, number, places in self._batches(batch):
+            self.fences[table].extend()
             name = self._hash(table, number)
             fields = batch.keys[places].numpy()
             # A time without a row would be chosen by an eviction in place of a row.

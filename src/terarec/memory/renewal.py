@@ -71,7 +71,7 @@ def renew(stale: StaleTable, state: str | None, donor: Guarded | None, source: R
     except StaleRowsError as error:
         if fence.adopt(state):
             missed = missed if missed is not None else torch.zeros(0, dtype=torch.int64)
-        elif error.is_later:
+        elif error.is_later and not fence.is_abandoned():
             raise
         else:
             missed = None

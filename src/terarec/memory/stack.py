@@ -191,11 +191,12 @@ class Stack:
         return is_renewed
 
     def clear(self, table: int) -> None:
-        """Remove all rows of a table from all levels that can be written; see `Level.clear`."""
+        """Remove all rows of a table from all levels that can be written, for good; see `Level.clear`."""
         with self._updating_tables([table]):
             for level in self.levels:
                 if level.is_writable[table]:
                     level.level.clear(table)
+                    level.fences[table].remove()
 
     @contextmanager
     def _updating_tables(self, tables: Sequence[int]) -> Iterator[None]:

@@ -187,10 +187,8 @@ def fill_tiers(table: TableTiers, source: TableSource, add: Callable[[int], None
 
 def _begin(tier: Guarded, table: int, source: TableSource) -> None:
     fence = tier.fences[table]
-    former = fence.state
     # On a server that several processes share, each with files of its own, only states of checkpoints have a name.
-    fence.reset(source.state if fence.is_shared else source.identity)
-    if former:
+    if fence.reset(source.state if fence.is_shared else source.identity):
         tier.level.clear(table)  # a table that was changed since may have keys that the source does not have
 
 
