@@ -31,7 +31,7 @@ from terarec.memory.rocksdb import RocksDBStore
 from terarec.memory.row_file import RowFile
 from terarec.memory.row_format import RowFileOptions
 from terarec.memory.row_store import RowStore
-from terarec.memory.table_stores import TableStores
+from terarec.memory.table_stores import TableStore, TableStores
 
 HERE = Path(__file__).resolve().parent
 ROW_BYTES = 512
@@ -230,7 +230,7 @@ def warm_reads(table: Table, turns: int) -> list[Row]:
 def cached_reads(table: Table, turns: int) -> list[Row]:
     """Return the result rows of reads that hit a cache in host memory; the limit is torch's gather of as many rows."""
     store = RowFile.open(table.root / "rows", read_only=True)
-    cache = Cache(ROW_BYTES, [table.num_rows], TableStores([store]), name="benchmark", keeps_read=True)
+    cache = Cache(ROW_BYTES, [table.num_rows], TableStores([TableStore(store)]), name="benchmark", keeps_read=True)
     plain = torch.empty(table.num_rows, ROW_BYTES // 8, dtype=torch.int64)
     out = torch.empty(BATCH, ROW_BYTES, dtype=torch.uint8)
     for first in range(0, table.num_rows, BATCH):

@@ -11,7 +11,7 @@ from terarec.kernels.slots import RowBatch
 from terarec.memory.cache import Cache
 from terarec.memory.cached_part import BudgetError
 from terarec.memory.level import FileLevel
-from terarec.memory.table_stores import TableStores
+from terarec.memory.table_stores import TableStore, TableStores
 from terarec.memory.write_behind import WrittenBehind
 from tests.errors import at
 from tests.memory.memory_row_store import MemoryRowStore
@@ -33,7 +33,7 @@ def rows(*values: int) -> torch.Tensor:
 
 
 def stores() -> TableStores:
-    return TableStores([MemoryRowStore(ROW_BYTES), MemoryRowStore(ROW_BYTES)])
+    return TableStores([TableStore(MemoryRowStore(ROW_BYTES)) for _ in range(2)])
 
 
 LEVELS = {
@@ -87,7 +87,7 @@ class Counted(TableStores):
 
 
 def test_rows_that_were_read_stay_where_they_are_to_be_kept() -> None:
-    level = Counted([MemoryRowStore(ROW_BYTES)])
+    level = Counted([TableStore(MemoryRowStore(ROW_BYTES))])
     level.write(batch(*range(8)), rows(*range(8)))
     cache = Cache(ROW_BYTES, [4], level, slot_bytes=10, name="host", keeps_read=True)
     for wanted, num_read in ((batch(1, 2, 1, 9), 4), (batch(2, 1, 2), 4), (batch(3, 4, 1), 6), (batch(1, 2, 5, 3), 7)):
@@ -104,7 +104,7 @@ class Gated(TableStores):
     """Stores that write when a test lets them."""
 
     def __init__(self) -> None:
-        super().__init__([MemoryRowStore(ROW_BYTES)])
+        super().__init__([TableStore(MemoryRowStore(ROW_BYTES))])
         self.gate = threading.Event()
         self.is_full = True
 

@@ -10,7 +10,7 @@ from terarec.kernels.slots import RowBatch, SlotLimit, new_slot_map
 from terarec.memory.fast_tier import FastTier
 from terarec.memory.lookahead import Lookahead
 from terarec.memory.row_format import RowFormat
-from terarec.memory.table_stores import TableStores
+from terarec.memory.table_stores import TableStore, TableStores
 from tests.memory.memory_row_store import MemoryRowStore
 
 OF = RowFormat(4, torch.float32)
@@ -52,7 +52,7 @@ def test_staged_rows_are_bounded(monkeypatch) -> None:
 
 
 def test_staged_rows_are_taken_once_and_not_after_a_change() -> None:
-    level = TableStores([MemoryRowStore(16)])
+    level = TableStores([TableStore(MemoryRowStore(16))])
     level.write(batch(1, 2, 3), torch.arange(3, dtype=torch.uint8)[:, None].repeat(1, 16))
     ahead = Lookahead()
     first = ahead.reserve(batch(3, 1, 9, 3), OF)
@@ -72,7 +72,7 @@ def test_staged_rows_are_taken_once_and_not_after_a_change() -> None:
 
 
 def test_a_row_that_has_another_key_now_is_not_taken() -> None:
-    level = TableStores([MemoryRowStore(16)])
+    level = TableStores([TableStore(MemoryRowStore(16))])
     ahead = Lookahead()
     ahead.reserve(batch(1, 2), OF).fill(level)
     other = batch(1, 2)

@@ -19,7 +19,7 @@ from terarec.io.removal import remove_tree, work_directory
 from terarec.memory.row_file import SEGMENT_BYTES, PageReader, RowFile
 from terarec.memory.row_format import RowFileOptions, RowFormat, read_description
 from terarec.memory.row_store import MOST_ROW_BYTES, RowStore
-from terarec.memory.table_stores import TableStores
+from terarec.memory.table_stores import TableStore, TableStores
 from terarec.memory.write_behind import WrittenBehind
 
 _SUFFIX = ".rows"
@@ -86,7 +86,7 @@ class TierFiles:
             path = self._directory / f"{table}{_SUFFIX}" / str(self._generation)
             made.append((_new_store(path, of, table, rows, self._options, self._reader), path))
         self._open += made
-        return TableStores([store for store, _ in made], self._reader)
+        return TableStores([TableStore(store) for store, _ in made], self._reader)
 
     def adopt(self, table: int, source: Path, of: RowFormat) -> RowStore | None:
         """Return a store with the rows of a row file, in place of that of a table in the last `level`.

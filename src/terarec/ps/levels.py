@@ -12,7 +12,8 @@ from terarec.memory.cache import Cache
 from terarec.memory.guarded import Guarded
 from terarec.memory.redis_rows import RedisRows
 from terarec.memory.redis_server import RedisServer
-from terarec.ps.disk import VectorStores, open_rocksdb, open_row_files
+from terarec.memory.table_stores import TableStores
+from terarec.ps.disk import open_rocksdb, open_row_files
 from terarec.spec import HostMemorySpec, RedisSpec, RocksDBSpec, RowFileSpec, ServedModelSpec, ServedTableSpec
 from terarec.spec.parameter_server import TierSpec
 
@@ -101,7 +102,7 @@ def disk_level(
         stores = open_rocksdb(spec, directories, tables, width)
     else:
         stores = open_row_files(spec, directories, tables, width)
-    rows: Cache | VectorStores = stores
+    rows: Cache | TableStores = stores
     if isinstance(spec, RowFileSpec) and spec.cache_bytes:
         slots = spec.cache_bytes // (4 * width + SLOT_BYTES)
         rows = Cache(4 * width, [slots] * len(tables), stores, name=spec.kind, keeps_read=True, serves=True)
@@ -109,7 +110,7 @@ def disk_level(
         rows,
         spec.kind,
         len(tables),
-        is_writable=stores.is_writable,
+        is_writable=[table.is_writable for table in stores.tables],
         share=spec.load_share,
         has_all=spec.load_share in (0.0, 1.0),
         clock=clock,
