@@ -27,21 +27,10 @@ def row_update_(
     table_lr: Tensor | None = None,
     rounding_seed: int = 0,
 ) -> None:
-    """Update the rows of `weights` and `state` that move under `rule`; the same bits for any number of threads.
-
-    Args:
-        weights: float32, bfloat16 or float16 [V, D], contiguous.
-        state: The rule's state, each float32[V, D] or [V], contiguous.
-        gradients: Gradients of one or more lookups in these weights.
-        rule: Which rows move, and how.
-        step: Number of this update, from 1.
-        table_lr: float32[T] in host memory, factors of the learning rate by table of the layouts; 0: the table stays.
-        rounding_seed: Seed of the random bits that round weights of 16 bits.
+    """Update rows; see `terarec.kernels.ref.row_update.row_update_`. It gives the same bits for any number of threads.
 
     Raises:
-        BadKeyError: A key outside its table; nothing is changed.
-        ConfigError: Offsets that decrease or do not cover the keys; nothing is changed.
-        KernelError: Rows that are not contiguous, or 2^32 keys and more.
+        KernelError: Rows that are not contiguous, or 2^32 keys and more; besides the errors there.
     """
     if not all(tensor.is_contiguous() for tensor in (weights, *state)):
         raise KernelError("row_update_", "got weights or state that are not contiguous, expected contiguous tensors")
@@ -71,19 +60,10 @@ def row_gradient_norm(
     table_lr: Tensor | None = None,
     first_row: int = 0,
 ) -> float:
-    """Return the L2 norm over all rows' summed gradients times ``rule.grad_scale``; of tables with factor 0, none.
-
-    Args:
-        weights: Weights as in `row_update_`; not changed.
-        gradients: Gradients of one or more lookups in these weights.
-        rule: Update rule, of which only `grad_scale` is used.
-        table_lr: Factors as in `row_update_`.
-        first_row: Arena rows before it do not count.
+    """Return a norm; see `terarec.kernels.ref.row_update.row_gradient_norm`.
 
     Raises:
-        BadKeyError: A key outside its table.
-        ConfigError: Offsets that decrease or do not cover the keys.
-        KernelError: 2^32 keys and more.
+        KernelError: 2^32 keys and more; besides the errors there.
     """
     _check_count(gradients)
     report, squares = _embedding.gradient_squares(weights, first_row, gradients, table_lr, torch.get_num_threads())

@@ -32,15 +32,7 @@ def allocate_rows(shape: tuple[int, ...]) -> NDArray[np.float32]:
 
 
 def fill_rows(rows: NDArray[np.float32], kind: str, seed: int, scale: float, first_row: int = 0) -> None:
-    """Fill ``float32[R, D]`` in place, as `terarec.kernels.ref.rows.fill_rows` does.
-
-    Args:
-        rows: Contiguous rows ``first_row, first_row + 1, ...`` of a table.
-        kind: "uniform" in [-scale, scale), or "normal" with standard deviation `scale`.
-        seed: 64 bits.
-        scale: Bound or standard deviation; see `kind`.
-        first_row: Number of the first row.
-    """
+    """Fill contiguous ``float32[R, D]`` in place, as `terarec.kernels.ref.rows.fill_rows` does."""
     num_rows, width = rows.shape
     threads = torch.get_num_threads()
     _embedding.fill_rows(rows.ctypes.data, num_rows, width, first_row, seed, scale, kind == "normal", threads)
@@ -54,15 +46,9 @@ def fill_keyed_rows(
     seed: int,
     scale: float,
 ) -> None:
-    """Fill row ``targets[i]`` of ``float32[R, D]`` in place, as `terarec.kernels.ref.rows.fill_keyed_rows` does.
+    """Fill rows in place, as `terarec.kernels.ref.rows.fill_keyed_rows` does.
 
-    Args:
-        rows: Contiguous rows.
-        targets: Contiguous int64[n], 0 <= target < R, which the caller has checked.
-        keys: Contiguous int64[n].
-        kind: "uniform" in [-scale, scale), or "normal" with standard deviation `scale`.
-        seed: 64 bits.
-        scale: Bound or standard deviation; see `kind`.
+    All arrays are contiguous; the caller has checked `targets`.
     """
     addresses = [rows.ctypes.data, targets.ctypes.data, keys.ctypes.data]
     threads = torch.get_num_threads()

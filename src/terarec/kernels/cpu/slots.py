@@ -165,16 +165,7 @@ class SlotMap:
 
 
 class RowSet:
-    """The distinct rows of a list; see `terarec.kernels.ref.slots.RowSet`.
-
-    Attributes:
-        firsts: int64[m], position at which each row first occurs, rising.
-        places: int64[n], the number of each row of the list.
-        num_left: Rows that were not taken.
-
-    Args:
-        rows: int64[n].
-    """
+    """The distinct rows of a list; see `terarec.kernels.ref.slots.RowSet`."""
 
     def __init__(self, rows: Tensor) -> None:
         rows = check_vector("rows", rows, _CPU)

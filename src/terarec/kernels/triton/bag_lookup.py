@@ -30,24 +30,10 @@ def bag_lookup(
     *,
     is_checked: bool = True,
 ) -> Tensor:
-    """Return the vectors of every bag, pooled; or of every key, if the layout does not pool.
+    """Return the vectors of every bag, or key; see `terarec.kernels.ref.bag_lookup.bag_lookup`.
 
-    Args:
-        weights: [V, D], of any floating type.
-        keys: int64[N].
-        offsets: int64[S * B + 1], feature-major.
-        layout: Layout array int64[S, 4], in host memory.
-        is_pooled: Whether the layout pools; known without reading it.
-        key_weights: float32[N], factors of the vectors; not with `MAX` or `NONE`.
-        is_checked: Whether to wait for the result and raise its error; if not, a bad key's vector is zeros, or left
-            out of a maximum.
-
-    Returns:
-        float32[B, S * D], or float32[N, D] in the order of the keys.
-
-    Raises:
-        BadKeyError: A key outside its table.
-        ConfigError: Offsets that decrease or do not cover the keys.
+    The layout array is in host memory. With `is_checked`, it waits for the result and raises its error; if not, a bad
+    key's vector is zeros, or left out of a maximum.
     """
     width = weights.shape[1]
     return _look_up(weights.contiguous(), width, (keys, offsets, key_weights), layout, is_pooled, is_checked)
@@ -63,21 +49,9 @@ def quantized_bag_lookup(
 
 @on_its_device
 def row_dots(weights: Tensor, keys: Tensor, offsets: Tensor, grad: Tensor, layout: Tensor) -> Tensor:
-    """Return the dot product of each key's row with the gradient of its bag.
+    """Return the dot products of rows and gradients; see `terarec.kernels.ref.bag_lookup.row_dots`.
 
-    Args:
-        weights: [V, D], of any floating type.
-        keys: int64[N].
-        offsets: int64[S * B + 1].
-        grad: float32[B, S * D], of the pooled result.
-        layout: Layout array int64[S, 4], in host memory.
-
-    Returns:
-        float32[N].
-
-    Raises:
-        BadKeyError: A key outside its table.
-        ConfigError: Offsets that decrease or do not cover the keys.
+    The layout array is in host memory.
     """
     keys, offsets = keys.contiguous(), offsets.contiguous()
     batch_size = (offsets.shape[0] - 1) // layout.shape[0]

@@ -57,20 +57,7 @@ class HashIndex:
         return self._find(check_vector("keys", keys, self.device), gives_rows=True)
 
     def insert(self, keys: Tensor, free_rows: Tensor, next_row: int) -> tuple[Tensor, Tensor]:
-        """Find keys and insert the absent ones, in the order of their first occurrence.
-
-        Args:
-            keys: int64[N]; a key that is repeated is one key.
-            free_rows: int64[F], distinct rows that no key has; new key j gets ``free_rows[j]`` while there are any.
-            next_row: The further new keys get ``next_row``, ``next_row + 1``, ...
-
-        Returns:
-            Rows int64[N] of all keys, and the new keys int64[M].
-
-        Raises:
-            ConfigError: A free row outside 0 <= row < 2^36.
-            StorageError: The rows up to 2^36 do not suffice; nothing has changed then.
-        """
+        """Find keys and insert the absent ones; see `terarec.kernels.ref.hash_index.HashIndex.insert`."""
         keys = check_vector("keys", keys, self.device)
         free_rows = check_vector("free_rows", free_rows, self.device)
         check_rows("free_rows", free_rows)
@@ -95,11 +82,7 @@ class HashIndex:
         return rows, new_keys
 
     def assign(self, keys: Tensor, rows: Tensor) -> None:
-        """Assign ``rows int64[N]`` to ``keys int64[N]``, present or not; the last one counts for a repeated key.
-
-        Raises:
-            ConfigError: A row outside 0 <= row < 2^36.
-        """
+        """Assign rows to keys; see `terarec.kernels.ref.hash_index.HashIndex.assign`."""
         keys = check_vector("keys", keys, self.device)
         rows = check_vector("rows", rows, self.device, length=keys.shape[0])
         check_rows("rows", rows)
@@ -109,11 +92,7 @@ class HashIndex:
         self._slot_rows[slots[last]] = rows[last]
 
     def count(self, keys: Tensor) -> Tensor:
-        """Add 1 to the value of each of ``keys int64[N]`` per occurrence, from 0; the value stays below 2^36.
-
-        Returns:
-            The value int64[N] after each occurrence.
-        """
+        """Count keys; see `terarec.kernels.ref.hash_index.HashIndex.count`."""
         keys = check_vector("keys", keys, self.device)
         # Read before `_claim`, which overwrites the rows of absent keys with codes below -1.
         before = self.find(keys).clamp(min=0)
@@ -140,15 +119,7 @@ class HashIndex:
         return rows
 
     def items(self, start: int = 0, most: int | None = None) -> tuple[Tensor, Tensor, int]:
-        """Return the keys and their rows, in an order that stays while nothing changes.
-
-        Args:
-            start: 0, or the position that the call before returned.
-            most: Largest number of keys to return; None for all.
-
-        Returns:
-            Keys int64[n], rows int64[n], and the position to continue from, -1 at the end.
-        """
+        """Return keys and rows; see `terarec.kernels.ref.hash_index.HashIndex.items`."""
         check_span(start, most)
         # The slot behind the table belongs to the key EMPTY, which cannot lie in the table.
         end = self._slots + 1

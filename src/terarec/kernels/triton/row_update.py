@@ -31,22 +31,12 @@ def row_update_(
     *,
     is_checked: bool = True,
 ) -> None:
-    """Update the rows of `weights` and `state` by `rule`; the same bits every time.
+    """Update rows; see `terarec.kernels.ref.row_update.row_update_`. It gives the same bits every time.
 
-    Args:
-        weights: [V, D], contiguous, of any floating type.
-        state: The rule's state, each float32[V, D] or [V], contiguous.
-        gradients: Gradients of one or more lookups in these weights.
-        rule: Update rule.
-        step: Number of this update, from 1.
-        table_lr: float32[T] in host memory, factors of the learning rate by table of the layouts; 0: no update.
-        rounding_seed: Seed of the random bits that round weights of 16 bits.
-        is_checked: Whether to wait for the check of the keys and raise its error; otherwise bad keys have no effect.
+    With `is_checked`, it waits for the check of the keys and raises its error; otherwise bad keys have no effect.
 
     Raises:
-        BadKeyError: A key outside its table; nothing is changed.
-        ConfigError: Offsets that decrease or do not cover the keys; nothing is changed.
-        KernelError: Rows that are not contiguous.
+        KernelError: Rows that are not contiguous; besides the errors there.
     """
     if not all(tensor.is_contiguous() for tensor in (weights, *state)):
         raise KernelError("row_update_", "got weights or state that are not contiguous, expected contiguous tensors")
@@ -131,19 +121,7 @@ def row_gradient_norm(
     table_lr: Tensor | None = None,
     first_row: int = 0,
 ) -> float:
-    """Return the L2 norm over all rows' summed gradients times ``rule.grad_scale``; of tables with factor 0, none.
-
-    Args:
-        weights: Weights as in `row_update_`; not changed.
-        gradients: Gradients of one or more lookups in these weights.
-        rule: Update rule, of which only `grad_scale` is used.
-        table_lr: Factors as in `row_update_`.
-        first_row: Arena rows before it do not count.
-
-    Raises:
-        BadKeyError: A key outside its table.
-        ConfigError: Offsets that decrease or do not cover the keys.
-    """
+    """Return a norm; see `terarec.kernels.ref.row_update.row_gradient_norm`."""
     segments = segments_of(gradients, weights, table_lr, is_checked=True)
     if segments.num_keys == 0:
         return 0.0

@@ -15,18 +15,10 @@ from terarec.kernels.triton.launch import on_its_device, table_stream, whole_row
 
 @on_its_device
 def fill_keyed_rows(weights: Tensor, rows: Tensor, keys: Tensor, kind: str, seed: int, scale: float) -> None:
-    """Fill row ``rows[i]`` with the values of `terarec.kernels.ref.rows.fill_rows` for row number ``keys[i]``.
+    """Fill row ``rows[i]`` for row number ``keys[i]``; see `terarec.kernels.ref.rows.fill_keyed_rows`.
 
     Uniform values are equal bit for bit; normal ones differ by the last bit where a GPU's logarithm or cosine of a
     double does.
-
-    Args:
-        weights: [V, D], contiguous, of any floating type.
-        rows: int64[n], 0 <= row < V, distinct.
-        keys: int64[n]; a negative one counts as key + 2^64.
-        kind: "uniform" in [-scale, scale), or "normal" with standard deviation `scale`.
-        seed: 64 bits.
-        scale: Bound or standard deviation; see `kind`.
     """
     num_keys, width = keys.shape[0], weights.shape[1]
     if num_keys == 0:
@@ -52,16 +44,7 @@ _BLOCK = 1024
 
 @on_its_device
 def rows_at_most(scores: Tensor, limit: float, spared: Tensor) -> Tensor:
-    """Return the rows with a score of at most `limit` that are not spared, increasing; waits for their number.
-
-    Args:
-        scores: Scores [n] of any type of number.
-        limit: A number.
-        spared: bool[n].
-
-    Returns:
-        int64[m].
-    """
+    """Return rows; see `terarec.kernels.ref.rows.rows_at_most`. It waits for their number."""
     num_rows = scores.shape[0]
     if num_rows == 0:
         return torch.empty(0, dtype=torch.int64, device=scores.device)
