@@ -188,7 +188,7 @@ def changed(data: dict[str, Any], path: str, value: object) -> dict[str, Any]:
         ("models", {}, "ps.json.models: got"),
         ("models.0.max_batch_size", 0, "ps.json.models[0].max_batch_size: got"),
         ("volatile_db.type", "memory", "ps.json.volatile_db.type: got"),
-        ("volatile_db.type", "multi_process_map", "ps.json.volatile_db: VolatileDatabaseParams: type: got"),
+        ("volatile_db.type", "multi_process_map", "ps.json.volatile_db: VolatileDatabaseParams: overflow_margin: got"),
         ("volatile_db.overflow_policy", "lru", "ps.json.volatile_db.overflow_policy: got"),
         ("update_source.type", "rabbit", "ps.json.update_source.type: got"),
         ("supportlonglong", 1, "ps.json.supportlonglong: got"),

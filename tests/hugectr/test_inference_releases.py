@@ -144,6 +144,7 @@ def test_attributes_of_databases_may_be_set() -> None:
     source = UpdateSourceParams()
     source.type = hugectr.UpdateSourceType_t.kafka_message_queue
     assert source.type.name == "kafka_message_queue"
+    params.overflow_margin = 100
     with pytest.raises(WrongInputError):
         params.type = hugectr.DatabaseType_t.multi_process_hash_map
 

@@ -5,6 +5,7 @@ import importlib
 import json
 import socket
 import sys
+import uuid
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -14,12 +15,13 @@ import pytest
 import torch
 
 import terarec.hugectr as hugectr
-from terarec.errors import UnreachableError
+from terarec.errors import StorageError, UnreachableError
 from terarec.formats.hugectr.weights import SparseRows, write_sparse_folder
 from terarec.hugectr.command_line import provide_modules
 from terarec.hugectr.errors import ServerUnreachableError, WrongInputError
 from terarec.hugectr.hps_torch import LookupLayer
 from terarec.hugectr.inference import HPS, InferenceParams, ParameterServerConfig, VolatileDatabaseParams
+from terarec.memory.shared import MEMORY
 
 ROWS, WIDTH = 50, 4
 VECTORS = np.random.default_rng(0).standard_normal((2 * ROWS, WIDTH)).astype(np.float32)
@@ -155,13 +157,22 @@ def test_a_server_that_is_not_there_is_named(tmp_path: Path, loads: bool) -> Non
     assert isinstance(caught.value, ConnectionError)
 
 
-def test_memory_of_several_processes_is_rejected() -> None:
-    """Finding M3: other processes would get default vectors, with no word."""
-    with pytest.raises(WrongInputError) as caught:
-        VolatileDatabaseParams(type=hugectr.DatabaseType_t.multi_process_hash_map)
-    assert caught.value.field == "type"
-    with pytest.raises(WrongInputError):
-        VolatileDatabaseParams().type = hugectr.DatabaseType_t.multi_process_hash_map
+@pytest.mark.skipif(not MEMORY.is_dir(), reason="the system holds no files in memory")
+def test_memory_of_several_processes(server_file: str, tmp_path: Path) -> None:
+    """Finding M3: as in hps_demo, the second process loads nothing; it got default vectors, with no word."""
+    content = json.loads(Path(server_file).read_text())
+    name = f"terarec-test-{uuid.uuid4().hex}"
+    shared = {"type": "multi_process_hash_map", "shared_memory_name": name, "shared_memory_size": 2**20}
+    opened = []
+    for loads in (True, False):
+        content["volatile_db"] = {**shared, "initialize_after_startup": loads}
+        (tmp_path / "ps.json").write_text(json.dumps(content))
+        opened.append(HPS(str(tmp_path / "ps.json")))
+        assert np.array_equal(opened[-1].lookup([3, 49, 0], "2_table", 0), VECTORS[[3, 49, 0]])
+    for each in opened:
+        each.server.close()
+    with pytest.raises(StorageError):
+        HPS(str(tmp_path / "ps.json"))
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])

@@ -45,6 +45,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "RecordSplit": {"path": "a", "rows": 1},
     "RepositorySpec": {"path": "a"},
     "RowFileSpec": {"path": "a"},
+    "SharedMemorySpec": {"name": "a"},
     "SavedModel": {"graph": Path("a"), "records": Path("a"), "dense": Path("a")},
     "ServedModelSpec": {"name": "a", "tables": (spec.ServedTableSpec(name="a", width=1),)},
     "ServedTableSpec": {"name": "a", "width": 1},

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 
@@ -68,6 +69,9 @@ class Fence(Protocol):
 class OwnFence:
     """The state of rows that no other process changes. Implements `Fence`.
 
+    Attributes:
+        at_end: Called at the end of each change.
+
     Args:
         state: Name of their state.
     """
@@ -75,6 +79,7 @@ class OwnFence:
     def __init__(self, state: str = "") -> None:
         self.takes_later = self.is_shared = False
         self.state = state
+        self.at_end: Callable[[], None] = lambda: None
         self._next = state
 
     def begin(self, state: str | None) -> None:
@@ -90,6 +95,7 @@ class OwnFence:
     def end(self) -> None:
         """Note the end of a change; see `Fence.end`."""
         self.state = self._next
+        self.at_end()
 
     def compare(self) -> None:
         """Do nothing: the rows are as this process left them."""

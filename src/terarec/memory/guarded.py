@@ -20,8 +20,9 @@ from terarec.memory.level import Level, TableSpan, table_spans
 _LOGGER = logging.getLogger(__name__)
 _FIRST_PAUSE_SECONDS = 0.25
 _LONGEST_PAUSE_SECONDS = 4.0
-_STATE = "loaded"  # key in the metadata of a table: the state of its rows, as of the last commit
 _NO_KEYS = torch.zeros(0, dtype=torch.int64)
+STATE = "loaded"
+"""Key in the metadata of a table: the state of its rows, as of the last commit."""
 MOST_MISSED_KEYS = 4_194_304
 """Keys that a table may miss before it is filled anew; 32 MiB of them."""
 
@@ -98,6 +99,7 @@ class Guarded:
         keeps_found: Whether rows that a slower level had are written here.
         share: Share of the rows of a table that are loaded here.
         fences: For each table, which state its rows are of.
+        await_rows: Returns once the rows that another process loads are there; None where none does.
 
     Args:
         level: As above.
@@ -133,6 +135,7 @@ class Guarded:
         self.share = share
         self._has_all = has_all
         self.fences: list[Fence] = list(fences or map(self._noted, range(num_tables)))
+        self.await_rows: Callable[[], None] | None = None
         self._losses = losses or (lambda table: (0, 0))
         self._clock = clock
         self._lock = threading.Lock()
@@ -145,7 +148,7 @@ class Guarded:
         return self._has_all and not self.keeps_found
 
     def _noted(self, table: int) -> OwnFence:
-        return OwnFence(self.level.metadata(table).get(_STATE, ""))
+        return OwnFence(self.level.metadata(table).get(STATE, ""))
 
     def is_stale(self, table: int) -> bool:
         """Return whether a table misses changes, or has rows of another time."""
@@ -189,7 +192,17 @@ class Guarded:
     def commit(self, table: int) -> None:
         """Make written rows of a table durable, with the name of their state; see `Level.commit`."""
         state = self.fences[table].state
-        self.level.commit({**self.level.metadata(table), _STATE: state} if state else None, table)
+        self.level.commit({**self.level.metadata(table), STATE: state} if state else None, table)
+
+    def wait(self) -> None:
+        """Wait until the rows that another process loads are there.
+
+        Raises:
+            StorageError: The process ended before.
+        """
+        if self.await_rows is not None:
+            self.await_rows()
+            self.refresh()
 
     def refresh(self) -> bool:
         """Read the last commit of another process; see `Level.refresh`."""

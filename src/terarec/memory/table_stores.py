@@ -35,12 +35,13 @@ class TableStore:
     Attributes:
         store: The row store; None before the first row is written.
         is_writable: Whether rows are written and erased.
+        form: How rows lie in those of the store; None where they are the same.
 
     Args:
         store: As above.
         create: Creates the store if there is none.
         is_writable: As above.
-        form: How rows lie in those of the store; None where they are the same.
+        form: As above.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class TableStore:
         self.store = store
         self.is_writable = is_writable
         self._create = create
-        self._form = form
+        self.form = form
         self._lock = threading.Lock()
 
     @property
@@ -65,7 +66,7 @@ class TableStore:
     @property
     def plain_file(self) -> RowFile | None:
         """The row file, if its rows are those of the level."""
-        return self.file if self._form is None else None
+        return self.file if self.form is None else None
 
     def writable(self) -> RowStore:
         """Return the store, which is created if there is none.
@@ -86,26 +87,26 @@ class TableStore:
         """Copy rows of ``keys int64[n]``; see `Level.read`."""
         if self.store is None:
             return torch.zeros(keys.numel(), dtype=torch.bool)
-        if self._form is None:
+        if self.form is None:
             return torch.from_numpy(self.store.read(keys.numpy(), out.numpy()))
         # Of floats, since large results come from memory that the core keeps, on pages that were touched before.
         row_bytes = self.store.row_bytes
         stored = empty_floats(keys.numel(), -(-row_bytes // 4)).view(torch.uint8)[:, :row_bytes]
         found = torch.from_numpy(self.store.read(keys.numpy(), stored.numpy()))
-        out.copy_(self._form.unpack(stored))
+        out.copy_(self.form.unpack(stored))
         return found
 
     def write(self, keys: Tensor, values: Tensor) -> None:
         """Set the rows of distinct ``keys int64[n]``; see `Level.write`."""
         store = self.writable()
-        stored = values if self._form is None else self._form.pack(values, store.row_bytes)
+        stored = values if self.form is None else self.form.pack(values, store.row_bytes)
         store.write(keys.numpy(), stored.numpy())
 
     def items(self, chunk_rows: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield keys and rows; see `Level.items`."""
         for keys, stored in () if self.store is None else self.store.items(chunk_rows):
             rows = torch.from_numpy(stored)
-            yield torch.from_numpy(keys), rows if self._form is None else self._form.unpack(rows)
+            yield torch.from_numpy(keys), rows if self.form is None else self.form.unpack(rows)
 
 
 class TableStores:

@@ -18,8 +18,9 @@ from terarec.memory.rocksdb import RocksDBStore
 from terarec.memory.row_file import PageReader, RowFile
 from terarec.memory.row_format import RowColumn, RowFileOptions, read_description
 from terarec.memory.row_store import LEAST_ROW_BYTES, MOST_ROW_BYTES, RowStore
+from terarec.memory.shared import SharedStores
 from terarec.memory.table_stores import TableStore, TableStores
-from terarec.spec import RocksDBSpec, RowFileSpec
+from terarec.spec import RocksDBSpec, RowFileSpec, SharedMemorySpec
 
 
 class _Vectors(NamedTuple):
@@ -67,7 +68,27 @@ def open_row_files(spec: RowFileSpec, directories: Sequence[Path], tables: Seque
         StorageError: It is open for writing already, or damaged.
     """
     reader = PageReader(RowFileOptions(), MOST_ROW_BYTES)
-    return TableStores(_opened(partial(_row_file, spec, width, reader), directories, tables), reader)
+    open_store = partial(_row_file, width=width, reader=reader, read_only=spec.read_only)
+    return TableStores(_opened(open_store, directories, tables), reader)
+
+
+def open_shared(
+    spec: SharedMemorySpec, model: str, tables: Sequence[str], states: Sequence[str], width: int
+) -> SharedStores:
+    """Open the rows of tables of one width in memory that processes share.
+
+    Args:
+        spec: The memory.
+        model: Name and version of the model.
+        tables: Names of the tables.
+        states: The state of each table's source; "" for no source.
+        width: Length D of a vector.
+
+    Raises:
+        StorageError: The memory cannot be used.
+    """
+    reader = PageReader(RowFileOptions(), MOST_ROW_BYTES)
+    return SharedStores(spec, model, tables, states, partial(_row_file, width=width), reader)
 
 
 def _opened(
@@ -84,7 +105,7 @@ def _opened(
     return stores
 
 
-def _row_file(spec: RowFileSpec, width: int, reader: PageReader, directory: Path, table: str) -> TableStore:
+def _row_file(directory: Path, table: str, reader: PageReader, *, width: int, read_only: bool) -> TableStore:
     def create() -> RowStore:
         columns = (RowColumn(name=WEIGHTS, dtype="float32", shape=(width,)),)
         return RowFile.create(directory, _row_bytes(width), table=table, columns=columns, reader=reader)
@@ -92,13 +113,13 @@ def _row_file(spec: RowFileSpec, width: int, reader: PageReader, directory: Path
     # An empty directory is as good as none: `RowFile.create` takes it.
     is_there = directory.is_dir() and any(directory.iterdir())
     if not is_there:
-        if spec.read_only:
+        if read_only:
             raise FormatError(directory, "no such row file, expected one to open for reading only")
         return TableStore(None, create, form=_Vectors(width).form(_row_bytes(width)))
     vectors = _stored_vectors(directory, width)
     # Rows of a checkpoint have optimizer state next to the vector, which an insertion would have to make up.
-    is_writable = not spec.read_only and len(read_description(directory).columns) == 1 and vectors == _Vectors(width)
-    store = RowFile.open(directory, read_only=spec.read_only, reader=reader)
+    is_writable = not read_only and len(read_description(directory).columns) == 1 and vectors == _Vectors(width)
+    store = RowFile.open(directory, read_only=read_only, reader=reader)
     return TableStore(store, create, is_writable=is_writable, form=vectors.form(store.row_bytes))
 
 

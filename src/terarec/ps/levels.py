@@ -1,20 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The levels of served tables: host memory, Redis or Valkey, and disks."""
+"""The levels of served tables: host memory, of one process or shared, Redis or Valkey, and disks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from time import monotonic
 
 from terarec.kernels.slots import SLOT_BYTES
 from terarec.memory.cache import Cache
-from terarec.memory.guarded import Guarded
+from terarec.memory.fence import OwnFence
+from terarec.memory.guarded import STATE, Guarded
 from terarec.memory.redis_rows import RedisRows
 from terarec.memory.redis_server import RedisServer
 from terarec.memory.table_stores import TableStores
-from terarec.ps.disk import open_rocksdb, open_row_files
-from terarec.spec import HostMemorySpec, RedisSpec, RocksDBSpec, RowFileSpec, ServedModelSpec, ServedTableSpec
+from terarec.ps.disk import open_rocksdb, open_row_files, open_shared
+from terarec.ps.loading import source_identity
+from terarec.spec import (
+    HostMemorySpec,
+    RedisSpec,
+    RocksDBSpec,
+    RowFileSpec,
+    ServedModelSpec,
+    ServedTableSpec,
+    SharedMemorySpec,
+)
 from terarec.spec.parameter_server import TierSpec
 
 
@@ -42,6 +53,9 @@ def open_level(
     if isinstance(spec, RedisSpec):
         assert server is not None
         return redis_level(server, [f"hps_et.{versioned}.{name}" for name in names], width)
+    if isinstance(spec, SharedMemorySpec):
+        states = ["" if table.source is None else source_identity(Path(table.source)) for table in tables]
+        return shared_level(spec, versioned, names, states, width)
     return disk_level(spec, [Path(spec.path) / versioned / name for name in names], names, width)
 
 
@@ -88,6 +102,35 @@ def redis_level(
         losses=rows.losses,
         clock=clock,
     )
+
+
+def shared_level(
+    spec: SharedMemorySpec,
+    model: str,
+    tables: Sequence[str],
+    states: Sequence[str],
+    width: int,
+    clock: Callable[[], float] = monotonic,
+) -> Guarded:
+    """Return rows float32[D] of tables in memory that processes share."""
+    stores = open_shared(spec, model, tables, states, width)
+    is_writable = [table.is_writable for table in stores.tables]
+    fences = [OwnFence(stores.metadata(table).get(STATE, "")) for table in range(len(tables))]
+    level = Guarded(
+        stores,
+        spec.kind,
+        len(tables),
+        is_writable=is_writable,
+        share=spec.load_share,
+        has_all=spec.load_share in (0.0, 1.0),
+        fences=fences,
+        clock=clock,
+    )
+    level.await_rows = stores.wait
+    for table, fence in enumerate(fences):
+        if is_writable[table]:
+            fence.at_end = partial(level.commit, table)  # others see a change once it is committed
+    return level
 
 
 def disk_level(

@@ -57,7 +57,8 @@ class _Version:
         self.sources = sources
         # Of the sources as they are now: another training may put others in their places.
         self.identities = _identities(spec)
-        self.is_updated = False  # whether the tiers may have other rows than the sources
+        self.is_updated = False  # whether this process may have changed rows since
+        self.is_filled = True  # whether all rows in the tiers came from the sources, with this version
         self.caches: dict[tuple[torch.device, CacheSpec], ModelCaches] = {}
 
     def close(self) -> None:
@@ -465,7 +466,10 @@ class ParameterServer:
         try:
             for table, source in version.sources.items():
                 if source is not None:
-                    fill_tiers(version.tables[table], source, add)
+                    version.is_filled &= fill_tiers(version.tables[table], source, add)
+            for group in version.groups:
+                for level in group.stack.levels:
+                    level.wait()
             with self._lock:
                 self._versions[name] = version
                 # Active with its last row: until here lookups find the former version.
@@ -499,8 +503,8 @@ def _new_caches(version: _Version, spec: CacheSpec, device: torch.device) -> Mod
         source = version.sources[name]
         if source is not None:
             for keys, values in source.read():
-                if version.is_updated:
-                    # The tiers have newer rows. An update that begins from here on waits until these caches are there.
+                if version.is_updated or not version.is_filled:
+                    # Those of the tiers may be newer. An update that begins now waits until these caches are there.
                     found = version.tables[name].find(keys)
                     keys, values = keys[found.mask], found.rows[found.mask]
                 if not cache.fill(keys, values):

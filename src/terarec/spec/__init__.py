@@ -64,6 +64,7 @@ from terarec.spec.parameter_server import (
     ServedModelSpec,
     ServedTableSpec,
     ServedTablesSpec,
+    SharedMemorySpec,
 )
 from terarec.spec.preparation import CsvOptions, PrepareOptions, RecordOptions
 from terarec.spec.run import (
@@ -220,6 +221,7 @@ __all__ = [
     "ServingSpec",
     "ShardSpec",
     "SharedBottomSpec",
+    "SharedMemorySpec",
     "SourceColumn",
     "SourceSpec",
     "SparseInput",

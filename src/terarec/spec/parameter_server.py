@@ -166,6 +166,31 @@ class RowFileSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SharedMemorySpec:
+    """Rows in memory that the processes of a Linux machine share: one loads and updates them, the others read them.
+
+    Attributes:
+        name: Name of the memory, which is a directory below ``/dev/shm``.
+        max_bytes: Maximum bytes of the tables of one width of a model.
+        removes: Whether the last process that uses the memory removes it; else its rows stay for the next ones.
+        load_share: Share of a table's rows to load, from the first on, if no other process does; 0 to serve the rows
+            that another process loads.
+    """
+
+    kind: ClassVar[str] = "shared"
+    name: str
+    max_bytes: int = 16 * 2**30
+    removes: bool = True
+    load_share: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+            checks.fail(self, "name", _NAME_WORDS)
+        checks.positive_int(self, "max_bytes")
+        checks.finite_float(self, "load_share", low=0.0, high=1.0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RocksDBSpec:
     """Rows in RocksDB, one database for each table and version. It needs the extra ``rocksdb``.
 
@@ -184,7 +209,7 @@ class RocksDBSpec:
         _check_disk(self)
 
 
-TierSpec = HostMemorySpec | RedisSpec | RowFileSpec | RocksDBSpec
+TierSpec = HostMemorySpec | SharedMemorySpec | RedisSpec | RowFileSpec | RocksDBSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -305,8 +330,8 @@ class ParameterServerSpec:
         if not isinstance(self.tiers, tuple) or not self.tiers:
             checks.fail(self, "tiers", "at least one tier")
         kinds = [tier.kind for tier in self.tiers]
-        if kinds.count("host") > 1:
-            checks.reject(self, "tiers", f"got {kinds}, expected host memory once")
+        if kinds.count("host") > 1 or kinds.count("shared") > 1:
+            checks.reject(self, "tiers", f"got {kinds}, expected host and shared memory once")
         paths = [tier.path for tier in self.tiers if isinstance(tier, RowFileSpec | RocksDBSpec)]
         # Two tiers in one directory would take the same files.
         checks.distinct(self, "tiers", paths)

@@ -34,6 +34,7 @@ from terarec.spec import (
     RocksDBSpec,
     ServedModelSpec,
     ServedTableSpec,
+    SharedMemorySpec,
 )
 from terarec.spec.parameter_server import TierSpec, TLSSpec
 
@@ -62,6 +63,8 @@ def tiers_of(
             found.append(_redis(volatile))
         elif volatile.type is DatabaseType_t.rocks_db:
             raise WrongInputError("type", "got rocks_db, expected a persistent database of this type", field="type")
+        elif volatile.type is DatabaseType_t.multi_process_hash_map:
+            found.append(_shared(volatile))
         elif volatile.type is not DatabaseType_t.disabled:
             found.append(_host(volatile))
     if persistent is not None and persistent.type is not DatabaseType_t.disabled:
@@ -97,6 +100,15 @@ def _host(params: VolatileDatabaseParams) -> HostMemorySpec:
         overflow=overflow,
         load_share=_share(params),
         keeps_found=params.cache_missed_embeddings,
+    )
+
+
+def _shared(params: VolatileDatabaseParams) -> SharedMemorySpec:
+    return SharedMemorySpec(
+        name=params.shared_memory_name,
+        max_bytes=params.shared_memory_size,
+        removes=params.shared_memory_auto_remove,
+        load_share=_share(params),
     )
 
 

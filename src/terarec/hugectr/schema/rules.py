@@ -365,10 +365,10 @@ def _optimizer_is_there(values: ParameterValues) -> str | None:
 
 
 @RULES.register()
-def _map_of_one_process(values: ParameterValues) -> str | None:
-    if values["type"] is DatabaseType_t.multi_process_hash_map:
-        expected = "parallel_hash_map in each process, or redis_cluster or rocks_db, which processes share"
-        return f"type: got multi_process_hash_map, whose memory processes do not share here, expected {expected}"
+def _map_of_several_processes(values: ParameterValues) -> str | None:
+    # Which rows go would be decided by each process for all others. HugeCTR's default is the largest uint64.
+    if values["type"] is DatabaseType_t.multi_process_hash_map and values["overflow_margin"] < 2**63:
+        return f"overflow_margin: got {values['overflow_margin']} with multi_process_hash_map, expected no bound"
     return None
 
 

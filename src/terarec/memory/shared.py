@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`SharedStores`: rows in memory that the processes of a machine share."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
+
+from terarec.closer import Closer
+from terarec.errors import NoSpaceError, StorageError
+from terarec.io.directories import file_lock, remove_abandoned
+from terarec.io.removal import mark
+from terarec.kernels.slots import RowBatch
+from terarec.memory.guarded import STATE
+from terarec.memory.level import batch_of
+from terarec.memory.row_file import PageReader
+from terarec.memory.row_store import SCAN_ROWS
+from terarec.memory.table_stores import TableStore, TableStores
+from terarec.spec import SharedMemorySpec
+
+MEMORY = Path("/dev/shm")
+"""Where Linux keeps files in memory."""
+_LOOK_SECONDS = 0.1  # between two looks of a reader for a newer commit: some 10 us each
+_PAUSE_SECONDS = 0.01
+
+
+class SharedDirectory:
+    """A directory in memory, with row files that one process writes and others read.
+
+    Each process holds a lock in it, which ends with the process, whatever ends it: so a directory without a process can
+    be told from one in use. What processes do to the directory itself, they do one after the other.
+
+    Attributes:
+        path: The directory.
+
+    Args:
+        spec: Its name, and whether the last process removes it.
+
+    Raises:
+        StorageError: The system has no such memory, or the directory belongs to another user.
+    """
+
+    def __init__(self, spec: SharedMemorySpec) -> None:
+        self.path = MEMORY / spec.name
+        if not MEMORY.is_dir():
+            raise StorageError(MEMORY, "no such directory, expected Linux, where it holds files in memory")
+        locks = ExitStack()
+        try:
+            with _changing(self.path):
+                self._make()
+                if spec.removes and remove_abandoned(self.path):  # of processes that were killed
+                    self._make()
+                locks.enter_context(file_lock(self.path / f"{uuid.uuid4().hex}.lock"))
+        except PermissionError:
+            raise self._foreign() from None
+        self._locks = locks
+        self.close = Closer(self, partial(_leave, self.path, locks, spec.removes))
+
+    def _make(self) -> None:
+        self.path.mkdir(mode=0o700, exist_ok=True)
+        # Any user may make a directory there, and rows of another one would be served.
+        if self.path.is_symlink() or self.path.stat().st_uid != os.geteuid():
+            raise self._foreign()
+
+    def _foreign(self) -> StorageError:
+        return StorageError(self.path, "belongs to another user, expected another name")
+
+    def lock(self, name: str) -> bool:
+        """Hold a lock of the directory until `close`; return whether no other process has it."""
+        return self._locks.enter_context(file_lock(self.path / f"{name}.lock"))
+
+    def is_locked(self, name: str) -> bool:
+        """Return whether a process holds a lock of the directory."""
+        with _changing(self.path), file_lock(self.path / f"{name}.lock") as is_free:
+            return not is_free
+
+
+@contextmanager
+def _changing(directory: Path) -> Iterator[None]:
+    """Let no other process join a directory or leave it during the block, which is short."""
+    while True:
+        with file_lock(directory.with_name(f"{directory.name}.lock")) as is_held:
+            if is_held:
+                yield
+                return
+        time.sleep(_PAUSE_SECONDS)
+
+
+def _leave(directory: Path, locks: ExitStack, removes: bool) -> None:
+    with _changing(directory):
+        if removes:
+            # A lock that nobody holds tells a directory that was left from one of others.
+            (directory / "left.lock").touch()
+        locks.close()
+        if removes:
+            remove_abandoned(directory)
+
+
+class OpenFile(Protocol):
+    """Opens or creates the row file of a table."""
+
+    def __call__(self, directory: Path, table: str, reader: PageReader, *, read_only: bool) -> TableStore:
+        """Return the row file in a directory; for its writer, there may be none yet."""
+
+
+class SharedStores(TableStores):
+    """Rows of tables in a row file each, in memory that processes share.
+
+    The first process that loads rows of a source is their writer. Others see each of its commits 0.1 s later at most,
+    and as a whole. Rows of another source are in another file, so that nobody's rows change their meaning.
+
+    Args:
+        spec: The memory.
+        model: Name and version of the model.
+        tables: Names of the tables.
+        states: The state of each table's source; "" for no source.
+        open_file: Opens the row file of a table.
+        reader: What reads the pages of all row files.
+
+    Raises:
+        FormatError: Files of other rows.
+        StorageError: The memory cannot be used.
+    """
+
+    def __init__(
+        self,
+        spec: SharedMemorySpec,
+        model: str,
+        tables: Sequence[str],
+        states: Sequence[str],
+        open_file: OpenFile,
+        reader: PageReader,
+    ) -> None:
+        self._spec, self._open_file, self._pages = spec, open_file, reader
+        self._states, self._table_names = tuple(states), tuple(tables)
+        self._names = [f"{model}.{table}.{_digest(state)}" for table, state in zip(tables, states, strict=True)]
+        self._directory = SharedDirectory(spec)
+        self._looking = threading.Lock()
+        self._looked = 0.0
+        self._has_moved = False
+        super().__init__([TableStore(None, is_writable=False) for _ in tables], reader)
+        try:
+            with _changing(self._directory.path):
+                # Before any is opened: of two processes that start, one writes all tables.
+                writes = [spec.load_share > 0 and self._directory.lock(name) for name in self._names]
+            self.tables = tuple(
+                self._open(number) if is_writer else self.tables[number] for number, is_writer in enumerate(writes)
+            )
+            self._look()
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, number: int, *, is_writer: bool = True) -> TableStore:
+        path = self._directory.path / self._names[number]
+        path.mkdir(exist_ok=True)
+        mark(path)
+        return self._open_file(path / "rows", self._table_names[number], self._pages, read_only=not is_writer)
+
+    def read(self, batch: RowBatch, out: Tensor) -> Tensor:
+        """Copy rows of the last commit; see `Level.read`."""
+        if time.monotonic() - self._looked >= _LOOK_SECONDS:
+            self._look(waits=False)
+        try:
+            return super().read(batch, out)
+        except StorageError:
+            # The writer may have removed what a newer commit does without.
+            if not self._look():
+                raise
+            return super().read(batch, out)
+
+    def write(self, batch: RowBatch, values: Tensor) -> None:
+        """Set rows; see `Level.write`.
+
+        Raises:
+            NoSpaceError: The rows take more than the bound.
+        """
+        if sum(file.file_bytes for file in self._files()) + values.numel() > self._spec.max_bytes:
+            raise NoSpaceError(self._directory.path, f"the rows take more than {self._spec.max_bytes:,} bytes")
+        super().write(batch, values)
+
+    def clear(self, table: int) -> None:
+        """Remove all rows of a table with the next commit, until which other processes see them."""
+        for keys in [keys for keys, _ in self.items(table, SCAN_ROWS)]:
+            self.erase(batch_of(keys, table))
+
+    def refresh(self) -> bool:
+        """Read the last commits of the writer; return whether there was one since the last call."""
+        self._look()
+        has_moved, self._has_moved = self._has_moved, False
+        return has_moved
+
+    def _look(self, *, waits: bool = True) -> bool:
+        """Move on to the last commits; return whether there was a new one. Another thread may be about to."""
+        if not self._looking.acquire(blocking=waits):
+            return False
+        try:
+            self._looked = time.monotonic()
+            has_moved = super().refresh()
+            for number, table in enumerate(self.tables):
+                if table.store is None and not table.is_writable and self._is_there(number):
+                    # In place: a lookup that is under way reads either.
+                    opened = self._open(number, is_writer=False)
+                    table.form, table.store = opened.form, opened.store
+                    has_moved = True
+            self._has_moved |= has_moved
+            return has_moved
+        finally:
+            self._looking.release()
+
+    def _is_there(self, number: int) -> bool:
+        return (self._directory.path / self._names[number] / "rows").is_dir()
+
+    def wait(self) -> None:
+        """Wait until the rows of all sources are there.
+
+        Raises:
+            StorageError: The process that loads them ended before, or there is none.
+        """
+        for number, (name, state) in enumerate(zip(self._names, self._states, strict=True)):
+            while state and not self.tables[number].is_writable and self.metadata(number).get(STATE) != state:
+                is_loaded = self._directory.is_locked(name)
+                self._look()  # after that: its last act was a commit
+                if not is_loaded and self.metadata(number).get(STATE) != state:
+                    raise StorageError(
+                        f"shared memory {self._spec.name!r}",
+                        f"no process loads table {self._table_names[number]!r}, expected one with a load_share above 0",
+                    )
+                time.sleep(_PAUSE_SECONDS)
+
+    def close(self) -> None:
+        """Close the files, and leave the directory."""
+        super().close()
+        self._directory.close()
+
+
+def _digest(state: str) -> str:
+    return hashlib.sha256(state.encode()).hexdigest()[:16]

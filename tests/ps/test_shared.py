@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finding M3: rows in memory that processes share. Two servers of one process share it as two processes do."""
+
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from terarec.errors import NoSpaceError, StorageError
+from terarec.formats.hugectr.weights import SparseRows, write_sparse_folder
+from terarec.io.removal import remove_tree
+from terarec.memory.guarded import STATE
+from terarec.memory.level import batch_of
+from terarec.memory.shared import MEMORY, SharedStores
+from terarec.ps import ParameterServer
+from terarec.ps.disk import open_shared
+from terarec.spec import ParameterServerSpec, ServedModelSpec, ServedTableSpec, SharedMemorySpec
+from tests.processes import Python
+from tests.waiting import wait_for
+
+pytestmark = pytest.mark.skipif(not MEMORY.is_dir(), reason="the system holds no files in memory")
+KEYS = torch.arange(100) * 3
+VECTORS = dict(zip("ab", np.random.default_rng(0).standard_normal((2, 100, 4)).astype(np.float32), strict=True))
+LOADER = """
+import sys, threading
+from tests.ps.test_shared import serve
+server = serve(sys.argv[1], sys.argv[2])
+print("loaded", flush=True)
+threading.Event().wait()
+"""
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    held = f"terarec-test-{uuid.uuid4().hex}"
+    yield held
+    for entry in (MEMORY / held).glob("*/"):
+        remove_tree(entry)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    for table, vectors in VECTORS.items():
+        write_sparse_folder(tmp_path / table, [SparseRows(KEYS.numpy(), vectors)])
+    return tmp_path
+
+
+def serve(name: str, source: Path | str, share: float = 1.0, **options: bool | int) -> ParameterServer:
+    tables = tuple(ServedTableSpec(name=table, width=4, source=str(Path(source) / table)) for table in VECTORS)
+    tier = SharedMemorySpec(name=name, load_share=share, **options)  # type: ignore[arg-type]
+    return ParameterServer(ParameterServerSpec(tiers=(tier,), models=(ServedModelSpec(name="m", tables=tables),)))
+
+
+def looked_up(server: ParameterServer, table: str = "a") -> np.ndarray:
+    return server.lookup("m", table, KEYS).numpy()
+
+
+def inserted(server: ParameterServer) -> int:
+    return server.statistics()["m"]["a"].tiers[0].counted.inserted
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_one_process_loads_and_all_read(name: str, source: Path, share: float) -> None:
+    with serve(name, source) as first, serve(name, source, share) as second:
+        for table, vectors in VECTORS.items():
+            assert np.array_equal(looked_up(second, table), vectors)
+        assert (inserted(first), inserted(second)) == (100, 0)
+        first.update("m", "a", KEYS[:10], KEYS[10:20], torch.ones(10, 4))
+        expected = np.concatenate([np.zeros((10, 4)), np.ones((10, 4)), VECTORS["a"][20:]])
+        assert np.array_equal(looked_up(first), expected)
+        wait_for(lambda: np.array_equal(looked_up(second), expected))
+        second.update("m", "b", KEYS[:1], KEYS[1:2], torch.ones(1, 4))  # which is the other one's to do
+        assert np.array_equal(looked_up(second, "b"), VECTORS["b"])
+    assert not (MEMORY / name).exists()
+
+
+def test_nobody_gets_default_vectors_for_rows_that_nobody_loads(name: str, source: Path) -> None:
+    with pytest.raises(StorageError):
+        serve(name, source, share=0.0)
+
+
+def test_rows_stay_for_the_next_process(name: str, source: Path) -> None:
+    serve(name, source, removes=False).close()
+    with serve(name, source, share=0.0, removes=False) as reader, serve(name, source, removes=False) as writer:
+        assert np.array_equal(looked_up(reader), VECTORS["a"])
+        assert inserted(writer) == 0  # they are there
+        writer.update("m", "a", KEYS[:0], KEYS[:1], torch.ones(1, 4))
+        wait_for(lambda: bool((looked_up(reader)[0] == 1).all()))
+
+
+def test_a_killed_writer_leaves_its_last_update(name: str, source: Path) -> None:
+    loader = Python(LOADER, name, str(source))
+    try:
+        assert loader.read_line() == "loaded"
+        reader = serve(name, source)
+    finally:
+        loader.close()
+    with reader:
+        assert inserted(reader) == 0
+        assert np.array_equal(looked_up(reader), VECTORS["a"])
+        with serve(name, source) as writer:
+            writer.update("m", "a", KEYS[:0], KEYS[:1], torch.ones(1, 4))
+            wait_for(lambda: bool((looked_up(reader)[0] == 1).all()))
+    assert not (MEMORY / name).exists()
+
+
+def test_what_killed_processes_left_is_removed_by_the_next(name: str, source: Path) -> None:
+    loader = Python(LOADER, name, str(source))
+    assert loader.read_line() == "loaded"
+    loader.close()
+    assert (MEMORY / name).exists()
+    with serve(name, source) as server:
+        assert inserted(server) == 100
+
+
+def test_rows_are_waited_for(name: str) -> None:
+    def stores() -> SharedStores:
+        return open_shared(SharedMemorySpec(name=name), "m", ["t"], ["state"], 4)
+
+    writer, reader = stores(), stores()
+    ends: list[str] = []
+    waiting = threading.Thread(target=lambda: (reader.wait(), ends.append("there")))
+    waiting.start()
+    values = torch.ones(3, 16, dtype=torch.uint8)
+    writer.write(batch_of(KEYS[:3], 0), values)
+    writer.commit({}, 0)  # part of a load has no state
+    waiting.join(0.2)
+    assert not ends
+    writer.commit({STATE: "state"}, 0)
+    waiting.join()
+    assert ends == ["there"]
+    assert reader.count(0) == 3
+    writer.close()
+    late = open_shared(SharedMemorySpec(name=name), "m", ["t"], ["other"], 4)
+    reader = open_shared(SharedMemorySpec(name=name), "m", ["t"], ["other"], 4)
+    late.close()
+    with pytest.raises(StorageError):
+        reader.wait()  # its writer ended before
+    reader.close()
+
+
+def test_another_source_has_rows_of_its_own(name: str, source: Path, tmp_path: Path) -> None:
+    with serve(name, source) as first:
+        for table in VECTORS:
+            write_sparse_folder(tmp_path / "new" / table, [SparseRows(KEYS.numpy(), 2 * VECTORS[table])])
+        with serve(name, tmp_path / "new") as second:
+            assert np.array_equal(looked_up(second), 2 * VECTORS["a"])
+            assert np.array_equal(looked_up(first), VECTORS["a"])
+
+
+def test_memory_has_a_bound(name: str, source: Path) -> None:
+    with pytest.raises(NoSpaceError):
+        serve(name, source, max_bytes=1)
+    assert not (MEMORY / name).exists()
+
+
+def test_a_directory_of_others_is_not_used(name: str, source: Path, tmp_path: Path) -> None:
+    (MEMORY / name).symlink_to(tmp_path)
+    try:
+        with pytest.raises(StorageError):
+            serve(name, source)
+    finally:
+        (MEMORY / name).unlink()
