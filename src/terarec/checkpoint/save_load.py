@@ -44,6 +44,7 @@ from terarec.spec import from_data, to_data
 from terarec.spec.checks import one_line, shortened
 from terarec.spec.codec import parse_json
 from terarec.storage import Store
+from terarec.storage.store import ChangedSince
 
 _MOST_DELTAS = 4  # bytes of the deltas in a chain, as a multiple of those of its base
 _FILES_EACH = 10_000_000  # numbers of files of a table that a writer has: they only have to rise
@@ -122,7 +123,7 @@ def save(
     return path
 
 
-def follow_changes(tables: Mapping[str, Store], checkpoint: Path) -> None:
+def follow_changes(tables: Mapping[str, ChangedSince], checkpoint: Path) -> None:
     """Record row changes of tables that equal a checkpoint from now on, so that a delta can follow it.
 
     Raises:

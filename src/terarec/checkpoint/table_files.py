@@ -36,6 +36,7 @@ from terarec.memory import RowFormat
 from terarec.memory.row_file import MANIFEST_FILE, SEGMENT_SUFFIX, RowFile
 from terarec.memory.row_format import DESCRIPTION_FILE, RowFileLayout, read_description
 from terarec.storage import Rows, Store
+from terarec.storage.store import TableRows
 
 SHARD_BYTES = 64 * 2**20
 """Most bytes of rows in one file: the memory that loading needs in addition to the tables."""
@@ -96,7 +97,7 @@ def write_memory(checkpoint: Path, table: Store, first_file: int = 0) -> Iterato
         yield write_container(checkpoint, memory_file(table.name, index), piece, {"table": table.name})
 
 
-def shard_rows(table: Store) -> int:
+def shard_rows(table: TableRows) -> int:
     """Return how many rows of a table a file takes."""
     return max(1, SHARD_BYTES // table.row_bytes)
 

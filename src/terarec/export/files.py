@@ -24,7 +24,7 @@ from terarec.export.lookups import exportable
 from terarec.export.scoring import BatchColumns, Scoring
 from terarec.spec import CategoricalColumn
 from terarec.spec.checks import one_line
-from terarec.storage import Store
+from terarec.storage.store import TableRows
 
 _EXAMPLE_BATCH = 3
 _EXAMPLE_KEYS = 5
@@ -310,7 +310,7 @@ def _batch(columns: BatchColumns, known: Mapping[str, Tensor], size: int, genera
     )
 
 
-def _known_keys(tables: Sequence[Store], column: CategoricalColumn, generator: torch.Generator) -> Tensor:
+def _known_keys(tables: Sequence[TableRows], column: CategoricalColumn, generator: torch.Generator) -> Tensor:
     """Return the keys that all static tables hold, or those of dynamic tables with some absent ones."""
     static = [len(table) for table in tables if not table.is_dynamic]
     if static:

@@ -27,7 +27,7 @@ from terarec.models.graph import Embeddings, GraphModel, embedding_tops, run_lay
 from terarec.nn.layer import Layer
 from terarec.nn.registry import LAYERS
 from terarec.spec import CategoricalColumn, GraphEmbedding, GraphLayer, Numbers
-from terarec.storage import Store
+from terarec.storage.store import TableRows
 
 _LIST_LENGTH = 4
 """Most keys of the random bags for columns of a graph, which does not say how long bags are."""
@@ -153,7 +153,7 @@ class GraphScoring(Scoring):
         # The graph does not say how long bags are.
         spec = self.model.spec
         most: dict[str, int] = {}
-        tables: dict[str, list[Store]] = {}
+        tables: dict[str, list[TableRows]] = {}
         for embedding in spec.embeddings:
             for feature in embedding.features:
                 most.setdefault(feature.read_column, _LIST_LENGTH)

@@ -29,7 +29,7 @@ from terarec.export.inputs import (
 from terarec.export.lookups import GivenOutputs, GivenVectors, padded_output
 from terarec.nn.precision import Precision, autocast
 from terarec.spec import CategoricalColumn, DatasetSpec, Numbers
-from terarec.storage import Store
+from terarec.storage.store import TableRows
 
 Scores = Callable[[Tensor], Tensor]
 """Logits float[B, C] -> scores float[B, C], such as `torch.sigmoid`."""
@@ -46,7 +46,7 @@ class BatchColumns(NamedTuple):
     """
 
     categorical: Sequence[CategoricalColumn]
-    tables: Mapping[str, Sequence[Store]]
+    tables: Mapping[str, Sequence[TableRows]]
     num_dense: int
     num_labels: int
 
@@ -173,7 +173,7 @@ class BatchScoring(Scoring):
 
     @override
     def columns(self) -> BatchColumns:
-        tables: dict[str, list[Store]] = {}
+        tables: dict[str, list[TableRows]] = {}
         for collection in collections(self.model).values():
             for feature in collection.features:
                 tables.setdefault(feature.name, []).append(collection.tables[feature.table])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The store protocol: the operations of every table of rows, and checks of imported rows."""
+"""The store protocol in parts, by what callers need of a table of rows; and checks of imported rows."""
 
 from __future__ import annotations
 
@@ -32,9 +32,8 @@ class Rows:
     uses: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-@runtime_checkable
-class Store(Protocol):
-    """A table: maps keys to rows of an arena."""
+class TableRows(Protocol):
+    """The rows of a table by their keys: what reads or writes rows needs."""
 
     @property
     def name(self) -> str:
@@ -47,14 +46,6 @@ class Store(Protocol):
     @property
     def state_names(self) -> tuple[str, ...]:
         """Names of the optimizer's state tensors; empty until an optimizer is attached."""
-
-    @property
-    def initial_seed(self) -> int | None:
-        """Seed of the initial weights of the rows that `export_changed` leaves out; None if it returns all rows."""
-
-    @property
-    def num_changed(self) -> int:
-        """Rows that `export_changed` returns."""
 
     @property
     def row_bytes(self) -> int:
@@ -98,6 +89,28 @@ class Store(Protocol):
         There is at least one chunk; it is empty for an empty table.
         """
 
+    def import_(self, rows: Rows) -> None:
+        """Overwrite the rows of ``rows.keys``, all or none of them; they may be on another device than the table.
+
+        Empty ``rows.state`` does not change the optimizer state.
+
+        Raises:
+            KeyOutOfRangeError: A key that this table cannot hold.
+            StorageError: Weights or state of another shape, or other state names than ``state_names``.
+        """
+
+
+class SavedRows(Protocol):
+    """The rows that a checkpoint holds, and files of them."""
+
+    @property
+    def initial_seed(self) -> int | None:
+        """Seed of the initial weights of the rows that `export_changed` leaves out; None if it returns all rows."""
+
+    @property
+    def num_changed(self) -> int:
+        """Rows that `export_changed` returns."""
+
     def export_changed(self, chunk_rows: int) -> Iterator[Rows]:
         """Return the rows that a checkpoint has to hold, at most `chunk_rows` at a time, at least one chunk.
 
@@ -110,29 +123,6 @@ class Store(Protocol):
         Raises:
             StorageError: A dynamic table.
         """
-
-    def import_(self, rows: Rows) -> None:
-        """Overwrite the rows of ``rows.keys``, all or none of them; they may be on another device than the table.
-
-        Empty ``rows.state`` does not change the optimizer state.
-
-        Raises:
-            KeyOutOfRangeError: A key that this table cannot hold.
-            StorageError: Weights or state of another shape, or other state names than ``state_names``.
-        """
-
-    def evict(self, by: EvictionSpec | None = None, *, keep_at_least: int | None = None) -> Tensor:
-        """Evict rows by a policy and return their keys int64[n]; see `DynamicTable.evict`.
-
-        Raises:
-            StorageError: A static table.
-        """
-
-    def take_evicted(self) -> Tensor:
-        """Return the keys int64[n] that were evicted since the last call and have no row now."""
-
-    def clear(self) -> None:
-        """Remove all keys of a dynamic table, with their uses and admission counts."""
 
     def snapshot(self, directory: Path) -> bool:
         """Write the rows that were trained or imported to a new directory as a row file, which shares those of a tier.
@@ -156,15 +146,9 @@ class Store(Protocol):
             StorageError: The file is damaged, or the disk is full.
         """
 
-    def export_keys(self, chunk_keys: int) -> Iterator[tuple[Tensor, Mapping[str, Tensor]]]:
-        """Return the keys int64[n] of a dynamic table and their uses, about `chunk_keys` at a time."""
 
-    def import_keys(self, keys: Tensor, uses: Mapping[str, Tensor]) -> None:
-        """Insert ``keys int64[n]`` into a dynamic table, with their initial values and those uses that it tracks.
-
-        Raises:
-            StorageError: A static table; or the table or memory is full, and nothing has changed.
-        """
+class ChangedSince(Protocol):
+    """The rows that changed since a checkpoint, as a delta holds them."""
 
     @property
     def changes_since(self) -> str | None:
@@ -189,11 +173,38 @@ class Store(Protocol):
     def removed_since(self) -> Tensor:
         """Return the keys int64[n], rising, that were removed after `changes_since` and have no row now."""
 
+
+class KeyedRows(Protocol):
+    """The keys of a table that gets and loses them. A static table has none to give, and refuses others."""
+
+    def evict(self, by: EvictionSpec | None = None, *, keep_at_least: int | None = None) -> Tensor:
+        """Evict rows by a policy and return their keys int64[n]; see `DynamicTable.evict`.
+
+        Raises:
+            StorageError: A static table.
+        """
+
+    def take_evicted(self) -> Tensor:
+        """Return the keys int64[n] that were evicted since the last call and have no row now."""
+
+    def clear(self) -> None:
+        """Remove all keys of a dynamic table, with their uses and admission counts."""
+
     def remove(self, keys: Tensor) -> None:
         """Remove ``keys int64[n]`` from a dynamic table; absent keys are ignored.
 
         Raises:
             StorageError: A static table.
+        """
+
+    def export_keys(self, chunk_keys: int) -> Iterator[tuple[Tensor, Mapping[str, Tensor]]]:
+        """Return the keys int64[n] of a dynamic table and their uses, about `chunk_keys` at a time."""
+
+    def import_keys(self, keys: Tensor, uses: Mapping[str, Tensor]) -> None:
+        """Insert ``keys int64[n]`` into a dynamic table, with their initial values and those uses that it tracks.
+
+        Raises:
+            StorageError: A static table; or the table or memory is full, and nothing has changed.
         """
 
     def export_memory(self, chunk_keys: int) -> Iterator[Mapping[str, Tensor]]:
@@ -205,6 +216,11 @@ class Store(Protocol):
         Raises:
             StorageError: A piece of a table of another kind.
         """
+
+
+@runtime_checkable
+class Store(TableRows, SavedRows, ChangedSince, KeyedRows, Protocol):
+    """A table: maps keys to rows of an arena."""
 
 
 def shared_row_type(specs: Sequence[TableSpec | DynamicTableSpec]) -> tuple[int, torch.dtype, str]:
