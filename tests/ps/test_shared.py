@@ -13,11 +13,11 @@ import torch
 from terarec.errors import NoSpaceError, StorageError
 from terarec.formats.hugectr.weights import SparseRows, write_sparse_folder
 from terarec.io.removal import remove_tree
-from terarec.memory.guarded import STATE
+from terarec.memory.guarded import STATE, Guarded
 from terarec.memory.level import batch_of
-from terarec.memory.shared import MEMORY, SharedStores
+from terarec.memory.shared import MEMORY
 from terarec.ps import ParameterServer
-from terarec.ps.disk import open_shared
+from terarec.ps.levels import shared_level
 from terarec.spec import ParameterServerSpec, ServedModelSpec, ServedTableSpec, SharedMemorySpec
 from tests.processes import Python
 from tests.waiting import wait_for
@@ -118,29 +118,26 @@ def test_what_killed_processes_left_is_removed_by_the_next(name: str, source: Pa
 
 
 def test_rows_are_waited_for(name: str) -> None:
-    def stores() -> SharedStores:
-        return open_shared(SharedMemorySpec(name=name), "m", ["t"], ["state"], 4)
+    def level(state: str) -> Guarded:
+        return shared_level(SharedMemorySpec(name=name), "m", ["t"], [state], 4)
 
-    writer, reader = stores(), stores()
+    writer, reader = level("state"), level("state")
     ends: list[str] = []
     waiting = threading.Thread(target=lambda: (reader.wait(), ends.append("there")))
     waiting.start()
-    values = torch.ones(3, 16, dtype=torch.uint8)
-    writer.write(batch_of(KEYS[:3], 0), values)
-    writer.commit({}, 0)  # part of a load has no state
+    writer.write(batch_of(KEYS[:3], 0), torch.ones(3, 16, dtype=torch.uint8))
+    writer.level.commit({}, 0)  # part of a load has no state
     waiting.join(0.2)
     assert not ends
-    writer.commit({STATE: "state"}, 0)
+    writer.level.commit({STATE: "state"}, 0)
     waiting.join()
-    assert ends == ["there"]
-    assert reader.count(0) == 3
-    writer.close()
-    late = open_shared(SharedMemorySpec(name=name), "m", ["t"], ["other"], 4)
-    reader = open_shared(SharedMemorySpec(name=name), "m", ["t"], ["other"], 4)
-    late.close()
+    assert (ends, reader.level.count(0), reader.fences[0].state) == (["there"], 3, "state")
+    ended, left = level("other"), level("other")
+    ended.level.close()
     with pytest.raises(StorageError):
-        reader.wait()  # its writer ended before
-    reader.close()
+        left.wait()
+    for each in (writer, reader, left):
+        each.level.close()
 
 
 def test_another_source_has_rows_of_its_own(name: str, source: Path, tmp_path: Path) -> None:

@@ -18,9 +18,8 @@ from terarec.memory.rocksdb import RocksDBStore
 from terarec.memory.row_file import PageReader, RowFile
 from terarec.memory.row_format import RowColumn, RowFileOptions, read_description
 from terarec.memory.row_store import LEAST_ROW_BYTES, MOST_ROW_BYTES, RowStore
-from terarec.memory.shared import SharedStores
 from terarec.memory.table_stores import TableStore, TableStores
-from terarec.spec import RocksDBSpec, RowFileSpec, SharedMemorySpec
+from terarec.spec import RocksDBSpec, RowFileSpec
 
 
 class _Vectors(NamedTuple):
@@ -67,28 +66,14 @@ def open_row_files(spec: RowFileSpec, directories: Sequence[Path], tables: Seque
         FormatError: No row file, or one of other vectors.
         StorageError: It is open for writing already, or damaged.
     """
-    reader = PageReader(RowFileOptions(), MOST_ROW_BYTES)
-    open_store = partial(_row_file, width=width, reader=reader, read_only=spec.read_only)
+    reader = page_reader()
+    open_store = partial(open_row_file, width=width, reader=reader, read_only=spec.read_only)
     return TableStores(_opened(open_store, directories, tables), reader)
 
 
-def open_shared(
-    spec: SharedMemorySpec, model: str, tables: Sequence[str], states: Sequence[str], width: int
-) -> SharedStores:
-    """Open the rows of tables of one width in memory that processes share.
-
-    Args:
-        spec: The memory.
-        model: Name and version of the model.
-        tables: Names of the tables.
-        states: The state of each table's source; "" for no source.
-        width: Length D of a vector.
-
-    Raises:
-        StorageError: The memory cannot be used.
-    """
-    reader = PageReader(RowFileOptions(), MOST_ROW_BYTES)
-    return SharedStores(spec, model, tables, states, partial(_row_file, width=width), reader)
+def page_reader() -> PageReader:
+    """Return what reads the pages of row files with rows of any size."""
+    return PageReader(RowFileOptions(), MOST_ROW_BYTES)
 
 
 def _opened(
@@ -105,7 +90,9 @@ def _opened(
     return stores
 
 
-def _row_file(directory: Path, table: str, reader: PageReader, *, width: int, read_only: bool) -> TableStore:
+def open_row_file(directory: Path, table: str, reader: PageReader, *, width: int, read_only: bool) -> TableStore:
+    """Open or create the row file of a table; arguments and errors are those of `open_row_files`."""
+
     def create() -> RowStore:
         columns = (RowColumn(name=WEIGHTS, dtype="float32", shape=(width,)),)
         return RowFile.create(directory, _row_bytes(width), table=table, columns=columns, reader=reader)

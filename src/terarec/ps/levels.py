@@ -14,8 +14,9 @@ from terarec.memory.fence import OwnFence
 from terarec.memory.guarded import STATE, Guarded
 from terarec.memory.redis_rows import RedisRows
 from terarec.memory.redis_server import RedisServer
+from terarec.memory.shared import SharedStores
 from terarec.memory.table_stores import TableStores
-from terarec.ps.disk import open_rocksdb, open_row_files, open_shared
+from terarec.ps.disk import open_rocksdb, open_row_file, open_row_files, page_reader
 from terarec.ps.loading import source_identity
 from terarec.spec import (
     HostMemorySpec,
@@ -113,7 +114,7 @@ def shared_level(
     clock: Callable[[], float] = monotonic,
 ) -> Guarded:
     """Return rows float32[D] of tables in memory that processes share."""
-    stores = open_shared(spec, model, tables, states, width)
+    stores = SharedStores(spec, model, tables, states, partial(open_row_file, width=width), page_reader())
     is_writable = [table.is_writable for table in stores.tables]
     fences = [OwnFence(stores.metadata(table).get(STATE, "")) for table in range(len(tables))]
     level = Guarded(
