@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 
@@ -22,11 +23,12 @@ from terarec.memory.redis_server import RedisServer
 from terarec.memory.rocksdb import RocksDBStore
 from terarec.memory.row_file import PageReader, RowFile
 from terarec.memory.row_format import RowFileOptions
+from terarec.memory.shared import SharedDirectory
 from terarec.optim import RowOptimizer
 from terarec.parallel import ordered_map, prefetched
 from terarec.serve.executors import _Folder
 from terarec.serve.update_streams import KafkaTopic
-from terarec.spec import AdamSpec, KafkaTopicSpec, RedisSpec, Tiers
+from terarec.spec import AdamSpec, KafkaTopicSpec, RedisSpec, SharedMemorySpec, Tiers
 from tests.data.sources import TinyGroups
 from tests.embedding.test_dynamic_tables import STATIC, step
 from tests.embedding.test_tiers import BATCHES, in_tiers
@@ -70,6 +72,7 @@ OWNERS: dict[str, Callable[[Path], object]] = {
     "memory.tier_stack.TierStack": lambda at: trained(Tiers(host="28KiB", file=str(at / "tiers"))),
     "memory.row_file.RowFile": filled,
     "memory.row_file.PageReader": lambda _: PageReader(RowFileOptions(io="threads"), 64),
+    "memory.shared.SharedDirectory": lambda _: SharedDirectory(SharedMemorySpec(name=f"terarec-test-{uuid4().hex}")),
     "memory.rocksdb.RocksDBStore": lambda at: RocksDBStore(at / "rocksdb", 64),
     "memory.redis_server.RedisServer": lambda _: RedisServer(RedisSpec()),
     "serve.update_streams.KafkaTopic": lambda _: connected(KafkaTopic(KafkaTopicSpec(brokers="127.0.0.1:1"))),
