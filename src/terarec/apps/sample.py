@@ -23,7 +23,7 @@ from terarec.etl.columns import array_of, concatenate_rows, null_mask
 from terarec.etl.source.arrow_files import is_string, read_schema
 from terarec.etl.source.blocks import BadInputReport, SourceFile
 from terarec.etl.source.files import find_files
-from terarec.etl.source.source import SAMPLE_ROWS, open_source
+from terarec.etl.source.source import SAMPLE_ROWS, open_files
 from terarec.etl.source.text import open_text, read_text
 from terarec.etl.times import parse_times
 from terarec.formats.parquet import is_list, value_type
@@ -112,11 +112,11 @@ def read_sample(sources: Sequence[str | Path]) -> Sample:
         source_format: Literal["parquet", "arrow"] = "parquet" if head.startswith(b"PAR1") else "arrow"
         schema = read_schema(files[0].path, source_format)
         fields = [(field.name, _arrow_type(field.type), is_list(field.type)) for field in schema]
-        return _read_typed(source_format, fields, sources)
+        return _read_typed(source_format, fields, files)
     if head.lstrip()[:1] == b"{":
-        return _read_typed("json_lines", _json_fields(files), sources)
+        return _read_typed("json_lines", _json_fields(files), files)
     spec, reasons = _delimited(files[0], head)
-    spec, columns, faults = _with_quotes(spec, sources, reasons)
+    spec, columns, faults = _with_quotes(spec, files, reasons)
     words: set[str] = set()
     # Missing words are gathered over all columns, since a source has one list of them.
     inferred = [_inferred(name, texts, spec.delimiter, words) for name, texts in columns.items()]
@@ -126,19 +126,19 @@ def read_sample(sources: Sequence[str | Path]) -> Sample:
 
 
 def _with_quotes(
-    spec: SourceSpec, sources: Sequence[str | Path], reasons: list[str]
+    spec: SourceSpec, files: Sequence[SourceFile], reasons: list[str]
 ) -> tuple[SourceSpec, Mapping[str, pa.Array], BadInputReport]:
     """Return `spec`, or without quotes where more lines fit so, with the rows; the reason is added to `reasons`."""
     columns, faults, error = None, None, None
     try:
-        columns, faults = _columns(spec, sources)
+        columns, faults = _columns(spec, files)
     except FormatError as first_error:
         error = first_error
     if spec.quote and (faults is None or faults.counts):
         # A quote may be a character of a value, such as an inch.
         unquoted = replace(spec, quote=False)
         try:
-            others, other_faults = _columns(unquoted, sources)
+            others, other_faults = _columns(unquoted, files)
         except FormatError:
             others, other_faults = None, None
         if other_faults is not None and (faults is None or _count(other_faults) < _count(faults)):
@@ -178,9 +178,9 @@ def _sample(
     )
 
 
-def _columns(spec: SourceSpec, sources: Sequence[str | Path]) -> tuple[Mapping[str, pa.Array], BadInputReport]:
+def _columns(spec: SourceSpec, files: Sequence[SourceFile]) -> tuple[Mapping[str, pa.Array], BadInputReport]:
     """Return the first rows of the files without those that cannot be read, and these."""
-    source = open_source(spec, sources, "skip", limit=SAMPLE_ROWS)
+    source = open_files(spec, files, "skip", limit=SAMPLE_ROWS)
     blocks = list(source.blocks())
     rows = concatenate_rows(blocks)
     if not rows.num_rows:
@@ -188,11 +188,11 @@ def _columns(spec: SourceSpec, sources: Sequence[str | Path]) -> tuple[Mapping[s
     return rows.columns, source.bad_input
 
 
-def _read_typed(source_format: SourceFormat, fields: Sequence[_Field], sources: Sequence[str | Path]) -> Sample:
+def _read_typed(source_format: SourceFormat, fields: Sequence[_Field], files: Sequence[SourceFile]) -> Sample:
     """Read files that hold the types of their values; only text may turn out to be times or hexadecimal digits."""
     spec = SourceSpec(format=source_format, columns=_typed(fields))
     columns = []
-    rows, faults = _columns(spec, sources)
+    rows, faults = _columns(spec, files)
     for column, values in zip(spec.columns, rows.values(), strict=True):
         if column.type == "integer" and column.separator is None and _are_seconds(column.name, values.drop_null()):
             column = replace(column, type="time")

@@ -13,7 +13,8 @@ import numpy as np
 from terarec.etl.engine.phases import OnProgress
 from terarec.etl.engine.report import BadInput, TableSize
 from terarec.etl.preparation import prepare
-from terarec.etl.source.source import SAMPLE_ROWS, open_source
+from terarec.etl.source.files import find_files
+from terarec.etl.source.source import SAMPLE_ROWS, open_files
 from terarec.etl.workflow import Workflow
 from terarec.formats import read_dataset
 from terarec.formats.block import ColumnBlock, slice_rows
@@ -128,8 +129,9 @@ def preview(
         chosen, engine="local", spark_master=None, spark_conf={}, limit=limit, shuffle=False, empty_splits="allow"
     )
     spec = workflow.spec.source
-    everything = open_source(spec, sources, chosen.bad_input, chosen.threads)
-    sample = open_source(spec, sources, chosen.bad_input, chosen.threads, limit)
+    files = find_files(sources)
+    everything = open_files(spec, files, chosen.bad_input, chosen.threads)
+    sample = open_files(spec, files, chosen.bad_input, chosen.threads, limit)
     with tempfile.TemporaryDirectory(prefix="terarec-") as directory:
         out = Path(directory) / "data"
         report = prepare(workflow, sources, out, here, progress)
