@@ -76,7 +76,7 @@ def to_loss(made, bottom):
     return made
 
 
-def build_dcn(made):
+def build_dcn(made, *, dropout_rate=0.1):
     """Deep & Cross, with its input."""
     made.add(hugectr.Input(1, "label", 3, "dense", [hugectr.DataReaderSparseParam("data", 1, True, 4)]))
     embed(made, "embedding", 8)
@@ -84,7 +84,7 @@ def build_dcn(made):
     layer(made, Layer.Concat, "flat dense", "all")
     layer(made, Layer.MultiCross, "all", "cross", num_layers=2)
     deep = dense_stack(made, "all", 32)
-    layer(made, Layer.Dropout, deep, "dropped", dropout_rate=0.1)
+    layer(made, Layer.Dropout, deep, "dropped", dropout_rate=dropout_rate)
     layer(made, Layer.Concat, "cross dropped", "both")
     return to_loss(made, "both")
 

@@ -14,6 +14,7 @@ from terarec.formats.hugectr.weights import open_sparse_folder
 from terarec.hugectr.errors import IllegalCallError, WrongInputError
 from terarec.hugectr.training_cache import with_cache_tiers
 from terarec.kernels.slots import SLOT_BYTES
+from tests.dist.launch import run_ranks
 from tests.errors import at
 from tests.hugectr.planted import ROWS, Planted, write_norm
 from tests.hugectr.scripts import auc_of, build_dcn, dcn, norm_reader, solver
@@ -32,7 +33,7 @@ def passes(tmp_path_factory):
     return sources, keysets, write_norm(directory / "valid", valid), valid.best_auc
 
 
-def cached(passes, params, **settings):
+def cached(passes, params, *, dropout_rate=0.1, **settings):
     sources, keysets, eval_source, _ = passes
     reader = norm_reader(sources, eval_source, keyset=keysets)
     return build_dcn(
@@ -41,7 +42,8 @@ def cached(passes, params, **settings):
             reader,
             hugectr.CreateOptimizer(update_type=hugectr.Update_t.LazyGlobal),
             params,
-        )
+        ),
+        dropout_rate=dropout_rate,
     )
 
 
@@ -75,6 +77,54 @@ def test_a_script_that_walks_itself_gets_what_each_pass_changed(passes, tmp_path
     assert vectors.shape == (4 * ROWS, 8)
     ((nothing, _),) = made.get_incremental_model()
     assert not len(nothing)
+
+
+def trained_by_passes(rank, folder, places, kind):
+    """Train a model over two passes, from rows if there are some; return its incremental model and what is written."""
+    made = cached(
+        places,
+        hugectr.CreateETC(ps_types=[kind], sparse_models=[str(folder / "rows")], local_paths=[str(folder)]),
+        dropout_rate=0.0,  # each rank draws its own
+        batchsize=100,
+        seed=5,
+    )
+    made.fit(num_epochs=1, display=0, eval_interval=0)
+    (changed,) = made.get_incremental_model()
+    made.save_params_to_files(str(folder / "end"), 7)
+    made.get_embedding_training_cache().store([str(folder / "single")])
+    if rank == 0:
+        rows = open_sparse_folder(folder / "rows", 8)
+        (chunk,) = rows.chunks()
+        return changed, (chunk.keys, chunk.vectors), (folder / "single").stat().st_size
+    return changed, None, 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["Staged", "Cached"])
+def test_passes_on_two_processes_train_and_write_what_one_does(tmp_path, kind):
+    places = [], [], write_norm(tmp_path / "valid", Planted(300, seed=1)), 0.5
+    for number in range(2):
+        places[0].append(write_norm(tmp_path / f"train{number}", Planted(500, seed=number + 2)))
+        places[1].append(str(tmp_path / f"{number}.keyset"))
+        write_keyset(tmp_path / f"{number}.keyset", np.arange(4 * ROWS), 8)
+    found = {}
+    for again in range(2):  # the second time from the rows that the first one wrote
+        for size in (1, 2):
+            folder = tmp_path / f"on{size}"
+            folder.mkdir(exist_ok=True)
+            found[size] = run_ranks(
+                size, trained_by_passes, folder, places, getattr(hugectr.TrainPSType_t, kind), joins=False
+            )
+            assert all(isinstance(result, tuple) for result in found[size]), found[size]
+        expected, mine = found[1][0], found[2][0]
+        for (keys, vectors), (wanted, of_wanted) in zip(mine[:2], expected[:2], strict=True):
+            assert len(wanted) > 3 * ROWS, again
+            order, wanted_order = np.argsort(keys), np.argsort(wanted)
+            np.testing.assert_array_equal(keys[order], wanted[wanted_order])
+            np.testing.assert_allclose(vectors[order], of_wanted[wanted_order], rtol=1e-3, atol=1e-5)
+        assert mine[2] == expected[2] > 0
+        for values, of_first in zip(found[2][1][0], mine[0], strict=True):
+            np.testing.assert_array_equal(values, of_first)
 
 
 def test_sources_can_be_changed_between_fits(passes, tmp_path):

@@ -43,7 +43,7 @@ from terarec.hugectr.readers import (
 from terarec.hugectr.release import release_number
 from terarec.hugectr.schedule import base_rate
 from terarec.hugectr.sharding import sharding_plan
-from terarec.hugectr.training_cache import with_cache_tiers
+from terarec.hugectr.training_cache import with_cache_tiers, with_folders_of_first
 from terarec.kernels.environment import checks_overflow
 from terarec.models import GraphModel
 from terarec.models.artifact import tables
@@ -191,11 +191,8 @@ def compile_network(
     if together.size > 1:
         # Ranks exchange rows in host memory, by gloo.
         device, message = torch.device("cpu"), ""
-        if cache is not None:
-            # A training cache writes complete embeddings to its folders, of which each rank holds a part.
-            raise WrongInputError("etc_params", f"got a training cache with {together.size} processes, expected one")
     messages: list[str] = []
-    plan = network.plan(loss_weights)
+    plan = in_memory = network.plan(loss_weights)
     if cache is not None:
         plan, messages = with_cache_tiers(
             plan,
@@ -206,6 +203,7 @@ def compile_network(
             device=device,
             folder=cache_folder,
         )
+        plan = with_folders_of_first(plan, together)
     data = _data(network, plan, solver, reader, together)
     dense = optimizer_rule(optimizer, base_rate(solver, optimizer))
     # With a training cache a workspace is for the rows of one pass.
@@ -213,6 +211,8 @@ def compile_network(
     # A seed of 0 is drawn again by every process, so all take that of the first.
     first_seed = together.gather("seed of the model", solver.seed or secrets.randbits(62) + 1)[0]
     build = partial(_trainer, plan, solver, dense, device, first_seed)
+    # The first of several processes has all rows for a moment, and not in the tiers of its own.
+    build_alone = partial(_trainer, in_memory, solver, dense, device, first_seed)
     if together.size == 1:
         trainer = build()
     else:
@@ -237,7 +237,7 @@ def compile_network(
         async_layout=data.async_layout,
         is_shuffled=data.is_shuffled,
         messages=tuple(filter(None, [message, *messages])),
-        build_alone=build,
+        build_alone=build_alone,
     )
 
 

@@ -39,7 +39,13 @@ from terarec.hugectr.readers import DataReader, params_of_input, sources_by_name
 from terarec.hugectr.run import Training, run_parts, save_run
 from terarec.hugectr.schedule import LearningRateScheduler
 from terarec.hugectr.schema.table import bind_arguments
-from terarec.hugectr.training_cache import IncrementalModel, TrainingCache, oversubscriber_of
+from terarec.hugectr.training_cache import (
+    IncrementalModel,
+    TrainingCache,
+    UseOfRows,
+    WholeRows,
+    oversubscriber_of,
+)
 from terarec.hugectr.update_messages import send_rows
 from terarec.models import GraphModel
 from terarec.spec import RecordsSpec
@@ -152,7 +158,8 @@ class Model:
         if self._etc_params is not None:
             files = self._files("compile")
             # A function: `set_source` may replace the keysets until the passes begin.
-            self._cache = files.training_cache(self._etc_params, lambda: self.reader_params.keyset)
+            whole = WholeRows(change=self._change_rows, read=self._read_rows, ranks=self._made.trainer.ranks)
+            self._cache = files.training_cache(self._etc_params, lambda: self.reader_params.keyset, whole)
 
     @property
     def module(self) -> GraphModel:
@@ -524,6 +531,14 @@ class Model:
             BrokenFileError: A dump of other tables; none is changed then.
         """
         self._files("embedding_load").load_tables(path, table_names)
+
+    @in_one_process(changes=True)
+    def _change_rows(self, change: UseOfRows) -> None:
+        change(self._files("compile").embeddings())
+
+    @in_one_process(changes=False)
+    def _read_rows(self, read: UseOfRows) -> None:
+        read(self._files("compile").embeddings())
 
     def get_embedding_training_cache(self) -> TrainingCache:
         """Return the training cache, whose `update` takes the keyset of each pass.

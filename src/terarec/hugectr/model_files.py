@@ -50,7 +50,7 @@ from terarec.hugectr.sparse_weights import (
     save_sparse,
     save_sparse_optimizer_states,
 )
-from terarec.hugectr.training_cache import TrainingCache
+from terarec.hugectr.training_cache import TrainingCache, WholeRows
 from terarec.io.directories import atomic_entries
 from terarec.io.remote import local_copy
 from terarec.io.removal import mark, remove_tree
@@ -102,12 +102,15 @@ class ModelFiles:
         ]
 
     def training_cache(
-        self, params: EmbeddingTrainingCacheParams | ModelOversubscriberParams, keysets: Callable[[], Sequence[str]]
+        self,
+        params: EmbeddingTrainingCacheParams | ModelOversubscriberParams,
+        keysets: Callable[[], Sequence[str]],
+        whole: WholeRows,
     ) -> TrainingCache:
         """Return the training cache of the embeddings; arguments and errors are those of `TrainingCache`."""
         files = self.embeddings()
         collections = [self._made.model.collection(file.name) for file in files]
-        return TrainingCache(params, files, collections, key_bytes=self._key_bytes, keysets=keysets)
+        return TrainingCache(params, files, collections, key_bytes=self._key_bytes, keysets=keysets, whole=whole)
 
     def save(self, prefix: str, number: int, cache: TrainingCache | None) -> None:
         """Write the files of a snapshot as `Model.save_params_to_files` does."""
@@ -121,7 +124,7 @@ class ModelFiles:
             if dense is not None:
                 save_dense_optimizer_states(self._made.model, dense, folder / names.dense_states)
             if cache is not None:
-                cache.save(folder, names, single_file=is_single)
+                cache.save(folder, names, single_file=is_single, files=self.embeddings())
                 return
             for index, file in enumerate(self.embeddings()):
                 save_sparse(file, folder / names.sparse(index), single_file=is_single)

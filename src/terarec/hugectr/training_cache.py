@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from terarec.batch import Jagged
+from terarec.dist import Ranks
 from terarec.embedding import EmbeddingCollection
 from terarec.formats.hugectr.split_writer import read_keyset
 from terarec.hugectr.data import FileNames
@@ -44,6 +45,35 @@ from terarec.train.passes import PartKeys, PartRows
 IncrementalModel = list[tuple[NDArray[np.int64], NDArray[np.float32]]]
 
 
+UseOfRows = Callable[[Sequence[EmbeddingFile]], None]
+"""Function of the embeddings with all of their rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeRows:
+    """Calls functions with all rows of the embeddings: of several processes in the first one alone.
+
+    Attributes:
+        change: Calls a function that changes rows, which all processes get then.
+        read: Calls one that reads them.
+        ranks: The processes.
+    """
+
+    change: Callable[[UseOfRows], None]
+    read: Callable[[UseOfRows], None]
+    ranks: Ranks
+
+    def shared(self, rows: UpdatedRows) -> UpdatedRows:
+        """Return the rows of the first process on all."""
+        if self.ranks.size == 1:
+            return rows
+        keys, vectors = (
+            torch.cat(self.ranks.gather_rows("incremental model", torch.from_numpy(values))).numpy()
+            for values in (rows.keys, rows.vectors)
+        )
+        return UpdatedRows(keys, vectors)
+
+
 class TrainingCache:
     """The passes of a model: the keys of each, and the folders of the trained rows.
 
@@ -59,6 +89,7 @@ class TrainingCache:
         collections: Their tables with the features that read them.
         key_bytes: Bytes of a key in keysets, 4 or 8, by ``i64_input_key``.
         keysets: Function that returns the keysets of the passes in order, of which the next is prefetched.
+        whole: The rows of all processes; None for one process, which has them.
 
     Raises:
         WrongInputError: Another number of folders than embeddings, or folders that should be there, or should not.
@@ -73,12 +104,13 @@ class TrainingCache:
         *,
         key_bytes: int,
         keysets: Callable[[], Sequence[str]] = tuple,
+        whole: WholeRows | None = None,
     ) -> None:
         self._files, self._key_bytes, self._keysets = list(files), key_bytes, keysets
+        self._whole = whole or WholeRows(change=self._use, read=self._use, ranks=Ranks())
         paths = _paths(params, self._files)
-        for file, path in zip(self._files, paths, strict=False):
-            if _has_rows(path):
-                load_sparse(file, path)
+        if any(map(_has_rows, paths)):
+            self._whole.change(partial(_load, paths))
         # One file of the older form is where to start from alone.
         self._folders = [] if any(path.is_file() for path in paths) else paths
         self._consumed = [np.empty(0, np.int64) for _ in self._files]
@@ -140,21 +172,28 @@ class TrainingCache:
         """
         if len(snapshot_file_list) != len(self._files):
             raise WrongInputError("store", f"got {len(snapshot_file_list)} files, expected {len(self._files)}")
-        for file, path in zip(self._files, snapshot_file_list, strict=True):
-            save_sparse(file, Path(path), single_file=True)
+        self._whole.read(partial(_store, snapshot_file_list))
 
-    def save(self, folder: Path, names: FileNames, *, single_file: bool = False) -> None:
+    def save(
+        self,
+        folder: Path,
+        names: FileNames,
+        *,
+        single_file: bool = False,
+        files: Sequence[EmbeddingFile] | None = None,
+    ) -> None:
         """Write each embedding to its folder or, without one, to that of `names` in `folder`.
 
         Args:
             folder: Folder of embeddings without one of their own.
             names: File names there.
             single_file: Write one file there, as releases up to 3.0 did.
+            files: The embeddings with all of their rows; None for those of one process.
 
         Raises:
             StorageError: The disk is full.
         """
-        for number, file in enumerate(self._files):
+        for number, file in enumerate(self._files if files is None else files):
             if self._folders:
                 save_sparse(file, self._folders[number])
             else:
@@ -163,18 +202,30 @@ class TrainingCache:
     def incremental_model(self) -> IncrementalModel:
         """Return keys int64[n] and vectors float32[n, D] of each embedding, of the passes since the last call.
 
-        These are the rows of all keys of the keysets; a key that has no row is left out.
+        These are the rows of all keys of the keysets; a key that has no row is left out. All processes get them.
         """
         with self.sending() as tables:
-            return [(rows.keys, rows.vectors) for _, rows in tables]
+            shared = [self._whole.shared(rows) for _, rows in tables]
+        return [(rows.keys, rows.vectors) for rows in shared]
 
     @contextmanager
     def sending(self) -> Iterator[list[tuple[str, UpdatedRows]]]:
-        """Give the name and the rows of each embedding as `incremental_model`, again where the block does not end."""
-        names = [file.name for file in self._files]
-        rows = [UpdatedRows(*held_rows(file, keys)) for file, keys in zip(self._files, self._consumed, strict=True)]
-        yield list(zip(names, rows, strict=True))
+        """Give the name and the rows of each embedding as `incremental_model`, again where the block does not end.
+
+        Of several processes the first one gets the rows, and the others none.
+        """
+        rows = [UpdatedRows(np.empty(0, np.int64), np.empty((0, file.width), np.float32)) for file in self._files]
+
+        def read(files: Sequence[EmbeddingFile]) -> None:
+            rows[:] = [UpdatedRows(*held_rows(file, keys)) for file, keys in zip(files, self._consumed, strict=True)]
+
+        self._whole.read(read)
+        yield list(zip([file.name for file in self._files], rows, strict=True))
         self._consumed = [np.empty(0, np.int64) for _ in self._files]
+
+    def _use(self, call: UseOfRows) -> None:
+        """Call a function with the embeddings of one process."""
+        call(self._files)
 
 
 class _Pass:
@@ -235,6 +286,19 @@ class _Pass:
                 sample=sample,
             )
         self._samples += jagged.batch_size
+
+
+def _load(paths: Sequence[Path], files: Sequence[EmbeddingFile]) -> None:
+    """Load the rows of the paths that hold some."""
+    for file, path in zip(files, paths, strict=False):
+        if _has_rows(path):
+            load_sparse(file, path)
+
+
+def _store(paths: Sequence[str], files: Sequence[EmbeddingFile]) -> None:
+    """Write each embedding as one file."""
+    for file, path in zip(files, paths, strict=True):
+        save_sparse(file, Path(path), single_file=True)
 
 
 def _index(keys: NDArray[np.int64]) -> HashIndex:
@@ -367,6 +431,29 @@ def with_cache_tiers(
         tables = tuple(replace(table, tiers=tiers) for table in embedding.tables)
         embeddings[name] = replace(embedding, tables=tables)
     return replace(plan, spec=replace(plan.spec, embeddings=tuple(embeddings.values()))), messages
+
+
+def with_folders_of_first(plan: NetworkPlan, together: Ranks) -> NetworkPlan:
+    """Return `plan` with the directories of tiers that the first process has chosen, in which each has its own."""
+    chosen = {
+        embedding.name: tiers.file
+        for embedding in plan.spec.embeddings
+        if (tiers := embedding.tables[0].tiers) is not None and tiers.file is not None
+    }
+    chosen = together.gather("folders of a training cache", chosen)[0]
+    embeddings = tuple(
+        replace(
+            embedding,
+            tables=tuple(
+                replace(table, tiers=replace(table.tiers, file=chosen[embedding.name])) if table.tiers else table
+                for table in embedding.tables
+            ),
+        )
+        if embedding.name in chosen
+        else embedding
+        for embedding in plan.spec.embeddings
+    )
+    return replace(plan, spec=replace(plan.spec, embeddings=embeddings))
 
 
 def _places(
