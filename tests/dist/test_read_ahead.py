@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of tables in tiers that ranks read ahead for each other."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+from terarec.dist import Ranks, RowWise, same_for_all, shard
+from terarec.dist.shard import ShardedCollection
+from tests.dist.launch import run_ranks
+from tests.dist.matrix import BATCH, Model, samples
+
+NAMES = ("sum.tiers", "mean.tiers")
+STEPS = 20
+
+
+def requested(ranks: Ranks, files: Path) -> tuple[dict[str, list[int]], list[dict[str, list[int]]], int]:
+    """Return what the thread of the steps requests, what another thread does next to steps, and the bytes sent."""
+    model = Model(trains_layer=False, files=files, names=NAMES)
+    shard(model, same_for_all(model.tables.specs, RowWise(), ranks.size), ranks)
+    tables = model.tables
+    assert isinstance(tables, ShardedCollection)
+    share = ranks.share(BATCH)
+    jagged, labels = samples(0, NAMES).part(share.start, share.stop)
+    alone = tables.requested_rows(jagged)
+    sent = ranks.sent_bytes["rows to read ahead"]
+    tables.read_ahead_apart()
+    with ThreadPoolExecutor(1) as thread:
+        ahead = [thread.submit(tables.requested_rows, jagged) for _ in range(STEPS)]
+        for _ in range(STEPS):
+            model(jagged, labels)
+        found = [each.result() for each in ahead]
+    listed = [{name: rows.tolist() for name, rows in each.items()} for each in (alone, *found)]
+    return listed[0], listed[1:], ranks.sent_bytes["rows to read ahead"] - sent
+
+
+def test_a_thread_of_its_own_requests_rows_next_to_steps(tmp_path: Path) -> None:
+    results = run_ranks(2, requested, tmp_path)
+    keys = dict(zip(NAMES, samples(0, NAMES).keys, strict=True))
+    for rank, result in enumerate(results):
+        assert isinstance(result, tuple), result
+        alone, ahead, sent = result
+        for name in NAMES:  # row key // 2 of the rank key mod 2
+            mine = keys[name][keys[name] % 2 == rank]
+            assert alone[name] == torch.unique(mine // 2).tolist()
+        assert ahead == [alone] * STEPS
+        assert sent > 0
