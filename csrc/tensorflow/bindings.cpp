@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "embedding/kernels.h"
+#include "tensorflow/mesh.h"
 #include "tensorflow/rule_numbers.h"
 #include "tensorflow/tables.h"
 
@@ -54,14 +55,28 @@ Bags bags_of(const Ids& ids, const Ids& offsets, const Floats& weights, int64_t 
           weights.size() > 0 ? weights.data() : nullptr, static_cast<Pooling>(pooling)};
 }
 
-nb::object look_up(Table& table, const Ids& ids, const Ids& offsets, const Floats& weights, int64_t pooling,
-                   bool inserts) {
+nb::tuple arrays_of(const IdRows& of, int64_t width) {
+  int64_t* ids;
+  float* rows;
+  nb::object keys = array_of<int64_t>(of.ids.size(), 0, &ids), values = array_of<float>(of.ids.size(), width, &rows);
+  std::copy(of.ids.begin(), of.ids.end(), ids);
+  std::copy(of.rows.begin(), of.rows.end(), rows);
+  return nb::make_tuple(keys, values);
+}
+
+// (vectors, evicted ids, evicted rows).
+nb::tuple look_up(Table& table, const Ids& ids, const Ids& offsets, const Floats& weights, int64_t pooling,
+                  int64_t absent) {
   const Bags bags = bags_of(ids, offsets, weights, pooling);
   float* out;
   nb::object result = array_of<float>(bags.results(), table.width(), &out);
-  nb::gil_scoped_release unlocked;
-  table.lookup(bags, inserts, out, table_threads());
-  return result;
+  IdRows evicted;
+  {
+    nb::gil_scoped_release unlocked;
+    table.lookup(bags, static_cast<Absent>(absent), out, &evicted, table_threads());
+  }
+  const nb::tuple gone = arrays_of(evicted, table.width());
+  return nb::make_tuple(result, gone[0], gone[1]);
 }
 
 nb::tuple merge(const Table& table, const Ids& ids, const Ids& offsets, const Floats& weights, const Floats& grad,
@@ -130,11 +145,43 @@ nb::tuple read_all(const Table& table) {
 
 // The table and its number. In one step: a pointer that is made of the Python object would not keep the number valid.
 nb::tuple new_table(const std::string& name, int64_t width, int64_t rows, int64_t most_rows, double offset,
-                    double scale, bool normal, uint64_t seed) {
+                    double scale, bool normal, uint64_t seed, bool forgets, double admitted) {
   check(width > 0, "dimension: expected a number > 0");
-  const auto table =
-      std::make_shared<Table>(name, width, rows, most_rows, InitialRows{offset, scale, normal, seed});
+  const Growth growth{InitialRows{offset, scale, normal, seed}, admitted, forgets};
+  const auto table = std::make_shared<Table>(name, width, rows, most_rows, growth);
   return nb::make_tuple(table, add_table(table));
+}
+
+nb::tuple since(const Table& table, int64_t microseconds) {
+  IdRows found;
+  {
+    nb::gil_scoped_release unlocked;
+    found = table.since(microseconds);
+  }
+  return arrays_of(found, table.width());
+}
+
+using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+// What each rank has sent to this one: one of `parts` goes to each.
+nb::list exchange(const std::string& what, const std::vector<Bytes>& parts) {
+  const std::shared_ptr<Mesh> mesh = mesh_of_process();
+  check(mesh && static_cast<int>(parts.size()) == mesh->size(), "parts: expected one for each rank");
+  std::vector<Part> sent;
+  for (const Bytes& part : parts) sent.push_back({part.data(), part.size()});
+  std::vector<ReceivedPart> received;
+  {
+    nb::gil_scoped_release unlocked;
+    const std::unique_lock<std::mutex> lock = mesh->begin();
+    received = mesh->exchange(what, sent);
+  }
+  nb::list all;
+  for (ReceivedPart& part : received) {
+    uint8_t* bytes;
+    all.append(array_of<uint8_t>(part.bytes, 0, &bytes));
+    std::copy_n(part.data.get(), part.bytes, bytes);
+  }
+  return all;
 }
 
 int64_t rule_number(const char* kind) {
@@ -177,8 +224,14 @@ NB_MODULE(_tensorflow, m) {
       .def("change", &change)
       .def("set_state", &set_state)
       .def("read", &read_all)
+      .def("since", &since)
       .def("clear", &Table::clear);
   m.def("new_table", &new_table);
+  m.def("join", [](int rank, const std::vector<int>& sockets, double limit_seconds) {
+    set_mesh_of_process(std::make_shared<Mesh>(rank, sockets, limit_seconds));
+  });
+  m.def("leave", [] { set_mesh_of_process(nullptr); });
+  m.def("exchange", &exchange);
   m.def("rule_number", &rule_number);
   m.def("number_names", &number_names);
   m.def("set_threads", &set_table_threads);

@@ -21,7 +21,7 @@ namespace terarec::tensorflow {
 
 // Of tensorflow/c/tf_status.h and tf_datatype.h.
 enum Code : int { kOk = 0, kInvalidArgument = 3, kResourceExhausted = 8, kFailedPrecondition = 9, kInternal = 13 };
-enum DataType : int { kFloat = 1, kInt64 = 9 };
+enum DataType : int { kFloat = 1, kUInt8 = 4, kInt64 = 9 };
 
 struct CApi {
   TF_Status* (*new_status)();

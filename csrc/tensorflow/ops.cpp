@@ -5,6 +5,7 @@
 // The first input is the handle of the variable that stands for a table: gradients and the order of ops in a function
 // follow it. A kernel finds the table by the attribute `table`, its number in this process.
 
+#include <algorithm>
 #include <array>
 #include <initializer_list>
 #include <memory>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "tensorflow/c_api.h"
+#include "tensorflow/rank_tables.h"
 #include "tensorflow/rule_numbers.h"
 #include "tensorflow/tables.h"
 
@@ -76,7 +78,7 @@ class Input {
 class Output {
  public:
   Output(TF_OpKernelContext* context, int index, DataType type, const std::vector<int64_t>& shape) {
-    int64_t bytes = type == kFloat ? 4 : 8;
+    int64_t bytes = type == kUInt8 ? 1 : type == kFloat ? 4 : 8;
     for (const int64_t size : shape) bytes *= size;
     const Status status;
     tensor_ = tf().allocate_output(context, index, type, shape.data(), static_cast<int>(shape.size()), bytes, status);
@@ -95,14 +97,18 @@ class Output {
 
 // The attributes of all ops; each op has some of them.
 struct Attributes {
-  int64_t table = 0, pooling = 0, inserts = 0, change = 0, rule = 0;
+  int64_t table = 0, pooling = 0, absent = 0, change = 0, rule = 0;
+  int64_t home = Placement::kHere, all_rows = -1;
+
+  Placement placement() const { return {home, all_rows}; }
 };
 
 constexpr struct {
   const char* name;
   int64_t Attributes::* value;
-} kAttributes[] = {{"table", &Attributes::table}, {"pooling", &Attributes::pooling}, {"inserts", &Attributes::inserts},
-                   {"change", &Attributes::change}, {"rule", &Attributes::rule}};
+} kAttributes[] = {{"table", &Attributes::table}, {"pooling", &Attributes::pooling}, {"absent", &Attributes::absent},
+                   {"change", &Attributes::change}, {"rule", &Attributes::rule},      {"home", &Attributes::home},
+                   {"all_rows", &Attributes::all_rows}};
 
 struct Op {
   const char* name;
@@ -132,33 +138,83 @@ struct BagInputs {
   Pooling pooling;
 };
 
+// The mesh that a table needs; null for one of a process alone.
+std::shared_ptr<Mesh> mesh_of(const Attributes& of) {
+  if (of.home == Placement::kHere) return nullptr;
+  std::shared_ptr<Mesh> mesh = mesh_of_process();
+  if (!mesh) throw TableError(TableError::kGone, "ranks: this process has left them");
+  return mesh;
+}
+
+// The inputs of a lookup, which follow the handles of the variable and of the order of exchanges.
+struct LookupCall {
+  LookupCall(const Attributes& of, TF_OpKernelContext* context)
+      : table(table_of(of.table)), mesh(mesh_of(of)), inputs(context, 2, of.pooling), bags(inputs.plain()) {}
+
+  const std::shared_ptr<Table> table;
+  const std::shared_ptr<Mesh> mesh;
+  const BagInputs inputs;
+  const Bags bags;
+};
+
 void look_up(const Attributes& of, TF_OpKernelContext* context) {
-  const std::shared_ptr<Table> table = table_of(of.table);
-  const BagInputs inputs(context, 1, of.pooling);
-  const Bags bags = inputs.plain();
-  const Output out(context, 0, kFloat, {bags.results(), table->width()});
-  table->lookup(bags, of.inserts != 0, out.as<float>(), table_threads());
+  const LookupCall call(of, context);
+  const int64_t width = call.table->width();
+  const Output out(context, 0, kFloat, {call.bags.results(), width});
+  const Absent absent = static_cast<Absent>(of.absent);
+  IdRows evicted;
+  if (call.mesh) {
+    lookup_by_ranks(*call.mesh, *call.table, of.placement(), call.bags, absent, out.as<float>(), &evicted,
+                    table_threads());
+  } else {
+    call.table->lookup(call.bags, absent, out.as<float>(), &evicted, table_threads());
+  }
+  const int64_t count = static_cast<int64_t>(evicted.ids.size());
+  const Output ids(context, 1, kInt64, {count}), rows(context, 2, kFloat, {count, width});
+  std::copy(evicted.ids.begin(), evicted.ids.end(), ids.as<int64_t>());
+  std::copy(evicted.rows.begin(), evicted.rows.end(), rows.as<float>());
 }
 
 void merge(const Attributes& of, TF_OpKernelContext* context) {
-  const std::shared_ptr<Table> table = table_of(of.table);
-  const BagInputs inputs(context, 1, of.pooling);
-  const Bags bags = inputs.plain();
-  const Input grad(context, 4);
-  grad.check("grad", {bags.results(), table->width()});
-  const MergedRows merged = table->merge(bags, grad.as<float>(), table_threads());
-  const Output ids(context, 0, kInt64, {merged.size()}), sums(context, 1, kFloat, {merged.size(), table->width()});
-  merged.write(table->width(), ids.as<int64_t>(), sums.as<float>(), table_threads());
+  const LookupCall call(of, context);
+  const int64_t width = call.table->width();
+  const Input grad(context, 5);
+  grad.check("grad", {call.bags.results(), width});
+  const MergedRows merged =
+      call.mesh ? merge_by_ranks(*call.mesh, *call.table, of.placement(), call.bags, grad.as<float>(), table_threads())
+                : call.table->merge(call.bags, grad.as<float>(), table_threads());
+  const Output ids(context, 0, kInt64, {merged.size()}), sums(context, 1, kFloat, {merged.size(), width});
+  merged.write(width, ids.as<int64_t>(), sums.as<float>(), table_threads());
 }
 
 void weight_gradient(const Attributes& of, TF_OpKernelContext* context) {
-  const std::shared_ptr<Table> table = table_of(of.table);
-  const BagInputs inputs(context, 1, of.pooling);
-  const Bags bags = inputs.plain();
-  const Input grad(context, 4);
-  grad.check("grad", {bags.results(), table->width()});
-  const Output out(context, 0, kFloat, {bags.num_ids});
-  if (bags.weights) table->weight_gradient(bags, grad.as<float>(), out.as<float>(), table_threads());
+  const LookupCall call(of, context);
+  const Input grad(context, 5);
+  grad.check("grad", {call.bags.results(), call.table->width()});
+  const Output out(context, 0, kFloat, {call.bags.num_ids});
+  if (!call.bags.weights) return;
+  if (call.mesh) {
+    weight_gradient_by_ranks(*call.mesh, *call.table, of.placement(), call.bags, grad.as<float>(), out.as<float>(),
+                             table_threads());
+  } else {
+    call.table->weight_gradient(call.bags, grad.as<float>(), out.as<float>(), table_threads());
+  }
+}
+
+// The bytes of all ranks, one after the other, and how many come from each.
+void gather(const Attributes&, TF_OpKernelContext* context) {
+  const std::shared_ptr<Mesh> mesh = mesh_of_process();
+  if (!mesh) throw TableError(TableError::kGone, "ranks: this process has left them");
+  const Input bytes(context, 1);
+  const std::vector<Part> parts(mesh->size(), Part{bytes.as<char>(), static_cast<size_t>(bytes.size())});
+  const std::unique_lock<std::mutex> lock = mesh->begin();
+  const std::vector<ReceivedPart> received = mesh->exchange("a tensor", parts);
+  int64_t total = 0;
+  const Output sizes(context, 0, kInt64, {mesh->size()});
+  for (int r = 0; r < mesh->size(); r++) total += sizes.as<int64_t>()[r] = received[r].count<char>();
+  const Output all(context, 1, kUInt8, {total});
+  char* to = all.as<char>();
+  for (const ReceivedPart& part : received) to = std::copy_n(part.data.get(), part.bytes, to);
 }
 
 void apply(const Attributes& of, TF_OpKernelContext* context) {
@@ -196,25 +252,28 @@ void size(const Attributes& of, TF_OpKernelContext* context) {
 }
 
 constexpr const char* kHandle = "variable: resource";
-constexpr int kOps = 7;
+// What keeps the exchanges of ranks in one order: the same in all ops that exchange.
+constexpr const char* kOrder = "order: resource";
+constexpr int kOps = 8;
 
 const std::array<Op, kOps>& ops() {
   static const std::array<Op, kOps> all{{
       {"TerarecLookup",
-       {kHandle, "ids: int64", "row_splits: int64", "weights: float"},
-       {"vectors: float"},
-       {"table: int", "pooling: int", "inserts: int"},
+       {kHandle, kOrder, "ids: int64", "row_splits: int64", "weights: float"},
+       {"vectors: float", "evicted_ids: int64", "evicted_rows: float"},
+       {"table: int", "pooling: int", "absent: int", "home: int", "all_rows: int"},
        &look_up},
       {"TerarecMerge",
-       {kHandle, "ids: int64", "row_splits: int64", "weights: float", "grad: float"},
+       {kHandle, kOrder, "ids: int64", "row_splits: int64", "weights: float", "grad: float"},
        {"indices: int64", "values: float"},
-       {"table: int", "pooling: int"},
+       {"table: int", "pooling: int", "home: int", "all_rows: int"},
        &merge},
       {"TerarecWeightGradient",
-       {kHandle, "ids: int64", "row_splits: int64", "weights: float", "grad: float"},
+       {kHandle, kOrder, "ids: int64", "row_splits: int64", "weights: float", "grad: float"},
        {"gradient: float"},
-       {"table: int", "pooling: int"},
+       {"table: int", "pooling: int", "home: int", "all_rows: int"},
        &weight_gradient},
+      {"TerarecGather", {kOrder, "bytes: uint8"}, {"sizes: int64", "all: uint8"}, {}, &gather},
       {"TerarecApply",
        {kHandle, "indices: int64", "values: float", "numbers: double", "step: int64"},
        {},

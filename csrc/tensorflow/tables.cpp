@@ -13,7 +13,6 @@
 #include "common/parallel.h"
 #include "common/platform.h"
 #include "embedding/kernels.h"
-#include "embedding/row_init.h"
 #include "embedding/update_tables.h"
 
 namespace terarec {
@@ -105,10 +104,10 @@ void MergedRows::write(int64_t width, int64_t* ids, float* sums, int threads) co
   });
 }
 
-Table::Table(std::string name, int64_t width, int64_t rows, int64_t most_rows, const InitialRows& initial)
-    : name_(std::move(name)), width_(width), most_rows_(rows < 0 ? most_rows + 1 : rows), initial_(initial),
+Table::Table(std::string name, int64_t width, int64_t rows, int64_t most_rows, const Growth& growth)
+    : name_(std::move(name)), width_(width), most_rows_(rows < 0 ? most_rows + 1 : rows), growth_(growth),
       index_(rows < 0 ? std::make_unique<HashIndex>(mix(kMixStep)) : nullptr), used_(rows < 0 ? 1 : rows),
-      ids_(rows < 0 ? 1 : 0), weights_(most_rows_, width) {
+      ids_(rows < 0 ? 1 : 0), times_(growth.forgets ? 1 : 0), weights_(most_rows_, width) {
   weights_.grow(used_);
 }
 
@@ -133,81 +132,27 @@ void Table::check_ids(const int64_t* ids, int64_t num_ids) const {
   }
 }
 
-// Rows of ids of a table that grows; without inserting, those of absent ids are 0.
-void Table::find(const int64_t* ids, int64_t num_ids, bool inserts, std::vector<int64_t>& rows, int threads) {
-  rows.resize(num_ids);
-  int64_t absent;
-  {
-    const Shared lock(mutex_);
-    absent = index_->find({ids, num_ids}, rows.data(), threads);
-  }
-  if (absent == 0) return;
-  if (inserts) {
-    const Alone lock(mutex_);
-    insert(ids, num_ids, rows.data(), threads);
-  } else {
-    for (int64_t& row : rows) row = std::max<int64_t>(row, 0);
-  }
-}
-
-// The caller has locked the table.
-void Table::find_present(const char* argument, const int64_t* ids, int64_t num_ids, std::vector<int64_t>& rows,
-                         int threads) const {
-  rows.resize(num_ids);
-  if (index_->find({ids, num_ids}, rows.data(), threads) == 0) return;
-  const auto first = std::find(rows.begin(), rows.end(), kAbsent) - rows.begin();
-  throw TableError(TableError::kInvalid, std::string(argument) + ": got " + std::to_string(ids[first]) +
-                                             " at position " + std::to_string(first) +
-                                             ", expected ids that variable '" + name_ + "' has");
-}
-
-// The caller has locked the table for itself.
-void Table::insert(const int64_t* ids, int64_t num_ids, int64_t* rows, int threads) {
-  std::vector<int64_t> added(num_ids);
-  const int64_t first = used_;
-  const int64_t count = index_->insert({ids, num_ids}, rows, {nullptr, 0, first, 1}, added.data(), threads);
-  if (count == 0) return;
-  try {
-    if (count < 0 || first + count > most_rows_) {
-      throw TableError(TableError::kNoSpace, "variable '" + name_ + "' is full: it has at most " +
-                                                 std::to_string(most_rows_ - 1) + " ids");
-    }
-    weights_.grow(first + count);
-    ids_.insert(ids_.end(), added.begin(), added.begin() + count);
-    used_ = first + count;
-    grow_states();
-  } catch (...) {
-    std::vector<int64_t> removed(std::max<int64_t>(count, 0));
-    if (count > 0) index_->erase({added.data(), count}, removed.data(), threads);
-    ids_.resize(first);
-    used_ = first;
-    throw;
-  }
-  initialize(added.data(), count, first, threads);
-  for (int state = 0; state < num_states_; state++) {
-    std::fill(states_[state].row(first), states_[state].row(first + count), initial_state_[state]);
-  }
-}
-
-void Table::initialize(const int64_t* ids, int64_t count, int64_t first_row, int threads) {
-  float* const values = weights_.row(first_row);
-  if (initial_.scale == 0) {
-    std::fill(values, values + count * width_, static_cast<float>(initial_.offset));
-    return;
-  }
-  std::vector<int64_t> targets(count);
-  for (int64_t i = 0; i < count; i++) targets[i] = i;
-  fill_keyed_rows(
-      {values, targets.data(), ids, count, width_, initial_.seed, initial_.scale, initial_.normal, threads});
-  if (initial_.offset == 0) return;
-  for (int64_t i = 0; i < count * width_; i++) values[i] += static_cast<float>(initial_.offset);
-}
-
-void Table::lookup(const Bags& bags, bool inserts, float* out, int threads) {
+void Table::lookup(const Bags& bags, Absent absent, float* out, IdRows* evicted, int threads) {
   std::vector<int64_t> found;
-  if (grows()) find(bags.ids, bags.num_ids, inserts, found, threads);
-  const RowBags of(bags, grows() ? found.data() : bags.ids);
-  const Shared lock(mutex_);
+  if (!grows() || absent == Absent::kZeros || !growth_.forgets) {
+    const Shared lock(mutex_);
+    if (!grows()) return pool(bags, bags.ids, out, threads);
+    found.resize(bags.num_ids);
+    const int64_t missing = index_->find({bags.ids, bags.num_ids}, found.data(), threads);
+    if (missing == 0) return pool(bags, found.data(), out, threads);
+    if (absent == Absent::kZeros) {
+      for (int64_t& row : found) row = std::max<int64_t>(row, 0);
+      return pool(bags, found.data(), out, threads);
+    }
+  }
+  // Rows of a table that forgets move when another thread inserts ids.
+  const Alone lock(mutex_);
+  find_or_insert(bags.ids, bags.num_ids, absent, found, evicted, threads);
+  pool(bags, found.data(), out, threads);
+}
+
+void Table::pool(const Bags& bags, const int64_t* rows_of_ids, float* out, int threads) const {
+  const RowBags of(bags, rows_of_ids);
   const FeatureLayout layout{0, rows(), bags.pooling, 0};
   const BagFault fault = bag_lookup({{weights_.row(0), RowType::kFloat32, width_}, of.rows, bags.num_ids, of.weights,
                                      of.offsets, &layout, 1, of.count, out, threads});
@@ -217,11 +162,7 @@ void Table::lookup(const Bags& bags, bool inserts, float* out, int threads) {
 MergedRows Table::merge(const Bags& bags, const float* grad, int threads) const {
   std::vector<int64_t> found;
   const Shared lock(mutex_);
-  if (grows()) {
-    found.resize(bags.num_ids);
-    index_->find({bags.ids, bags.num_ids}, found.data(), threads);
-    for (int64_t& row : found) row = std::max<int64_t>(row, 0);
-  }
+  if (grows()) find(bags.ids, bags.num_ids, found, threads);
   const RowBags of(bags, grows() ? found.data() : bags.ids);
   const FeatureLayout layout{0, rows(), bags.pooling, 0};
   const UpdateGradients gradients{
@@ -282,11 +223,7 @@ void Table::name_ids(MergedRows& merged) const {
 void Table::weight_gradient(const Bags& bags, const float* grad, float* out, int threads) const {
   std::vector<int64_t> found;
   const Shared lock(mutex_);
-  if (grows()) {
-    found.resize(bags.num_ids);
-    index_->find({bags.ids, bags.num_ids}, found.data(), threads);
-    for (int64_t& row : found) row = std::max<int64_t>(row, 0);
-  }
+  if (grows()) find(bags.ids, bags.num_ids, found, threads);
   const RowBags of(bags, grows() ? found.data() : bags.ids);
   const FeatureLayout layout{0, rows(), bags.pooling, 0};
   const BagFault fault = row_dots({{weights_.row(0), RowType::kFloat32, width_}, of.rows, bags.num_ids, of.offsets,
@@ -333,8 +270,24 @@ void Table::apply(const RowRule& rule, int64_t step, const int64_t* ids, int64_t
                   int threads) {
   std::vector<int64_t> found;
   const Alone lock(mutex_);
-  if (grows()) find_present("grads_and_vars", ids, num_ids, found, threads);
-  else check_ids(ids, num_ids);
+  std::vector<float> kept;
+  if (grows() && growth_.forgets) {
+    // Ids may have lost their rows since they were looked up.
+    find(ids, num_ids, found, threads);
+    if (const auto gone = std::count(found.begin(), found.end(), 0); gone > 0) {
+      kept.reserve((num_ids - gone) * width_);
+      for (int64_t i = 0; i < num_ids; i++) {
+        if (found[i] > 0) kept.insert(kept.end(), grads + i * width_, grads + (i + 1) * width_);
+      }
+      found.erase(std::remove(found.begin(), found.end(), 0), found.end());
+      num_ids = static_cast<int64_t>(found.size());
+      grads = kept.data();
+    }
+  } else if (grows()) {
+    find_present("grads_and_vars", ids, num_ids, found, threads);
+  } else {
+    check_ids(ids, num_ids);
+  }
   const int64_t* const rows = grows() ? found.data() : ids;
   UpdateCall call{num_states_ > 0 ? states_[0].row(0) : nullptr, num_states_ > 1 ? states_[1].row(0) : nullptr,
                   nullptr, rule, step, 0, {weights_.row(0), RowType::kFloat32, width_, nullptr, threads, {}}};
@@ -355,7 +308,7 @@ void Table::apply(const RowRule& rule, int64_t step, const int64_t* ids, int64_t
 void Table::change(Change change, const int64_t* ids, int64_t num_ids, const float* values, int threads) {
   std::vector<int64_t> found(grows() ? num_ids : 0);
   const Alone lock(mutex_);
-  if (grows() && change == Change::kSet) insert(ids, num_ids, found.data(), threads);
+  if (grows() && change == Change::kSet) insert(ids, num_ids, found.data(), nullptr, threads);
   else if (grows()) find_present("indices", ids, num_ids, found, threads);
   else check_ids(ids, num_ids);
   const int64_t* const rows = grows() ? found.data() : ids;
@@ -391,16 +344,6 @@ void Table::read(int64_t first, int64_t count, int64_t* ids, float* rows, float*
   for (int state = 0; states && state < num_states_; state++) {
     memcpy(states[state], states_[state].row(begin), bytes_of(count, width_));
   }
-}
-
-void Table::clear() {
-  const Alone lock(mutex_);
-  if (!grows()) throw TableError(TableError::kInvalid, "variable '" + name_ + "' has fixed rows");
-  const std::vector<int64_t> all(ids_.begin() + 1, ids_.end());
-  std::vector<int64_t> rows(all.size());
-  index_->erase({all.data(), static_cast<int64_t>(all.size())}, rows.data(), 1);
-  ids_.resize(1);
-  used_ = 1;
 }
 
 namespace {

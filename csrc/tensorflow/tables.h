@@ -53,6 +53,25 @@ struct InitialRows {
   uint64_t seed = 0;
 };
 
+// What a lookup does with ids that a growing table lacks: they count as zeros, get rows, or get rows with the chance of
+// `Growth::admitted`.
+enum class Absent : int64_t { kZeros = 0, kInsert = 1, kAdmit = 2 };
+
+// How a table of ids of any value grows.
+struct Growth {
+  InitialRows initial;
+  double admitted = 1;  // chance of a new id in a lookup that admits
+  // Whether the table knows when ids came last, and gives the rows of those that did not come for longest to new ones
+  // when it is full.
+  bool forgets = false;
+};
+
+// Ids and their rows, one after the other.
+struct IdRows {
+  std::vector<int64_t> ids;
+  std::vector<float> rows;
+};
+
 // Ids in bags. Without pooling every id is a bag, and there are no offsets and no weights.
 struct Bags {
   const int64_t* ids;
@@ -91,15 +110,19 @@ class Table {
   enum class Change : int64_t { kSet = 0, kAdd = 1, kSubtract = 2 };
 
   // A table of `rows` rows for ids below it, all zero; or for `rows` < 0, of any ids, at most `most_rows` of them.
-  Table(std::string name, int64_t width, int64_t rows, int64_t most_rows, const InitialRows& initial);
+  Table(std::string name, int64_t width, int64_t rows, int64_t most_rows, const Growth& growth);
 
+  const std::string& name() const { return name_; }
   int64_t width() const { return width_; }
   bool grows() const { return index_ != nullptr; }
   // Number of rows, or of ids of a table that grows.
   int64_t size() const;
 
-  // Fills `out` float[bags.results(), width]. An id that a growing table lacks is inserted, or counts as zeros.
-  void lookup(const Bags& bags, bool inserts, float* out, int threads);
+  // Rows of a table that no other thread knows, to fill.
+  float* memory() { return weights_.row(0); }
+
+  // Fills `out` float[bags.results(), width]. What makes room for new ids goes to `evicted`, unless that is null.
+  void lookup(const Bags& bags, Absent absent, float* out, IdRows* evicted, int threads);
 
   // `grad` float[bags.results(), width]; ids that the table lacks are left out. The order of the ids depends on the
   // number of threads, their sums do not.
@@ -123,6 +146,9 @@ class Table {
   // Writes the first `count` ids, rising in a table that does not grow, with their rows, or those of a state.
   void read(int64_t first, int64_t count, int64_t* ids, float* rows, float* const* states) const;
 
+  // The ids that came, or were set, at or after a time in microseconds since 1970, and their rows.
+  IdRows since(int64_t microseconds) const;
+
   // Removes all ids of a table that grows.
   void clear();
 
@@ -131,11 +157,18 @@ class Table {
   using Alone = std::unique_lock<std::shared_mutex>;
 
   int64_t rows() const { return used_; }
-  void find(const int64_t* ids, int64_t num_ids, bool inserts, std::vector<int64_t>& rows, int threads);
+  // The caller has locked the table, for itself where ids may be inserted. Rows of absent ids are 0.
+  void find(const int64_t* ids, int64_t num_ids, std::vector<int64_t>& rows, int threads) const;
+  void find_or_insert(const int64_t* ids, int64_t num_ids, Absent absent, std::vector<int64_t>& rows,
+                      IdRows* evicted, int threads);
   void find_present(const char* argument, const int64_t* ids, int64_t num_ids, std::vector<int64_t>& rows,
                     int threads) const;
-  void insert(const int64_t* ids, int64_t num_ids, int64_t* rows, int threads);
+  void insert(const int64_t* ids, int64_t num_ids, int64_t* rows, IdRows* evicted, int threads);
+  void make_room(const int64_t* ids, int64_t num_ids, IdRows* evicted, int threads);
+  void touch(const int64_t* rows, int64_t count);
+  [[noreturn]] void fail_full() const;
   void initialize(const int64_t* ids, int64_t count, int64_t first_row, int threads);
+  void pool(const Bags& bags, const int64_t* rows, float* out, int threads) const;
   void grow_states();
   void name_ids(MergedRows& merged) const;
   void check_ids(const int64_t* ids, int64_t num_ids) const;
@@ -143,11 +176,13 @@ class Table {
 
   const std::string name_;
   const int64_t width_, most_rows_;
-  const InitialRows initial_;
+  const Growth growth_;
   const std::unique_ptr<HashIndex> index_;  // null: ids are rows
   mutable std::shared_mutex mutex_;
   int64_t used_;  // rows in use; row 0 of a table that grows stands for ids that it lacks, and stays zero
   std::vector<int64_t> ids_;  // of each row of a table that grows
+  std::vector<int64_t> times_;  // when it came last, in microseconds since 1970, if the table forgets
+  uint64_t admissions_ = 0;  // lookups that admitted
   GrowingRows weights_;
   GrowingRows states_[kMostStates];
   float initial_state_[kMostStates] = {};

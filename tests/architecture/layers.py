@@ -74,7 +74,8 @@ ALLOWED["serve"] |= {"checkpoint", "closer", "config", "export", "kernels", "par
 ALLOWED["export"] = {"ragged", "spec", "io", "formats", "config", "batch", "nn", "embedding", "storage", "models"}
 ALLOWED["export"] |= {"checkpoint", "ps", "ops", "data", "metrics"}
 ALLOWED["apps"] = set(ALLOWED)
-ALLOWED["tensorflow"] = {"io", "kernels", "lazy_imports"}
+ALLOWED["keras"] = set()
+ALLOWED["tensorflow"] = {"io", "kernels", "keras", "lazy_imports"}
 ALLOWED["cli"] = set(ALLOWED)
 ALLOWED["hugectr"] = set(ALLOWED) - {"cli"}
 ALLOWED["cli"].add("hugectr")

@@ -34,6 +34,7 @@ EXCEPTIONS = {
     "formats/hugectr/fields.py": "reads from an open file",
     "hugectr/data.py": "copies by `io.copy_file`",
     "hugectr/schema/table.py": "a resource of terarec",
+    "kernels/environment.py": "descriptions of the system",
     "kernels/memory.py": "descriptions of the system",
     "kernels/processor.py": "descriptions of the system",
     "nn/precision.py": "descriptions of the system",

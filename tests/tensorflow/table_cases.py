@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tables of the compiled core, without TensorFlow: both ways to merge gradients, and updates of rows."""
 
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -20,9 +21,18 @@ def _threads() -> Iterator[None]:
     core.set_threads(0)
 
 
-def table(rows: int | None, width: int, most: int = 10_000) -> core.Table:
-    made, _ = core.new_table("t", width, -1 if rows is None else rows, most, 0.25, 0.0, False, 0)
+ZEROS, INSERT, ADMIT = range(3)
+
+
+def table(
+    rows: int | None, width: int, most: int = 10_000, *, forgets: bool = False, admitted: float = 1.0
+) -> core.Table:
+    made, _ = core.new_table("t", width, -1 if rows is None else rows, most, 0.25, 0.0, False, 0, forgets, admitted)
     return made
+
+
+def rows_of(own: core.Table, ids: list[int], absent: int = INSERT) -> NDArray[np.float32]:
+    return own.lookup(np.array(ids, np.int64), np.zeros(0, np.int64), NO_WEIGHTS, NONE, absent)[0]
 
 
 def bags(rng: np.random.Generator, ids: int) -> NDArray[np.int64]:
@@ -61,7 +71,7 @@ def test_merged_gradients_are_the_sums_of_each_id(rows: int, ids: int, pooling: 
     expected = expected_sums(keys, splits, weights, grad, pooling)
     growing, results = table(None, width, most=rows), []
     names = keys * 2**40 - 7
-    growing.lookup(names[: ids // 2 + 1], np.array([0, ids // 2 + 1]), NO_WEIGHTS, SUM, True)
+    growing.lookup(names[: ids // 2 + 1], np.array([0, ids // 2 + 1]), NO_WEIGHTS, SUM, INSERT)
     known = set(names[: ids // 2 + 1].tolist())
     for threads in (1, 2, 5):
         core.set_threads(threads)
@@ -107,16 +117,14 @@ def test_new_ids_get_rows_and_states_and_are_refused_when_it_is_full() -> None:
     own = table(None, 2, most=3)
     own.have_states(1, 0.5)
     own.change(np.array([9, -4]), np.ones((2, 2), np.float32), 0)
-    found = own.lookup(np.array([9, 5, 9]), np.zeros(0, np.int64), NO_WEIGHTS, NONE, True)
-    np.testing.assert_array_equal(found, [[1, 1], [0.25, 0.25], [1, 1]])
+    np.testing.assert_array_equal(rows_of(own, [9, 5, 9]), [[1, 1], [0.25, 0.25], [1, 1]])
     with pytest.raises(MemoryError, match="is full"):
-        own.lookup(np.array([5, 6]), np.zeros(0, np.int64), NO_WEIGHTS, NONE, True)
+        rows_of(own, [5, 6])
     ids, rows, (states,) = own.read()
     assert ids.tolist() == [9, -4, 5]
     np.testing.assert_array_equal(rows, [[1, 1], [1, 1], [0.25, 0.25]])
     np.testing.assert_array_equal(states, np.full((3, 2), 0.5))
-    absent = own.lookup(np.array([6]), np.zeros(0, np.int64), NO_WEIGHTS, NONE, False)
-    np.testing.assert_array_equal(absent, [[0, 0]])
+    np.testing.assert_array_equal(rows_of(own, [6], ZEROS), [[0, 0]])
     with pytest.raises(ValueError, match="expected ids that variable 't' has"):
         own.apply(np.array([6]), np.ones((1, 2), np.float32), SGD, 1, core.rule_number("sgd"))
     own.clear()
@@ -127,4 +135,69 @@ def test_offsets_that_do_not_fit_are_refused() -> None:
     own = table(4, 2)
     for splits in ([0, 2], [1, 3], [0, 5, 3], []):
         with pytest.raises(ValueError, match="row_splits"):
-            own.lookup(np.array([0, 1, 2]), np.array(splits, np.int64), NO_WEIGHTS, SUM, True)
+            own.lookup(np.array([0, 1, 2]), np.array(splits, np.int64), NO_WEIGHTS, SUM, INSERT)
+
+
+def test_a_full_table_that_forgets_gives_new_ids_the_rows_of_the_oldest() -> None:
+    own, states = table(None, 2, most=4, forgets=True), 1
+    own.have_states(states, 0.5)
+    expected: dict[int, float] = {}  # the oldest first
+    rng = np.random.default_rng(3)
+    for step in range(60):
+        ids = rng.choice(np.array([-5, 0, 3, 8, 2**40, 9]), rng.integers(1, 4), replace=False).tolist()
+        found, gone, gone_rows = own.lookup(np.array(ids), np.zeros(0, np.int64), NO_WEIGHTS, NONE, INSERT)
+        np.testing.assert_array_equal(found[:, 0], [expected.get(one, 0.25) for one in ids])
+        for one in ids:
+            expected[one] = expected.pop(one, 0.25)
+        oldest = list(expected)[: max(0, len(expected) - 4)]
+        # Rows that came in one call are equally old.
+        assert len(gone) == len(oldest)
+        np.testing.assert_array_equal(gone_rows[:, 0], [expected.pop(one) for one in gone.tolist()])
+        assert not set(gone.tolist()) & set(ids)
+        newer = [when for one, when in expected.items() if one not in ids]
+        assert max(gone_rows[:, 0], default=-1) <= min(newer, default=step)
+        own.change(np.array(ids), np.full((len(ids), 2), step, np.float32), 0)
+        own.set_state(0, np.array(ids), np.full((len(ids), 2), -step, np.float32))
+        for one in ids:
+            expected[one] = step
+        names, rows, (state,) = own.read()
+        assert sorted(names.tolist()) == sorted(expected)
+        np.testing.assert_array_equal(rows[:, 0], [expected[one] for one in names.tolist()])
+        np.testing.assert_array_equal(state, -rows)
+    with pytest.raises(MemoryError, match="is full"):
+        rows_of(own, [10, 11, 12, 13, 14])
+    assert own.size() == 4
+    # A gradient of an id that has lost its row since is left out.
+    names = own.read()[0]
+    own.apply(np.array([77, names[0]]), np.ones((2, 2), np.float32), SGD, 1, core.rule_number("sgd"))
+    np.testing.assert_array_equal(rows_of(own, [int(names[0])]), [[expected[int(names[0])] - 0.5] * 2])
+
+
+def test_a_table_that_forgets_knows_what_changed_since_a_time() -> None:
+    own = table(None, 1, forgets=True)
+    rows_of(own, [1, 2, 3])
+    time.sleep(0.002)
+    between = time.time_ns() // 1000
+    rows_of(own, [3, 9, 3])
+    rows_of(own, [1], ZEROS)
+    assert sorted(own.since(between)[0].tolist()) == [3, 9]
+    assert sorted(own.since(0)[0].tolist()) == [1, 2, 3, 9]
+    with pytest.raises(ValueError, match="knows no times"):
+        table(None, 1).since(0)
+
+
+def test_an_id_is_admitted_with_its_chance() -> None:
+    own = table(None, 1, most=100_000, admitted=0.25, forgets=True)
+    rows_of(own, list(range(1000)))
+    ids = list(range(20_000))
+    rows = rows_of(own, ids + ids, ADMIT)[:, 0]
+    np.testing.assert_array_equal(rows[:20_000], rows[20_000:])
+    assert (rows[:1000] == 0.25).all()
+    new = rows[1000:20_000]
+    assert set(new.tolist()) == {0.0, 0.25}
+    assert abs((new > 0).mean() - 0.25) < 0.02  # 6 standard deviations
+    assert own.size() == 1000 + int((new > 0).sum())
+    again = rows_of(own, ids, ADMIT)[1000:, 0]
+    assert (again[new > 0] == 0.25).all()
+    assert (again[new == 0] > 0).any()
+    assert (rows_of(table(None, 1, admitted=0.0), ids, ADMIT) == 0).all()

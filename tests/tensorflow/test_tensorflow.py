@@ -7,7 +7,9 @@ Optimizers are compared with formulas in float64 (`tests.tensorflow.formulas`), 
 import importlib.util
 import itertools
 import os
+import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +32,9 @@ import tensorflow as tf
 
 import terarec.tensorflow as sok
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
-from terarec.tensorflow import horovod
+from terarec.tensorflow import communication, horovod
 from terarec.tensorflow import ops as table_ops
-from terarec.tensorflow.dump_files import HEADER_BYTES
+from terarec.tensorflow.sok_files import HEADER_BYTES
 
 ROWS, WIDTH = 37, 5
 
@@ -326,13 +328,48 @@ def test_new_keys_get_the_initial_values_of_sok(
     assert len(np.unique(rows, axis=0)) == (4 if low < high else 1)
 
 
-def test_a_bounded_variable_refuses_one_key_too_many() -> None:
-    variable = sok.DynamicVariable(2, "zeros", "hybrid", max_capacity=3)
-    sok.all2all_dense_embedding(variable, tf.constant([7, 8, 9]))
+@pytest.mark.usefixtures("implementation")
+def test_a_bounded_variable_evicts_the_ids_that_did_not_come_for_longest() -> None:
+    variable = sok.DynamicVariable(2, "7", "hybrid", max_capacity=4)
+    optimizer = sok.OptimizerWrapper(keras.optimizers.SGD(1.0))
+    evicted = []
+
+    @tf.function
+    def step(ids: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        with tf.GradientTape() as tape:
+            vectors, *gone = sok.sparse_read_and_evict(variable, ids)
+            loss = tf.reduce_sum(vectors)
+        optimizer.apply_gradients([(tape.gradient(loss, variable), variable)])
+        return gone
+
+    for first in range(0, 10, 2):
+        keys, rows = step(tf.range(first, first + 2, dtype=tf.int64))
+        evicted += keys.numpy().tolist()
+        np.testing.assert_allclose(rows, np.full((len(keys), 2), 6.0))
+    assert evicted == list(range(6))
+    assert sorted(sok.export(variable)[0].numpy()) == [6, 7, 8, 9]
+    sok.all2all_dense_embedding(variable, tf.constant([6, 11]))  # other lookups make room, too
+    assert 6 in sok.export(variable)[0].numpy()
     with pytest.raises(tf.errors.ResourceExhaustedError, match="is full"):
-        sok.all2all_dense_embedding(variable, tf.constant([7, 10]))
-    assert sorted(sok.export(variable)[0].numpy()) == [7, 8, 9]
-    assert variable.size.numpy().tolist() == [3, 2]
+        sok.all2all_dense_embedding(variable, tf.range(5))
+    assert variable.size.numpy().tolist() == [4, 2]
+
+
+@pytest.mark.usefixtures("implementation")
+def test_changes_since_a_time_and_admission_are_those_of_sok() -> None:
+    variable = sok.DynamicVariable(1, "3", "hybrid", filter_ratio=0.0, key_type=tf.int32)
+    sok.lookup_sparse(variable, tf.ragged.constant([[1, 2], [3]], tf.int32))
+    time.sleep(0.002)
+    middle = datetime.now(UTC)
+    filtered = sok.lookup_sparse(
+        variable, tf.ragged.constant([[3, 9], [8]], tf.int32), combiners="sum", use_low_frequency_filter=True
+    )
+    np.testing.assert_array_equal(filtered, [[3], [0]])
+    for times in (middle, [middle]):
+        (keys,), (values,) = sok.incremental_model_dump([variable], times)
+        assert (keys.tolist(), values.tolist(), keys.dtype) == ([3], [[3.0]], np.int32)
+    (keys,), _ = sok.incremental_model_dump([variable], datetime(1970, 1, 1, tzinfo=UTC))
+    assert sorted(keys.tolist()) == [1, 2, 3]
 
 
 def trained(variable: tf.Variable, optimizer: Any) -> None:
@@ -455,6 +492,33 @@ def test_a_layer_trains_as_that_of_keras_and_is_saved_with_the_optimizer(
     np.testing.assert_array_equal(own.get_weights()[0], again.get_weights()[0])
     with pytest.raises(ConfigError, match="SavedModel"):
         own.export(tmp_path / "saved", verbose=False)
+
+
+def test_a_plain_copy_is_exported_and_served_without_terarec(rng: np.random.Generator, tmp_path: Path) -> None:
+    ids, given = keras.Input((2,), dtype="int64"), keras.Input((3,), dtype="int64")
+    factors = keras.Input((3,))
+    bags = [sok.keras.EmbeddingBag(ROWS, WIDTH, combiner)(given, factors) for combiner in ("sum", "mean", "sqrtn")]
+    rows = keras.layers.Flatten()(sok.keras.Embedding(ROWS, WIDTH)(ids))
+    own = keras.Model([ids, given, factors], keras.layers.Dense(1)(keras.layers.Concatenate()([rows, *bags])))
+    batch = [rng.integers(0, ROWS, (4, 2)), rng.integers(0, ROWS, (4, 3)), rng.uniform(0.5, 2, (4, 3)).astype("f4")]
+    expected = own(batch)
+    copy = sok.keras.plain(own)
+    assert not sok.filter_variables(copy.trainable_variables)[0]
+    np.testing.assert_allclose(copy(batch), expected, rtol=1e-5, atol=1e-6)
+    copy.export(tmp_path / "saved", verbose=False)
+    loaded = tf.saved_model.load(tmp_path / "saved")  # its variables live as long
+    served = loaded.serve([tf.constant(one) for one in batch])
+    np.testing.assert_allclose(served, expected, rtol=1e-5, atol=1e-6)
+    copy.save(tmp_path / "plain.keras")
+    again = keras.saving.load_model(tmp_path / "plain.keras")
+    np.testing.assert_allclose(again(batch), expected, rtol=1e-5, atol=1e-6)
+
+    class Own(keras.Model):
+        def call(self, inputs: Any) -> Any:
+            return inputs
+
+    with pytest.raises(ConfigError, match="cannot be copied"):
+        sok.keras.plain(Own())
 
 
 def test_a_layer_of_bags_takes_every_kind_of_ids(rng: np.random.Generator) -> None:
@@ -603,6 +667,13 @@ def test_bad_input_names_the_argument(rng: np.random.Generator, implementation: 
         ("initializer", lambda: sok.DynamicVariable(4, "glorot")),
         ("key_type", lambda: sok.DynamicVariable(4, key_type=tf.float32)),
         ("no_such_option", lambda: sok.DynamicVariable(4, no_such_option=1)),
+        ("evict_strategy", lambda: sok.DynamicVariable(4, evict_strategy="kCustomized")),
+        ("filter_ratio", lambda: sok.DynamicVariable(4, filter_ratio=1.5)),
+        ("var", lambda: sok.sparse_read_and_evict(variable, tf.constant([1]))),
+        ("sok_vars", lambda: sok.incremental_model_dump([variable], datetime.now(UTC))),
+        ("time_threshold", lambda: sok.incremental_model_dump([sok.DynamicVariable(4)], datetime(2026, 1, 1))),
+        ("time_threshold", lambda: sok.incremental_model_dump([], [datetime.now(UTC)])),
+        ("timeout", lambda: sok.init(timeout=0.0)),
         ("optimizer", lambda: sok.OptimizerWrapper(keras.optimizers.Lion())),
         ("optimizer.clipnorm", lambda: sok.OptimizerWrapper(keras.optimizers.SGD(clipnorm=1.0))),
         ("grads_and_vars", lambda: sok.SGD().apply_gradients([(tf.ones(1), tf.Variable([1.0]))])),
@@ -632,20 +703,34 @@ def test_bad_input_names_the_argument(rng: np.random.Generator, implementation: 
     assert raised.value.where == "strategy"
 
 
-def test_calls_of_horovod_give_what_one_process_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_of_horovod_give_what_one_process_has() -> None:
     horovod.init()
     slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]))
     assert (horovod.rank(), horovod.size(), horovod.local_rank(), horovod.local_size()) == (0, 1, 0, 1)
-    assert horovod.allreduce(slices, op=horovod.Sum) is slices
+    assert horovod.allreduce(slices, op=horovod.Sum).values is slices.values
     for call in (horovod.allreduce, horovod.allgather, lambda tensor: horovod.broadcast(tensor, root_rank=0)):
         np.testing.assert_array_equal(call([1.0, 2.0]), [1.0, 2.0])
-    tape = tf.GradientTape()
-    assert horovod.DistributedGradientTape(tape) is horovod.DistributedOptimizer(tape) is tape
+    optimizer = keras.optimizers.SGD(1.0)
+    assert horovod.DistributedOptimizer(optimizer) is optimizer
+    variable = tf.Variable(2.0)
+    with horovod.DistributedGradientTape(tf.GradientTape()) as tape:
+        loss = variable**2
+    assert tape.gradient(loss, variable).numpy() == 4.0
+    for where, wrong in (
+        ("op", lambda: horovod.allreduce(1.0, op=horovod.Adasum)),
+        ("root_rank", lambda: horovod.broadcast(1.0, root_rank=1)),
+    ):
+        with pytest.raises(ConfigError) as raised:
+            wrong()
+        assert raised.value.where == where
+
+
+def test_one_of_several_processes_has_to_join_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    communication.leave()
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    for start in (horovod.init, sok.init):
-        with pytest.raises(ConfigError, match="got 2 processes"):
-            start()
+    with pytest.raises(ConfigError, match="one of 2 processes"):
+        sok.Variable([[1.0]])
 
 
 def test_an_op_whose_variable_is_gone_says_so() -> None:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import socket
-import tempfile
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
@@ -28,7 +26,7 @@ import terarec
 from terarec.dist.devices import check_devices, group_backend
 from terarec.dist.ranks import DEFAULT_TIMEOUT, TOKEN_BYTES, Links, Ranks
 from terarec.errors import CollectiveError, ConfigError
-from terarec.kernels.environment import Launch, launch, start_number
+from terarec.kernels.environment import Launch, family_file, launch, start_number
 from terarec.spec.checks import one_line
 
 LINK_TIMEOUT = 30.0
@@ -115,11 +113,7 @@ def _meeting_place(launched: Launch, timeout: float) -> Store:
             f"got {size} processes on several machines without MASTER_ADDR and MASTER_PORT, expected these variables, "
             "which say where rank 0 listens, or mpi4py",
         )
-    # Processes of one mpirun on one machine have one parent; its start time tells it from one that had its number.
-    stat = Path(f"/proc/{os.getppid()}/stat")
-    began = stat.read_text().rpartition(")")[2].split()[19] if stat.exists() else "0"
-    file = Path(tempfile.gettempdir()) / f"terarec-ranks-{os.getuid()}-{os.getppid()}-{began}"
-    store = FileStore(str(file), size)
+    store = FileStore(str(family_file("terarec-ranks")), size)
     store.set_timeout(wait)
     return store
 

@@ -13,15 +13,18 @@
 ``RANK`` and ``WORLD_SIZE``, which are torchrun's, say that a process is one of several that train together, and
 ``TORCHELASTIC_RESTART_COUNT`` how often they were started again. ``OMPI_COMM_WORLD_RANK``, ``OMPI_COMM_WORLD_SIZE``
 and ``OMPI_COMM_WORLD_LOCAL_SIZE``, which are Open MPI's, and ``PMI_RANK``, ``PMI_SIZE`` and ``MPI_LOCALNRANKS``, which
-are those of MPICH's family, say the same where there are several; ``MASTER_ADDR`` says where they meet.
+are those of MPICH's family, say the same where there are several; ``MASTER_ADDR`` and ``MASTER_PORT`` say where they
+meet, and ``TORCHELASTIC_USE_AGENT_STORE`` that torchrun itself listens there.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from terarec.errors import ConfigError, KernelError
 
@@ -158,6 +161,28 @@ def launch() -> Launch | None:
         if not local or variables.size > 1:  # mpirun may start a single process
             return variables
     return None
+
+
+def meeting_place() -> tuple[str, int] | None:
+    """Return the host and the first port at which rank 0 may listen; None where ``MASTER_ADDR`` is not set.
+
+    Raises:
+        ConfigError: A port that is not set or not a number.
+    """
+    host = os.environ.get("MASTER_ADDR")
+    if not host:
+        return None
+    if "MASTER_PORT" not in os.environ:
+        raise ConfigError("MASTER_PORT", "is not set, expected the port at which rank 0 listens")
+    return host, _number("MASTER_PORT") + (os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True")
+
+
+def family_file(prefix: str) -> Path:
+    """Return the path of a file by which the processes of one mpirun on one machine find each other."""
+    # They have one parent; its start time tells it from one that had its number.
+    stat = Path(f"/proc/{os.getppid()}/stat")
+    began = stat.read_text().rpartition(")")[2].split()[19] if stat.exists() else "0"
+    return Path(tempfile.gettempdir()) / f"{prefix}-{os.getuid()}-{os.getppid()}-{began}"
 
 
 def is_launched() -> bool:

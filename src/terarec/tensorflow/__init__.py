@@ -13,12 +13,15 @@ from terarec.errors import MissingDependencyError
 from terarec.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
-    from terarec.tensorflow.dump_files import assign, dump, export, load
+    from terarec.tensorflow.communication import global_gpu_id, local_rank, num_gpus, num_ranks, rank
+    from terarec.tensorflow.dump_files import assign, dump, export, incremental_model_dump, load
+    from terarec.tensorflow.dynamic_variables import DynamicVariable
     from terarec.tensorflow.lookups import (
         all2all_dense_embedding,
         embedding_lookup,
         embedding_lookup_sparse,
         lookup_sparse,
+        sparse_read_and_evict,
     )
     from terarec.tensorflow.optimizers import SGD, Adam, OptimizerWrapper, filter_variables
     from terarec.tensorflow.plugin import (
@@ -30,8 +33,8 @@ if TYPE_CHECKING:
         get_embedding,
         split_embedding_variable_from_others,
     )
-    from terarec.tensorflow.session import init, tf_version
-    from terarec.tensorflow.variables import DynamicVariable, Variable
+    from terarec.tensorflow.session import init, set_comm_tool, tf_version
+    from terarec.tensorflow.variables import Variable
 
 __all__ = [
     "SGD",
@@ -52,16 +55,32 @@ __all__ = [
     "export",
     "filter_variables",
     "get_embedding",
+    "global_gpu_id",
+    "incremental_model_dump",
     "init",
     "load",
+    "local_rank",
     "lookup_sparse",
+    "num_gpus",
+    "num_ranks",
+    "rank",
+    "set_comm_tool",
+    "sparse_read_and_evict",
     "split_embedding_variable_from_others",
     "tf_version",
 ]
 
 _HOMES = {
-    "dump_files": ("assign", "dump", "export", "load"),
-    "lookups": ("all2all_dense_embedding", "embedding_lookup", "embedding_lookup_sparse", "lookup_sparse"),
+    "communication": ("global_gpu_id", "local_rank", "num_gpus", "num_ranks", "rank"),
+    "dump_files": ("assign", "dump", "export", "incremental_model_dump", "load"),
+    "dynamic_variables": ("DynamicVariable",),
+    "lookups": (
+        "all2all_dense_embedding",
+        "embedding_lookup",
+        "embedding_lookup_sparse",
+        "lookup_sparse",
+        "sparse_read_and_evict",
+    ),
     "optimizers": ("SGD", "Adam", "OptimizerWrapper", "filter_variables"),
     "plugin": (
         "All2AllDenseEmbedding",
@@ -72,10 +91,10 @@ _HOMES = {
         "get_embedding",
         "split_embedding_variable_from_others",
     ),
-    "session": ("init", "tf_version"),
-    "variables": ("DynamicVariable", "Variable"),
+    "session": ("init", "set_comm_tool", "tf_version"),
+    "variables": ("Variable",),
 }
-_MODULES = ("keras", "optimizers")
+_MODULES = ("communication", "keras", "optimizers")
 """Modules that are names of the package, as scripts use them."""
 
 

@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of embedding variables in SOK's format, which SOK reads, too: `dump`, `load`, `assign` and `export`.
-
-Each file has a header of 296 bytes (name of the table, kind, name of the state, type of the numbers) and then the plain
-numbers of all rows, in the order of the keys in the file of keys.
-"""
+"""Files of embedding variables in SOK's format, which SOK reads, too: `dump`, `load`, `assign` and `export`."""
 
 from __future__ import annotations
 
-import string
 from collections.abc import Sequence
+from contextlib import ExitStack
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,18 +14,17 @@ import tensorflow as tf
 
 from terarec.errors import ConfigError, FormatError
 from terarec.io.files import atomic_file
-from terarec.io.opening import open_file
+from terarec.tensorflow.communication import current, gathered, send_to_all
+from terarec.tensorflow.dynamic_variables import DynamicVariable
 from terarec.tensorflow.rules import rule_of
-from terarec.tensorflow.variables import DynamicVariable, RowsVariable
+from terarec.tensorflow.sok_files import KEY, STATE, WEIGHT, file_name, header_of, read_numbers, read_rows
+from terarec.tensorflow.variables import RowsVariable
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-HEADER_BYTES = 296
-_NAME_BYTES, _STATE_BYTES = 256, 32
-_KEY, _WEIGHT, _STATE = range(3)
-_TYPES = ("int32", "int64", "uint32", "uint64", "float16", "float32", "float64")
-"""Types of numbers; the header has their place here."""
+_PIECE_BYTES = 64 << 20
+"""Bytes that a rank sends at once."""
 
 
 def dump(path: str | Path, dump_vars: RowsVariable | Sequence[RowsVariable], optimizer: Any | None = None) -> None:
@@ -44,17 +40,49 @@ def dump(path: str | Path, dump_vars: RowsVariable | Sequence[RowsVariable], opt
     """
     folder = Path(path)
     for variable in _variables("dump_vars", dump_vars):
-        ids, rows, states = variable.table.read()
-        parts: dict[str, tuple[int, str, NDArray[Any]]] = {"key": (_KEY, "", ids), "weight": (_WEIGHT, "", rows)}
-        for (file, slot), state in zip(_state_files(optimizer), states, strict=False):
-            parts[file] = (_STATE, slot, state)
-        if len(parts) < 2 + len(_state_files(optimizer)):
-            raise ConfigError("optimizer", f"has no states of {variable.table.name!r} yet, expected a step before")
-        for file, (kind, slot, numbers) in parts.items():
-            name = variable.table.name
-            with atomic_file(folder / f"{_file_name(name)}-{file}") as partial, partial.open("wb") as out:
-                out.write(_header(name, kind, slot, numbers.dtype))
-                numbers.tofile(out)
+        table = variable.table
+        ids, rows, states = table.read()
+        files = _state_files(optimizer)
+        if len(states) < len(files):
+            raise ConfigError("optimizer", f"has no states of {table.name!r} yet, expected a step before")
+        order = np.argsort(ids, kind="stable")
+        keys = table.placement.all_ids(ids[order]).astype(_key_type(variable).as_numpy_dtype)
+        parts: list[tuple[str, int, str, NDArray[Any]]] = [
+            ("key", KEY, "", keys),
+            ("weight", WEIGHT, "", rows[order]),
+        ]
+        parts += [(file, STATE, slot, state[order]) for (file, slot), state in zip(files, states, strict=False)]
+        for file, kind, slot, numbers in parts:
+            header = header_of(table.name, kind, slot, numbers.dtype)
+            write_of_all(folder / f"{file_name(table.name)}-{file}", header, numbers, table.width)
+
+
+def write_of_all(path: Path, header: bytes, numbers: NDArray[Any], width: int) -> None:
+    """Write a header and the numbers of all ranks to a file, by rank 0; return when it is complete.
+
+    Args:
+        path: The file.
+        header: Its first bytes.
+        numbers: [n] or [n, D] of this rank, whose first axis is that of the variable's rows.
+        width: Width D of the rows, which determines how many of them a rank sends at once.
+
+    Raises:
+        CollectiveError: A rank has ended or does not answer.
+    """
+    ranks, most = current(), max(1, _PIECE_BYTES // (4 * width))
+    (counts,) = gathered(f"rows for {path.name}", [np.array([len(numbers)])])
+    nothing = np.zeros(0, np.uint8)
+    with ExitStack() as opened:
+        out = None
+        if ranks.rank == 0:
+            out = opened.enter_context(opened.enter_context(atomic_file(path)).open("wb"))
+            out.write(header)
+        for first in range(0, max(counts), most):
+            piece = np.ascontiguousarray(numbers[first : first + most]).reshape(-1).view(np.uint8)
+            for part in send_to_all(f"rows for {path.name}", [piece] + [nothing] * (ranks.size - 1)):
+                if out is not None:
+                    part.tofile(out)
+    send_to_all(f"end of {path.name}", [nothing] * ranks.size)
 
 
 def load(path: str | Path, load_vars: RowsVariable | Sequence[RowsVariable], optimizer: Any | None = None) -> None:
@@ -73,36 +101,82 @@ def load(path: str | Path, load_vars: RowsVariable | Sequence[RowsVariable], opt
     """
     folder, variables, contents = Path(path), _variables("load_vars", load_vars), []
     for variable in variables:
-        base = folder / _file_name(variable.table.name)
-        ids = _read(Path(f"{base}-key"), _KEY).astype(np.int64)
+        base = folder / file_name(variable.table.name)
+        ids = read_numbers(Path(f"{base}-key"), KEY).astype(np.int64)
         width = variable.table.width
-        rows = [_read_rows(Path(f"{base}-weight"), _WEIGHT, len(ids), width)]
-        rows += [_read_rows(Path(f"{base}-{file}"), _STATE, len(ids), width) for file, _ in _state_files(optimizer)]
-        if not isinstance(variable, DynamicVariable):
-            order = np.argsort(ids, kind="stable")
-            ids, rows = ids[order], [part[order] for part in rows]
-            if not np.array_equal(ids, np.arange(len(variable.table))):
-                raise FormatError(
-                    f"{base}-key", f"has {len(ids)} keys, expected 0 to {len(variable.table) - 1}, each once"
-                )
+        rows = [read_rows(Path(f"{base}-weight"), WEIGHT, len(ids), width)]
+        rows += [read_rows(Path(f"{base}-{file}"), STATE, len(ids), width) for file, _ in _state_files(optimizer)]
+        ids, rows = own_part(variable, ids, rows, f"{base}-key")
         contents.append((variable, ids, rows))
     for variable, ids, (weights, *states) in contents:
         variable.restore(ids, weights, states)
 
 
+def own_part(
+    variable: RowsVariable, ids: NDArray[np.int64], rows: list[NDArray[np.float32]], where: str
+) -> tuple[NDArray[np.int64], list[NDArray[np.float32]]]:
+    """Return what this rank has of ids [n] and rows [n, D] of all ranks; those of fixed rows by rising ids.
+
+    Raises:
+        FormatError: Ids of fixed rows that are not all, each once.
+    """
+    placement = variable.table.placement
+    if variable.table.grows:
+        owns = placement.owns(ids)
+        return ids[owns], [part[owns] for part in rows]
+    order = np.argsort(ids, kind="stable")
+    if not np.array_equal(ids[order], np.arange(placement.all_rows)):
+        raise FormatError(where, f"has {len(ids)} keys, expected 0 to {placement.all_rows - 1}, each once")
+    own = order[placement.rows]
+    return np.arange(len(own)), [part[own] for part in rows]
+
+
+def incremental_model_dump(
+    sok_vars: Sequence[DynamicVariable], time_threshold: datetime | Sequence[datetime], sess: None = None
+) -> tuple[list[NDArray[np.int64]], list[NDArray[np.float32]]]:
+    """Return the keys of variables that were looked up in training, or set, since a time, and their rows.
+
+    Args:
+        sok_vars: Variables of "hybrid".
+        time_threshold: Time with a time zone, or one for each variable.
+        sess: None.
+
+    Returns:
+        For each variable the keys [n] of all ranks, and their rows float32[n, D].
+
+    Raises:
+        ConfigError: Another kind of variable, another number of times, or one without a time zone.
+    """
+    variables = _variables("sok_vars", sok_vars)
+    times = list(time_threshold) if isinstance(time_threshold, list | tuple) else [time_threshold] * len(variables)
+    if len(times) != len(variables):
+        raise ConfigError("time_threshold", f"got {len(times)}, expected {len(variables)}, one for each variable")
+    keys, values = [], []
+    for variable, time in zip(variables, times, strict=True):
+        if not isinstance(variable, DynamicVariable) or variable.backend_type != "hybrid":
+            raise ConfigError("sok_vars", f"{variable.table.name!r} has no times, expected var_type 'hybrid'")
+        if not isinstance(time, datetime) or time.tzinfo is None:
+            raise ConfigError("time_threshold", f"got {time!r}, expected a datetime with a time zone")
+        found = variable.table.since(round(time.timestamp() * 1e6))
+        ids, rows = gathered(f"changes of {variable.table.name}", list(found))
+        keys.append(ids.astype(variable.key_type.as_numpy_dtype))
+        values.append(rows.reshape(-1, variable.table.width))
+    return keys, values
+
+
 def assign(var: DynamicVariable, indices: tf.Tensor, values: tf.Tensor) -> DynamicVariable:
-    """Set rows [n, D] by their ids [n]; a dynamic variable gets those that it lacks.
+    """Set rows [n, D] by their ids [n]; a dynamic variable gets those that it lacks. A rank leaves others' out.
 
     Raises:
         ConfigError: Another kind of variable, or rows of another width.
     """
     (variable,) = _variables("var", var)
-    variable.scatter_update(tf.IndexedSlices(tf.convert_to_tensor(values), tf.convert_to_tensor(indices)))
+    variable.scatter_update(variable.own_slices(tf.convert_to_tensor(indices), tf.convert_to_tensor(values)))
     return var
 
 
 def export(var: DynamicVariable) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return all ids [n] and their rows float32[n, D], by rising ids.
+    """Return all ids [n] of this rank and their rows float32[n, D], by rising ids.
 
     Raises:
         ConfigError: Another kind of variable.
@@ -110,8 +184,11 @@ def export(var: DynamicVariable) -> tuple[tf.Tensor, tf.Tensor]:
     (variable,) = _variables("var", var)
     ids, rows, _ = variable.table.read()
     order = np.argsort(ids, kind="stable")
-    key_type = variable.key_type if isinstance(variable, DynamicVariable) else tf.int64
-    return tf.constant(ids[order], key_type), tf.constant(rows[order])
+    return tf.constant(variable.table.placement.all_ids(ids[order]), _key_type(variable)), tf.constant(rows[order])
+
+
+def _key_type(variable: RowsVariable) -> tf.DType:
+    return variable.key_type if isinstance(variable, DynamicVariable) else tf.int64
 
 
 def _variables(argument: str, variables: object) -> list[RowsVariable]:
@@ -132,39 +209,3 @@ def _state_files(optimizer: Any | None) -> list[tuple[str, str]]:
         return []
     wrapped = getattr(optimizer, "optimizer", optimizer)
     return [(f"{type(wrapped).__name__}-{state}", state) for state in rule_of(wrapped, lazy=True).states]
-
-
-def _file_name(name: str) -> str:
-    return "".join("_" if letter in string.punctuation else letter for letter in name)
-
-
-def _header(name: str, kind: int, state: str, dtype: np.dtype[Any]) -> bytes:
-    words = [(name.encode(), _NAME_BYTES), (state.encode(), _STATE_BYTES)]
-    for word, most in words:
-        if len(word) > most:
-            raise ConfigError("name", f"got {len(word)} bytes, expected at most {most} in a file of SOK")
-    (of_table, of_state) = (word.rjust(size) for word, size in words)
-    return of_table + kind.to_bytes(4, "big") + of_state + _TYPES.index(dtype.name).to_bytes(4, "big")
-
-
-def _read(path: Path, kind: int) -> NDArray[Any]:
-    with open_file(path) as file:
-        header = file.read(HEADER_BYTES)
-        kind_at, type_at = _NAME_BYTES, HEADER_BYTES - 4
-        number = int.from_bytes(header[type_at:], "big")
-        if len(header) < HEADER_BYTES or int.from_bytes(header[kind_at : kind_at + 4], "big") != kind:
-            raise FormatError(path, f"has no header of SOK, expected {HEADER_BYTES} bytes with kind {kind}")
-        if number >= len(_TYPES):
-            raise FormatError(path, f"has type {number}, expected 0 to {len(_TYPES) - 1}")
-        content = file.read()
-    dtype = np.dtype(_TYPES[number])
-    if len(content) % dtype.itemsize:
-        raise FormatError(path, f"has {len(content)} bytes of numbers, expected a multiple of {dtype.itemsize}")
-    return np.frombuffer(content, dtype)
-
-
-def _read_rows(path: Path, kind: int, rows: int, width: int) -> NDArray[np.float32]:
-    numbers = _read(path, kind)
-    if len(numbers) != rows * width:
-        raise FormatError(path, f"has {len(numbers)} numbers, expected {rows} rows of {width}")
-    return numbers.astype(np.float32).reshape(rows, width)

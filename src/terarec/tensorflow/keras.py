@@ -14,12 +14,14 @@ import numpy as np
 import tensorflow as tf
 
 from terarec.errors import ConfigError
+from terarec.keras import EmbeddingBag as PlainBag
+from terarec.tensorflow.communication import num_ranks
 from terarec.tensorflow.lookups import combine, embedding_lookup
 from terarec.tensorflow.ops import POOLINGS
 from terarec.tensorflow.optimizers import apply_rule, rows_of
 from terarec.tensorflow.rules import learning_rate, rule_of
-from terarec.tensorflow.tables import InitialRows, RowTable
-from terarec.tensorflow.variables import RowsVariable, Variable, live_variable
+from terarec.tensorflow.tables import Growth, RowTable
+from terarec.tensorflow.variables import RowsVariable, Variable, live_variable, placement_of
 
 _PACKAGE = "terarec"
 
@@ -28,23 +30,25 @@ class RowsWeight(keras.Variable):
     """A weight of a layer whose value is an embedding variable.
 
     Args:
-        initializer: Initial values of a table of fixed rows.
-        new_rows: Initial values of new keys; then the table has at most as many keys as `shape` has rows.
+        initializer: Initial values of a table of fixed rows, of all ranks.
+        growth: Growth of a table of any keys; None for fixed rows.
         kwargs: As for ``keras.Variable``.
     """
 
-    def __init__(self, initializer: Any, *, new_rows: InitialRows | None = None, **kwargs: Any) -> None:
-        self._new_rows = new_rows
+    def __init__(self, initializer: Any, *, growth: Growth | None = None, **kwargs: Any) -> None:
+        self._growth = growth
+        self._shape: Any
         super().__init__(initializer, **kwargs)
 
     def _initialize_with_initializer(self, initializer: Any) -> None:
-        name, (rows, width) = _free_name(self.path), self._shape
-        if self._new_rows is None:
+        name, width = _free_name(self.path), self._shape[1]
+        if self._growth is None:
             value: RowsVariable = Variable(
                 initializer(self._shape, dtype="float32"), trainable=self.trainable, name=name
             )
+            self._shape = tuple(value.shape)  # of this rank
         else:
-            table = RowTable(name, width, None, initial=self._new_rows, capacity=rows)
+            table = RowTable(name, width, self._growth, placement=placement_of(None))
             value = RowsVariable(table, trainable=self.trainable)
         self._value = value
 
@@ -179,6 +183,34 @@ class EmbeddingBag(_Rows):
     def get_config(self) -> dict[str, Any]:
         """Return the arguments."""
         return {**super().get_config(), "combiner": self.combiner}
+
+
+def plain(model: Any) -> Any:
+    """Return a copy of a model with Keras's own embedding layers and the same weights, which `export` can write.
+
+    A SavedModel of the copy is served by programs that have no terarec. Bags are then `terarec.keras.EmbeddingBag`.
+
+    Args:
+        model: Functional or sequential model, whose bags have dense ids.
+
+    Raises:
+        ConfigError: Another kind of model, or rows that are on several ranks.
+    """
+    if num_ranks() > 1:
+        raise ConfigError("model", f"its rows are on {num_ranks()} ranks, expected one: sok.dump and sok.load them")
+
+    def layer_of(layer: Any) -> Any:
+        config = layer.get_config()
+        if isinstance(layer, Embedding):
+            return keras.layers.Embedding.from_config(config)
+        return (PlainBag if isinstance(layer, EmbeddingBag) else type(layer)).from_config(config)
+
+    try:
+        copy = keras.models.clone_model(model, clone_function=layer_of, recursive=True)
+    except ValueError as error:
+        raise ConfigError("model", f"cannot be copied: {error}") from None
+    copy.set_weights(model.get_weights())
+    return copy
 
 
 @keras.saving.register_keras_serializable(package=_PACKAGE)

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from terarec.errors import ConfigError
-from terarec.tensorflow.ops import POOLINGS, Bags
+from terarec.tensorflow.dynamic_variables import DynamicVariable
+from terarec.tensorflow.ops import POOLINGS, Bags, single_ids
+from terarec.tensorflow.tables import Absent
 from terarec.tensorflow.variables import RowsVariable, whole_numbers
 
 # AutoGraph would rewrite what is called in a `tf.function`; nothing here depends on the values of tensors.
@@ -31,7 +33,8 @@ def lookup_sparse(
         sp_weights: Weights of the ids, of the same rows; None for none.
         combiners: "sum", "mean" or "sqrtn", or one for each of `sp_ids`; None for "mean". A weighted mean divides by
             the sum of the weights. A row without ids gives zeros.
-        use_low_frequency_filter: False.
+        use_low_frequency_filter: Whether a new id of a "hybrid" variable gets a row only with the chance that is the
+            variable's `filter_ratio`, and zeros otherwise.
 
     Returns:
         float32[B, D], or a list of them if `sp_ids` is one.
@@ -40,8 +43,7 @@ def lookup_sparse(
         ConfigError: Another number of parts, another combiner, or ids of another kind.
         tf.errors.InvalidArgumentError: An id outside a table of fixed rows.
     """
-    if use_low_frequency_filter:
-        raise ConfigError("use_low_frequency_filter", "got True, expected False: there is no admission filter yet")
+    absent = Absent.ADMIT if use_low_frequency_filter else Absent.INSERT
     is_list = isinstance(sp_ids, list | tuple)
     ids = list(sp_ids) if is_list else [sp_ids]
     variables = list(params) if isinstance(params, list | tuple) else [params]
@@ -52,7 +54,7 @@ def lookup_sparse(
         if len(parts) != len(ids):
             raise ConfigError(name, f"got {len(parts)}, expected {len(ids)}, one for each of sp_ids")
     vectors = [
-        _rows_variable("params", variable).look_up(_bags("sp_ids", one, of_one, combiner))
+        _rows_variable("params", variable).look_up(_bags("sp_ids", one, of_one, combiner), absent)
         for variable, one, of_one, combiner in zip(variables, ids, weights, combiners, strict=True)
     ]
     return vectors if is_list else vectors[0]
@@ -62,6 +64,36 @@ def lookup_sparse(
 def all2all_dense_embedding(param: RowsVariable, indices: tf.Tensor) -> tf.Tensor:
     """Return the rows float32[n, D] of ids [n]."""
     return _rows_variable("param", param).sparse_read(indices)
+
+
+@_as_it_is
+def sparse_read_and_evict(
+    var: DynamicVariable, indices: tf.Tensor, name: str | None = None
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Return the rows of ids, and what a full variable evicted to make room for new ones.
+
+    The ids that did not come for longest go.
+
+    Args:
+        var: A "hybrid" variable with `max_capacity`.
+        indices: Ids [n].
+        name: Name of the operation.
+
+    Returns:
+        The rows float32[n, D], the evicted ids [m] and their rows float32[m, D]; on several ranks, what this one had.
+
+    Raises:
+        ConfigError: Another variable, or ids of another rank.
+        tf.errors.ResourceExhaustedError: More new ids than it has rows.
+    """
+    if not isinstance(var, DynamicVariable) or var.backend_type != "hybrid":
+        raise ConfigError("var", f"got {type(var).__name__}, expected a DynamicVariable of var_type 'hybrid'")
+    ids = whole_numbers("indices", indices)
+    if ids.shape.rank != 1:
+        raise ConfigError("indices", f"got shape {ids.shape}, expected [n]")
+    with tf.name_scope(name or "sparse_read_and_evict"):
+        vectors, evicted, rows = var.look_up_and_evict(single_ids(ids), Absent.INSERT)
+        return vectors, tf.cast(evicted, var.key_type), rows
 
 
 @_as_it_is
@@ -130,10 +162,10 @@ def combine(
     weights: tf.Tensor | tf.SparseTensor | tf.RaggedTensor | None,
     combiner: str,
     *,
-    inserts: bool = True,
+    absent: Absent = Absent.INSERT,
 ) -> tf.Tensor:
     """Return the combined rows float32[B, D] of bags; see `lookup_sparse`."""
-    return variable.look_up(_bags("inputs", ids, weights, combiner), inserts=inserts)
+    return variable.look_up(_bags("inputs", ids, weights, combiner), absent)
 
 
 def _rows_variable(argument: str, variable: object) -> RowsVariable:

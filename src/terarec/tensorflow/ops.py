@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -17,7 +18,7 @@ import tensorflow as tf
 from tensorflow.python.eager.record import record_operation
 from tensorflow.python.ops.resource_variable_ops import variable_accessed
 
-from terarec.tensorflow.tables import OPS, RowTable, Rule
+from terarec.tensorflow.tables import HERE, OPS, SPREAD, Absent, RowTable, Rule
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -67,8 +68,8 @@ def single_ids(ids: tf.Tensor) -> Bags:
 class Ops(Protocol):
     """What both implementations do."""
 
-    def lookup(self, table: RowTable, variable: tf.Variable, bags: Bags, *, inserts: bool) -> tf.Tensor:
-        """Return float32[B, D], or float32[N, D] without pooling; see `Table.lookup` of the core."""
+    def lookup(self, table: RowTable, variable: tf.Variable, bags: Bags, absent: Absent) -> list[tf.Tensor]:
+        """Return float32[B, D], or float32[N, D] without pooling, and the ids and rows that made room for new ones."""
 
     def apply(self, table: RowTable, variable: tf.Variable, grad: tf.IndexedSlices, update: Update) -> None:
         """Update each row of a gradient once."""
@@ -86,18 +87,15 @@ class Ops(Protocol):
 class CompiledOps:
     """The ops of the core's library."""
 
-    def lookup(self, table: RowTable, variable: tf.Variable, bags: Bags, *, inserts: bool) -> tf.Tensor:
+    def lookup(self, table: RowTable, variable: tf.Variable, bags: Bags, absent: Absent) -> list[tf.Tensor]:
         """See `Ops`."""
         variable_accessed(variable)
-        return OPS.terarec_lookup(
-            variable.handle,
-            bags.ids,
-            bags.row_splits,
-            bags.weights,
-            table=table.number,
-            pooling=bags.pooling,
-            inserts=int(inserts),
-        )
+        placement = table.placement
+        order = variable.handle if placement.home == HERE else exchange_order()
+        call: dict[str, int] = {"table": table.number, "pooling": bags.pooling, "absent": int(absent)}
+        call |= {"home": placement.home, "all_rows": placement.all_rows}
+        inputs = (variable.handle, order, bags.ids, bags.row_splits, bags.weights)
+        return list(_in_order(placement.home, lambda: OPS.terarec_lookup(*inputs, **call)))
 
     def apply(self, table: RowTable, variable: tf.Variable, grad: tf.IndexedSlices, update: Update) -> None:
         """See `Ops`."""
@@ -119,6 +117,39 @@ class CompiledOps:
         return OPS.terarec_size(variable.handle, table=table.number)
 
 
+@cache
+def _order() -> tf.Variable:
+    with tf.init_scope(), tf.device("CPU:0"):
+        return tf.Variable(0, trainable=False, name="order_of_exchanges")
+
+
+def exchange_order() -> tf.Tensor:
+    """Return the resource that all ops take that exchange with other ranks, so that they run in their order."""
+    return _order().handle
+
+
+def _in_order(home: int, call: Callable[[], Any]) -> Any:
+    """Make an op that exchanges with other ranks, after those that were made before it in a graph.
+
+    The graphs of gradients do not order ops by their resources, as functions do.
+    """
+    if home == HERE or tf.executing_eagerly():
+        return call()
+    graph = tf.compat.v1.get_default_graph()
+    before = getattr(graph, "_terarec_last_exchange", None)
+    with tf.control_dependencies([] if before is None else [before]):
+        result = call()
+    graph._terarec_last_exchange = tf.nest.flatten(result)[0].op
+    return result
+
+
+def gather(tensor: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return the plain bytes uint8[n] of a tensor on all ranks, one after the other, and their numbers int64[R]."""
+    content = tf.reshape(tf.bitcast(tensor, tf.uint8), [-1])
+    sizes, every = _in_order(SPREAD, lambda: OPS.terarec_gather(exchange_order(), content))
+    return every, sizes
+
+
 def _slices(indices: tf.Tensor, values: tf.Tensor, size: tf.Tensor) -> tf.IndexedSlices:
     return tf.IndexedSlices(values, indices, dense_shape=size)
 
@@ -126,15 +157,16 @@ def _slices(indices: tf.Tensor, values: tf.Tensor, size: tf.Tensor) -> tf.Indexe
 if OPS is not None:
 
     @tf.RegisterGradient("TerarecLookup")
-    def _lookup_gradient(op: tf.Operation, grad: tf.Tensor) -> list[tf.IndexedSlices | tf.Tensor | None]:
-        variable, _, _, weights = op.inputs
-        number, pooling = op.get_attr("table"), op.get_attr("pooling")
+    def _lookup_gradient(op: tf.Operation, grad: tf.Tensor, *_: object) -> list[tf.IndexedSlices | tf.Tensor | None]:
+        variable, _, _, _, weights = op.inputs
+        call = {name: op.get_attr(name) for name in ("table", "pooling", "home", "all_rows")}
         inputs = (*op.inputs, tf.convert_to_tensor(grad))
-        indices, values = OPS.terarec_merge(*inputs, table=number, pooling=pooling)
-        slices = _slices(indices, values, OPS.terarec_size(variable, table=number))
+        indices, values = _in_order(call["home"], lambda: OPS.terarec_merge(*inputs, **call))
+        slices = _slices(indices, values, OPS.terarec_size(variable, table=call["table"]))
         if weights.shape == [0]:
-            return [slices, None, None, None]
-        return [slices, None, None, OPS.terarec_weight_gradient(*inputs, table=number, pooling=pooling)]
+            return [slices, None, None, None, None]
+        of_weights = _in_order(call["home"], lambda: OPS.terarec_weight_gradient(*inputs, **call))
+        return [slices, None, None, None, of_weights]
 
     @tf.RegisterGradient("TerarecRead")
     def _read_gradient(op: tf.Operation, _: tf.Tensor, grad: tf.Tensor) -> tf.Tensor:
@@ -144,12 +176,12 @@ if OPS is not None:
 class NumPyOps:
     """The same by `tf.numpy_function`: no op library, but Python's lock in every step."""
 
-    def lookup(self, table: RowTable, variable: tf.Variable, bags: Bags, *, inserts: bool) -> tf.Tensor:
+    def lookup(self, table: RowTable, variable: tf.Variable, bags: Bags, absent: Absent) -> list[tf.Tensor]:
         """See `Ops`."""
         pooling, of = bags.pooling, table.core
         inputs = [bags.ids, bags.row_splits, bags.weights]
         variable_accessed(variable)
-        (vectors,) = _call(lambda i, s, w: (of.lookup(i, s, w, pooling, inserts),), inputs, "f")
+        vectors, *evicted = _call(lambda i, s, w: of.lookup(i, s, w, pooling, int(absent)), inputs, "fif")
 
         def gradient(grad: tf.Tensor) -> list[tf.IndexedSlices | tf.Tensor]:
             given = [*inputs, tf.convert_to_tensor(grad)]
@@ -160,7 +192,7 @@ class NumPyOps:
             return [_slices(indices, values, self.size(table, variable)), of_weights]
 
         record_operation("TerarecLookup", [vectors], [variable.handle, bags.weights], gradient)
-        return vectors
+        return [vectors, *evicted]
 
     def apply(self, table: RowTable, variable: tf.Variable, grad: tf.IndexedSlices, update: Update) -> None:
         """See `Ops`."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The interface of SOK 1.x: embedding layers with one table for all slots, their optimizer scope, and the `Saver`.
 
-Of several layers SOK needs the order on all GPUs to be the same; here there is none to keep.
+Each process counts as a GPU. As in SOK, all of them make and call layers in the same order.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ import numpy as np
 import tensorflow as tf
 
 from terarec.errors import ConfigError, FormatError
-from terarec.io.files import atomic_file
 from terarec.io.opening import open_file
+from terarec.tensorflow.communication import num_ranks
+from terarec.tensorflow.dump_files import own_part, write_of_all
 from terarec.tensorflow.keras import RowsWeight
 from terarec.tensorflow.lookups import combine
 from terarec.tensorflow.ops import single_ids
 from terarec.tensorflow.optimizers import filter_variables, rows_of
 from terarec.tensorflow.session import init
-from terarec.tensorflow.tables import InitialRows
+from terarec.tensorflow.tables import Absent, Growth, InitialRows
 from terarec.tensorflow.variables import RowsVariable, whole_numbers
 
 if TYPE_CHECKING:
@@ -37,14 +38,15 @@ _DONE = "OK"
 
 
 def Init(*, global_batch_size: int, seed: int | None = None) -> tf.Tensor:  # noqa: N802 - SOK's name
-    """Check that embeddings can be used here, and return the text "OK".
+    """Join the other processes, if there are any, and return the text "OK"; see `terarec.tensorflow.init`.
 
     Args:
         global_batch_size: Number of samples of a step.
         seed: Seed of the initial values that TensorFlow draws.
 
     Raises:
-        ConfigError: Several processes, or a batch size that is no number > 0.
+        ConfigError: A batch size that is no number > 0, or variables of the launcher that do not fit.
+        CollectiveError: Processes that do not come.
     """
     if isinstance(global_batch_size, bool) or not isinstance(global_batch_size, int) or global_batch_size < 1:
         raise ConfigError("global_batch_size", f"got {global_batch_size!r}, expected an integer > 0")
@@ -83,10 +85,12 @@ class _OneTable(keras.layers.Layer):
         with tf.init_scope():
             self.embeddings = RowsWeight(
                 start,
-                shape=(max_vocabulary_size_per_gpu, embedding_vec_size),
+                shape=(max_vocabulary_size_per_gpu * num_ranks(), embedding_vec_size),
                 dtype="float32",
                 name="embeddings",
-                new_rows=_new_rows(start) if use_hashtable else None,
+                growth=Growth(initial=_new_rows(start), capacity=max_vocabulary_size_per_gpu)
+                if use_hashtable
+                else None,
             )
 
     @property
@@ -99,7 +103,7 @@ class All2AllDenseEmbedding(_OneTable):
     """Rows of ids [batch, slot_num, nnz_per_slot], not combined; all slots share one table, in which no ids collide.
 
     Args:
-        max_vocabulary_size_per_gpu: Number of rows.
+        max_vocabulary_size_per_gpu: Number of rows of each rank.
         embedding_vec_size: Width D of the rows.
         slot_num: Number of slots.
         nnz_per_slot: Number of ids in each slot.
@@ -146,7 +150,7 @@ class All2AllDenseEmbedding(_OneTable):
         shape = [None] if self.dynamic_input else [None, self.slot_num, self.nnz_per_slot]
         if not ids.shape.is_compatible_with(shape):
             raise ConfigError("inputs", f"got shape {ids.shape}, expected {shape}")
-        rows = self.embedding_variable.look_up(single_ids(tf.reshape(ids, [-1])), inserts=bool(training))
+        rows = self.embedding_variable.look_up(single_ids(tf.reshape(ids, [-1])), _absent(training))
         rows = tf.reshape(rows, [-1, *shape[1:], self.embedding_vec_size])
         return tf.cast(rows, self.compute_dtype)
 
@@ -160,7 +164,7 @@ class DistributedEmbedding(_OneTable):
 
     Args:
         combiner: "sum" or "mean", in any case.
-        max_vocabulary_size_per_gpu: Number of rows.
+        max_vocabulary_size_per_gpu: Number of rows of each rank.
         embedding_vec_size: Width D of the rows.
         slot_num: Number of slots.
         max_nnz: The most ids of a slot.
@@ -209,7 +213,7 @@ class DistributedEmbedding(_OneTable):
             raise ConfigError(
                 "inputs", f"got {type(inputs).__name__}, expected tf.SparseTensor [batch * slots, max_nnz]"
             )
-        vectors = combine(self.embedding_variable, inputs, None, self.combiner, inserts=bool(training))
+        vectors = combine(self.embedding_variable, inputs, None, self.combiner, absent=_absent(training))
         rows = tf.reshape(vectors, [-1, self.slot_num, self.embedding_vec_size])
         return tf.cast(rows, self.compute_dtype)
 
@@ -255,10 +259,9 @@ class Saver:
         """Write all keys and rows into a directory, and return the text "OK"."""
         variable = _rows("embedding_variable", embedding_variable)
         ids, rows, _ = variable.table.read()
-        arrays: tuple[NDArray[Any], ...] = (ids, rows)
+        arrays: tuple[NDArray[Any], ...] = (variable.table.placement.all_ids(ids), rows)
         for file, numbers in zip(_files(variable, filepath), arrays, strict=True):
-            with atomic_file(file) as partial, partial.open("wb") as out:
-                numbers.tofile(out)
+            write_of_all(file, b"", numbers, variable.table.width)
         return tf.constant(_DONE)
 
     def restore_from_file(self, embedding_variable: Any, filepath: str | Path) -> tf.Tensor:
@@ -276,7 +279,8 @@ class Saver:
                 filepath, f"has {len(keys)} bytes of keys and {len(values)} of rows, expected 8 or 4 for each row's key"
             )
         ids = np.frombuffer(keys, "<u4" if len(keys) == 4 * count else "<i8").astype(np.int64)
-        _load(variable, ids, np.frombuffer(values, "<f4").reshape(count, -1))
+        ids, parts = own_part(variable, ids, [np.frombuffer(values, "<f4").reshape(count, -1)], variable.table.name)
+        variable.restore(ids, parts[0], [])
         return tf.constant(_DONE)
 
     def load_embedding_values(self, embedding_variable: Any, tensors: Any) -> tf.Tensor:
@@ -290,8 +294,12 @@ class Saver:
         rows = np.concatenate([np.asarray(part, np.float32) for part in parts])
         if rows.ndim != 2 or rows.shape[1] != variable.table.width:
             raise ConfigError("tensors", f"got shape {list(rows.shape)}, expected [n, {variable.table.width}]")
-        variable.scatter_update(tf.IndexedSlices(tf.constant(rows), tf.range(len(rows), dtype=tf.int64)))
+        variable.scatter_update(variable.own_slices(tf.range(len(rows), dtype=tf.int64), tf.constant(rows)))
         return tf.constant(_DONE)
+
+
+def _absent(training: bool) -> Absent:
+    return Absent.INSERT if training else Absent.ZEROS
 
 
 def _files(variable: RowsVariable, folder: str | Path) -> tuple[Path, Path]:
@@ -302,17 +310,6 @@ def _files(variable: RowsVariable, folder: str | Path) -> tuple[Path, Path]:
 def _content(path: Path) -> bytes:
     with open_file(path) as file:
         return file.read()
-
-
-def _load(variable: RowsVariable, ids: NDArray[np.int64], rows: NDArray[np.float32]) -> None:
-    if not variable.table.grows:
-        order = np.argsort(ids, kind="stable")
-        ids, rows = ids[order], rows[order]
-        if not np.array_equal(ids, np.arange(len(variable.table))):
-            raise FormatError(
-                variable.table.name, f"the file has {len(ids)} keys, expected 0 to {len(variable.table) - 1}, each once"
-            )
-    variable.restore(ids, rows, [])
 
 
 def _rows(argument: str, variable: Any) -> RowsVariable:

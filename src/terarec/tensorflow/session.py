@@ -6,26 +6,33 @@ from __future__ import annotations
 import tensorflow as tf
 
 from terarec.errors import ConfigError
-from terarec.kernels.environment import launch
+from terarec.tensorflow.communication import DEFAULT_TIMEOUT, join
 
 tf_version: list[int] = [int(part) for part in tf.__version__.split("-")[0].split("rc")[0].split(".")[:3]]
 """Major, minor and patch number of TensorFlow."""
 
 
-def init(comm_tool: str | None = None, use_legacy_optimizer: bool = True) -> None:
-    """Check that embeddings can be used here. Nothing needs it but scripts that call it.
+def init(comm_tool: str | None = None, use_legacy_optimizer: bool = True, *, timeout: float = DEFAULT_TIMEOUT) -> None:
+    """Join the other processes that torchrun or mpirun started; a process alone need not call it.
 
     Args:
-        comm_tool: None, or "horovod", which a single process does not need.
+        comm_tool: None, or "horovod", which is not needed.
         use_legacy_optimizer: No effect; optimizers of Keras 3, tf_keras and tf_keras's legacy ones work.
+        timeout: Seconds within which all have to come, and without progress in which an exchange fails later.
 
     Raises:
-        ConfigError: Another tool, or several processes.
+        ConfigError: Another tool, or variables of the launcher that do not fit.
+        CollectiveError: Processes that do not come.
     """
-    if comm_tool not in (None, "horovod"):
-        raise ConfigError("comm_tool", f"got {comm_tool!r}, expected None or 'horovod'")
-    processes = launch()
-    if processes is not None and processes.size > 1:
-        raise ConfigError(
-            "init", f"got {processes.size} processes, expected one: tables over several processes are not there yet"
-        )
+    set_comm_tool(comm_tool)
+    join(timeout)
+
+
+def set_comm_tool(tool: str | None) -> None:
+    """Check the name of a library for communication, of which none is needed.
+
+    Raises:
+        ConfigError: Neither None nor "horovod".
+    """
+    if tool not in (None, "horovod"):
+        raise ConfigError("comm_tool", f"got {tool!r}, expected None or 'horovod'")

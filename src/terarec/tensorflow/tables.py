@@ -7,6 +7,7 @@ import importlib.util
 import logging
 import os
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -75,6 +76,71 @@ class InitialRows:
     seed: int = 0
 
 
+class Absent(IntEnum):
+    """What a lookup does with ids that a growing table lacks: zeros, new rows, or new rows for some by chance."""
+
+    ZEROS = 0
+    INSERT = 1
+    ADMIT = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Growth:
+    """The growth of a table of ids of any value.
+
+    Attributes:
+        initial: Initial values of rows of new ids.
+        capacity: The most ids; None for what memory holds.
+        forgets: Whether new ids get the rows of those that did not come for longest when it is full, and the table
+            knows when ids came last.
+        admitted: Chance of a new id in a lookup with `Absent.ADMIT`.
+    """
+
+    initial: InitialRows = InitialRows()
+    capacity: int | None = None
+    forgets: bool = False
+    admitted: float = 1.0
+
+
+SPREAD, HERE = -1, -2
+"""In place of a rank: all ranks have rows of a table; there is one process."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placement:
+    """The ranks that have the rows of a table.
+
+    Attributes:
+        home: The rank that has all; or `SPREAD`: id k is on rank k % size, of fixed rows as row k // size there; or
+            `HERE`.
+        all_rows: Number of rows on all ranks; -1 for ids of any value.
+        rank: Number of this rank.
+        size: Number of ranks.
+    """
+
+    home: int = HERE
+    all_rows: int = -1
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def rows(self) -> slice:
+        """Which of all rows this rank has."""
+        if self.home in (HERE, self.rank):
+            return slice(None)
+        return slice(self.rank, None, self.size) if self.home == SPREAD else slice(0)
+
+    def owns(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return whether ids [n] have their rows on this rank."""
+        if self.home == SPREAD:
+            return np.asarray(ids % self.size == self.rank)
+        return np.full(len(ids), self.home in (HERE, self.rank))
+
+    def all_ids(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the ids on all ranks of those that this rank's table has."""
+        return ids * self.size + self.rank if self.home == SPREAD and self.all_rows >= 0 else ids
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
     """The update of rows by an optimizer; the formulas are those of the specs in `terarec.spec.optimizer`.
@@ -113,38 +179,40 @@ class RowTable:
         width: Width D of the rows.
         core: The table of the compiled core.
         number: Its number, by which ops find it.
+        placement: The ranks that have the other rows.
 
     Args:
         name: Name.
         width: Width D of the rows.
-        rows: Number of rows, for ids below it; None for ids of any value, which get rows when they come.
-        initial: Initial values of rows of new ids.
-        capacity: The most ids of a table without a number of rows; None for what memory holds.
+        rows: Number of rows of this process; or how a table of ids of any value grows, which get rows when they come.
+        placement: The ranks that have the other rows.
     """
 
     def __init__(
         self,
         name: str,
         width: int,
-        rows: int | None,
+        rows: int | Growth,
         *,
-        initial: InitialRows | None = None,
-        capacity: int | None = None,
+        placement: Placement = Placement(),
     ) -> None:
-        start = initial if initial is not None else InitialRows()
-        most = capacity if capacity is not None else _memory_bytes() // (4 * width)
+        growth = rows if isinstance(rows, Growth) else Growth()
+        initial = growth.initial
         self.name, self.width = name, width
+        self.placement = placement
         self.core: core.Table
         self.number: int
         self.core, self.number = core.new_table(
             name,
             width,
-            -1 if rows is None else rows,
-            most,
-            start.offset,
-            start.scale,
-            start.is_normal,
-            start.seed % 2**64,
+            rows if isinstance(rows, int) else -1,
+            growth.capacity if growth.capacity is not None else _memory_bytes() // (4 * width),
+            initial.offset,
+            initial.scale,
+            initial.is_normal,
+            initial.seed % 2**64,
+            growth.forgets,
+            growth.admitted,
         )
 
     @property
@@ -175,6 +243,14 @@ class RowTable:
             self.core.have_states(len(states), 0.0)
         for number, state in enumerate(states or ()):
             self.core.set_state(number, np.ascontiguousarray(ids, np.int64), np.ascontiguousarray(state, np.float32))
+
+    def since(self, microseconds: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Return ids int64[n] that came or were set at or after a time since 1970, and their rows float32[n, D].
+
+        Raises:
+            ValueError: The table does not forget.
+        """
+        return self.core.since(microseconds)
 
     def have_states(self, rule: Rule) -> None:
         """Allocate the states of a rule, with its initial values, unless the table has them."""

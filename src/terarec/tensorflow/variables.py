@@ -15,8 +15,9 @@ from tensorflow.python.ops.resource_variable_ops import ResourceVariable, Variab
 
 from terarec.errors import ConfigError
 from terarec.tensorflow import ops as table_ops
+from terarec.tensorflow.communication import current
 from terarec.tensorflow.ops import Bags, single_ids
-from terarec.tensorflow.tables import ADD, SET, SUBTRACT, InitialRows, RowTable
+from terarec.tensorflow.tables import ADD, HERE, SET, SPREAD, SUBTRACT, Absent, Placement, RowTable
 
 _live: weakref.WeakValueDictionary[str, RowsVariable] = weakref.WeakValueDictionary()
 _numbers = {"sok_static_Variable": itertools.count(), "sok_dynamic_Variable": itertools.count()}
@@ -89,20 +90,35 @@ class RowsVariable(ResourceVariable):
         return np.asarray(self.numpy(), dtype)
 
     @property
+    def target_gpu(self) -> int:
+        """The rank that has all rows; -1 if each has some."""
+        return 0 if self.table.placement.home == HERE else self.table.placement.home
+
+    @property
+    def num_gpus(self) -> int:
+        """Number of ranks."""
+        return current().size
+
+    @property
+    def global_gpu_id(self) -> int:
+        """Number of this rank."""
+        return current().rank
+
+    @property
     def size(self) -> tf.Tensor:
         """Number of rows and their width, int64[2]."""
         return table_ops.ops.size(self.table, self)
 
-    def look_up(self, bags: Bags, *, inserts: bool = True) -> tf.Tensor:
-        """Return the vectors float32[B, D] of bags, or float32[N, D] without pooling.
+    def look_up(self, bags: Bags, absent: Absent = Absent.INSERT) -> tf.Tensor:
+        """Return the vectors float32[B, D] of bags, or float32[N, D] without pooling; ids are those of all ranks."""
+        return self.look_up_and_evict(bags, absent)[0]
 
-        Args:
-            bags: Ids.
-            inserts: Whether ids that a growing table lacks get rows; else they count as rows of zeros.
-        """
-        vectors = table_ops.ops.lookup(self.table, self, bags, inserts=inserts)
-        vectors.set_shape([None, self.table.width])
-        return vectors
+    def look_up_and_evict(self, bags: Bags, absent: Absent) -> list[tf.Tensor]:
+        """Return the vectors, and the ids int64[n] and rows float32[n, D] that made room for new ids."""
+        vectors, ids, rows = table_ops.ops.lookup(self.table, self, bags, absent)
+        for one in (vectors, rows):
+            one.set_shape([None, self.table.width])
+        return [vectors, ids, rows]
 
     def sparse_read(self, indices: tf.Tensor, name: str | None = None) -> tf.Tensor:
         """Return the rows float32[..., D] of ids [...]."""
@@ -163,6 +179,21 @@ class RowsVariable(ResourceVariable):
         table_ops.ops.change(self.table, self, change, slices_of("sparse_delta", delta, self.table.width))
         return self
 
+    def own_slices(self, ids: tf.Tensor, rows: tf.Tensor) -> tf.IndexedSlices:
+        """Return those rows [n, D] of ids [n] of all ranks that this rank has, as its part of the variable has them."""
+        placement = self.table.placement
+        if placement.size > 1:
+            owns = ids % placement.size == placement.rank
+            if placement.home != SPREAD:
+                owns = tf.fill(tf.shape(ids), placement.home == placement.rank)
+            ids, rows = tf.boolean_mask(ids, owns), tf.boolean_mask(rows, owns)
+        return tf.IndexedSlices(rows, self.key_map(ids))
+
+    def key_map(self, indices: tf.Tensor) -> tf.Tensor:
+        """Return the names that ids have on the ranks that have their rows."""
+        placement = self.table.placement
+        return indices // placement.size if placement.home == SPREAD and placement.all_rows >= 0 else indices
+
     def _change_all(self, change: int, value: tf.Tensor) -> RowsVariable:
         if self.table.grows:
             raise ConfigError("assign", f"{self.table.name!r} has ids of any value, expected sok.assign with indices")
@@ -220,12 +251,18 @@ class RowsVariable(ResourceVariable):
     def _export_to_saved_model_graph(self, *_: object, **__: object) -> list[tf.Tensor]:
         raise ConfigError(
             f"variable {self.table.name!r}",
-            "a SavedModel cannot hold its rows, expected tf.train.Checkpoint, sok.dump or Keras's save_weights",
+            "a SavedModel cannot hold its rows, expected that of sok.keras.plain(model), or tf.train.Checkpoint",
         )
 
 
 class Variable(RowsVariable):
     """An embedding table of a fixed number of rows.
+
+    On several ranks each has a part, of which it is the variable: `shape`, `numpy`, `assign`, `scatter_add` and
+    gradients are of this part alone, and lookups take the ids of all rows.
+
+    Attributes:
+        global_shape: [V, D] of all ranks.
 
     Args:
         initial_value: Rows [V, D], or one row [D]; a tensor, an array, lists or a function without arguments.
@@ -236,7 +273,7 @@ class Variable(RowsVariable):
         dtype: float32.
         constraint: None.
         shape: [V, D], with `initializer`.
-        initializer: Function of shape and dtype.
+        initializer: Function of shape and dtype, which makes the rows of this rank.
         mode: None or "distributed": row r is on rank r % N. "localized:k": all rows are on rank k.
 
     Raises:
@@ -256,97 +293,27 @@ class Variable(RowsVariable):
         initializer: Callable[..., tf.Tensor] | None = None,
         mode: str | None = None,
     ) -> None:
-        self.mode = checked_mode(mode)
-        _check_plain(dtype, constraint)
+        check_plain(dtype, constraint)
         if (initial_value is None) == (initializer is None):
             raise ConfigError("initial_value", "expected it, or shape and initializer")
+        own = placement_of(mode).rows
         if initializer is not None:
             if shape is None or len(shape) != 2:
                 raise ConfigError("shape", f"got {shape!r}, expected [rows, dimension] with an initializer")
-            initial_value = initializer(shape=tuple(map(int, shape)), dtype=tf.float32)
-        elif callable(initial_value):
-            initial_value = initial_value()
-        rows = np.atleast_2d(np.asarray(initial_value, np.float32))
+            all_rows, width = map(int, shape)
+            value: object = initializer(shape=(len(range(all_rows)[own]), width), dtype=tf.float32)
+            rows = np.asarray(value, np.float32)
+        else:
+            value = initial_value() if callable(initial_value) else initial_value
+            every = np.atleast_2d(np.asarray(value, np.float32))
+            all_rows, rows = len(every), every[own]
         if rows.ndim != 2 or not rows.shape[1]:
             raise ConfigError("initial_value", f"got shape {list(rows.shape)}, expected [rows, dimension]")
-        table = RowTable(new_name(name, "sok_static_Variable"), rows.shape[1], len(rows))
+        self.global_shape = tf.TensorShape([all_rows, rows.shape[1]])
+        own_name = new_name(name, "sok_static_Variable")
+        table = RowTable(own_name, rows.shape[1], len(rows), placement=placement_of(mode, all_rows))
         table.write(np.arange(len(rows)), rows)
         super().__init__(table, trainable=trainable is not False)
-
-
-class DynamicVariable(RowsVariable):
-    """An embedding table of ids of any value, which get rows when they are first looked up.
-
-    Args:
-        dimension: Width D of the rows.
-        initializer: Initial values of rows: None, "" or "random", "normal", "uniform", "ones", "zeros", or a number as
-            text. "random" is uniform in (0, 1] for "hbm" and normal for "hybrid", as SOK has it.
-        var_type: "hbm", of any number of ids, or "hybrid", of at most `max_capacity`; None for "hybrid".
-        name: Name; None for ``sok_dynamic_Variable_<n>``.
-        constraint: None.
-        trainable: Whether gradient tapes watch it by themselves.
-        key_type: int64 or int32; None for int64.
-        dtype: float32.
-        mode: None or "distributed": id k is on rank k % N. "localized:k": all ids are on rank k.
-        max_capacity: The most ids of "hybrid". One more raises `tf.errors.ResourceExhaustedError`.
-        options: Options of SOK's memory, which have no effect here: memory grows with the ids.
-
-    Raises:
-        ConfigError: Another value, or a name that another variable has.
-    """
-
-    def __init__(
-        self,
-        dimension: int,
-        initializer: str | None = None,
-        var_type: str | None = None,
-        name: str | None = None,
-        constraint: None = None,
-        trainable: bool = True,
-        key_type: object = None,
-        dtype: object = None,
-        mode: str | None = None,
-        *,
-        max_capacity: int | None = None,
-        **options: object,
-    ) -> None:
-        self.mode = checked_mode(mode)
-        _check_plain(dtype, constraint)
-        self.backend_type = var_type or "hybrid"
-        if self.backend_type not in ("hbm", "hybrid"):
-            raise ConfigError("var_type", f"got {var_type!r}, expected 'hbm' or 'hybrid'")
-        self.key_type = tf.as_dtype(key_type or tf.int64)
-        if self.key_type not in (tf.int64, tf.int32):
-            raise ConfigError("key_type", f"got {key_type!r}, expected tf.int64 or tf.int32")
-        unknown = sorted(set(options) - _MEMORY_OPTIONS)
-        if unknown:
-            raise ConfigError(unknown[0], f"is unknown, expected one of {', '.join(sorted(_MEMORY_OPTIONS))}")
-        if isinstance(dimension, bool) or not isinstance(dimension, int | np.integer) or dimension < 1:
-            raise ConfigError("dimension", f"got {dimension!r}, expected an integer > 0")
-        self.dimension, self.initializer_str = int(dimension), initializer or ""
-        is_bounded = self.backend_type == "hybrid" and max_capacity is not None
-        own_name = new_name(name, "sok_dynamic_Variable")
-        initial = _initial_rows(initializer, own_name, is_hybrid=self.backend_type == "hybrid")
-        capacity = max_capacity if is_bounded else None
-        super().__init__(
-            RowTable(own_name, self.dimension, None, initial=initial, capacity=capacity), trainable=trainable
-        )
-
-    @property
-    def indices(self) -> tf.Tensor:
-        """All ids, int64[n]."""
-        return table_ops.ops.read(self.table, self)[0]
-
-
-_MEMORY_OPTIONS = {
-    "init_capacity",
-    "max_hbm_for_vectors",
-    "max_load_factor",
-    "max_bucket_size",
-    "block_size",
-    "device_id",
-    "io_by_cpu",
-}
 
 
 def whole_numbers(argument: str, ids: object) -> tf.Tensor:
@@ -375,15 +342,27 @@ def slices_of(argument: str, delta: object, width: int) -> tf.IndexedSlices:
     return tf.IndexedSlices(rows, whole_numbers(argument, delta.indices), delta.dense_shape)
 
 
-def checked_mode(mode: object) -> str | None:
-    """Return a mode of one process; None for "distributed".
+def placement_of(mode: object, all_rows: int = -1) -> Placement:
+    """Return the placement of a table.
+
+    Args:
+        mode: None or "distributed" for rows on all ranks, "localized:k" for all on rank k.
+        all_rows: Number of rows on all ranks; -1 for ids of any value.
 
     Raises:
-        ConfigError: Another one, or a rank that there is not.
+        ConfigError: Another mode, or a rank that there is not.
     """
-    if mode in (None, "distributed", "localized:0"):
-        return None if mode == "distributed" else str(mode) if mode else None
-    raise ConfigError("mode", f"got {mode!r}, expected None, 'distributed' or 'localized:0' of this single process")
+    ranks, home = current(), SPREAD
+    if mode not in (None, "distributed"):
+        word, _, number = str(mode).partition(":")
+        home = int(number) if word == "localized" and number.isdecimal() else ranks.size
+    if home >= ranks.size:
+        raise ConfigError(
+            "mode", f"got {mode!r}, expected None, 'distributed' or 'localized:k' with a rank k below {ranks.size}"
+        )
+    if ranks.size == 1:
+        return Placement(all_rows=all_rows)
+    return Placement(home=home, all_rows=all_rows, rank=ranks.rank, size=ranks.size)
 
 
 def new_name(name: str | None, prefix: str) -> str:
@@ -404,29 +383,11 @@ def live_variable(name: str) -> RowsVariable | None:
     return _live.get(name)
 
 
-def _check_plain(dtype: object, constraint: object) -> None:
+def check_plain(dtype: object, constraint: object) -> None:
+    """Raise `ConfigError` for a type or a constraint that rows do not have."""
     if dtype is not None and tf.as_dtype(dtype) != tf.float32:
         raise ConfigError("dtype", f"got {tf.as_dtype(dtype).name}, expected float32")
     if constraint is not None:
         raise ConfigError(
             "constraint", "expected None: rows that a step does not touch would have to be projected, too"
         )
-
-
-def _initial_rows(initializer: str | None, name: str, *, is_hybrid: bool) -> InitialRows:
-    # Of the name, so that tables differ; Python's own hash of a text differs in every process.
-    seed = int.from_bytes(name.encode()[-8:].ljust(8, b"\0"), "little")
-    word = initializer or "random"
-    if word in ("ones", "zeros"):
-        return InitialRows(offset=float(word == "ones"))
-    if word == "uniform" or (word == "random" and not is_hybrid):
-        return InitialRows(offset=0.5, scale=0.5, seed=seed)
-    if word in ("normal", "random"):
-        return InitialRows(scale=1.0, is_normal=True, seed=seed)
-    try:
-        return InitialRows(offset=float(word))
-    except (TypeError, ValueError):
-        raise ConfigError(
-            "initializer",
-            f"got {initializer!r}, expected 'random', 'normal', 'uniform', 'ones', 'zeros' or a number as text",
-        ) from None
