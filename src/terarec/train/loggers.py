@@ -6,9 +6,11 @@ from __future__ import annotations
 import logging
 import math
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -176,6 +178,9 @@ class TensorBoardLogger(PointLogger):
 
     def __init__(self, directory: Path, split: str, every: int = LOG_EVERY) -> None:
         super().__init__(every)
+        # TensorBoard loads TensorFlow where it is installed, unless it finds this name of its own. Not needed here, it
+        # takes seconds, and a process in which it was loaded first crashes when it loads Triton.
+        sys.modules.setdefault("tensorboard.compat.notf", ModuleType("tensorboard.compat.notf"))
         try:
             # Here and not in `on_start`: a missing package is an error before the training begins.
             from torch.utils.tensorboard import SummaryWriter
