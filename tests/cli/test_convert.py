@@ -3,9 +3,13 @@
 
 from pathlib import Path
 
+import numpy as np
+
 from terarec.data import Reader
-from terarec.errors import DataNotFoundError
+from terarec.errors import DataNotFoundError, FormatError
 from terarec.formats import read_dataset
+from terarec.formats.hugectr.weights import open_sparse_folder
+from terarec.models.artifact import load_model, tables
 from tests.cli.conftest import Workshop, figures, rejected, terarec
 from tests.data.sources import assert_same_batches
 from tests.formats.samples import METADATA, make_block, make_spec, write_split
@@ -50,4 +54,32 @@ def test_what_is_rejected(workshop: Workshop, tmp_path: Path) -> None:
     rejected(
         "convert", workshop.data, "--to", "dataset", *out, error=DataNotFoundError, where=workshop.data / "records.json"
     )
+    assert not (tmp_path / "x").exists()
+
+
+def test_tables_become_files_of_sok_and_models_of_hugectr(workshop: Workshop, tmp_path: Path) -> None:
+    made = figures("convert", workshop.run, "--to", "sok", "--out", tmp_path / "sok")
+    held = tables(load_model(workshop.run).model)
+    assert (made["kind"], made["tables"], made["table_rows"]) == ("sok", len(held), sum(map(len, held.values())))
+    models = figures("convert", tmp_path / "sok", "--to", "sparse", "--out", tmp_path / "models")
+    assert models["table_rows"] == made["table_rows"]
+    for name, table in held.items():
+        rows = table.export(table.keys())
+        header = f"{name:>256}".encode() + bytes(4) + b" " * 32
+        content = (tmp_path / "sok" / f"{name}-key").read_bytes()
+        assert content[:296] == header + (1).to_bytes(4, "big")
+        keys = np.frombuffer(content[296:], "<i8")
+        vectors = np.fromfile(tmp_path / "sok" / f"{name}-weight", "<f4", offset=296).reshape(len(table), -1)
+        np.testing.assert_array_equal(keys[np.argsort(keys)], rows.keys.sort().values)
+        np.testing.assert_array_equal(vectors[np.argsort(keys)], rows.weights[rows.keys.argsort()])
+        folder = open_sparse_folder(tmp_path / "models" / name, table.width)
+        np.testing.assert_array_equal(folder.keys(), keys)
+        np.testing.assert_array_equal(np.concatenate([chunk.vectors for chunk in folder.chunks()]), vectors)
+    rejected(
+        *("convert", tmp_path / "models", "--to", "sparse", "--out", tmp_path / "x"),
+        error=DataNotFoundError,
+        where=tmp_path / "models",
+    )
+    (tmp_path / "sok" / "C1-weight").write_bytes(content)
+    rejected("convert", tmp_path / "sok", "--to", "sparse", "--out", tmp_path / "x", error=FormatError)
     assert not (tmp_path / "x").exists()

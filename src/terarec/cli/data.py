@@ -171,6 +171,7 @@ def draft(options: DraftOptions, show: Show) -> None:
 
 
 _OF_RUNS = ("records", "dense", "sparse", "dense_states", "sparse_states", "step", "batch_size", "lr", "seed")
+_TABLES = ("sok", "sparse")
 _KINDS = {"norm": "norm", "parquet": "parquet", "raw": "raw", "raw-async": "raw_async"}
 
 
@@ -188,9 +189,13 @@ class ConvertOptions:
     """Options of ``terarec convert``."""
 
     data: Annotated[
-        Path, typer.Argument(metavar="DATA", help="A data set; a records.json (dataset), or a graph's JSON (run).")
+        Path,
+        typer.Argument(
+            metavar="DATA",
+            help="A data set; a records.json (dataset), a graph's JSON (run), a run (sok) or SOK's files (sparse).",
+        ),
     ]
-    to: Annotated[str, typer.Option(metavar="norm|parquet|raw|raw-async|dataset|run", help="Output format.")]
+    to: Annotated[str, typer.Option(metavar="norm|parquet|raw|raw-async|dataset|run|sok|sparse", help="Output format.")]
     out: Annotated[Path, typer.Option(help="Output directory.")]
     key_bytes: Annotated[int | None, spec_option("key_bytes", RecordOptions, "key_bytes", metavar="4|8")] = None
     no_checksum: Annotated[bool, typer.Option("--no-checksum", help="Norm files without checksums.")] = False
@@ -216,6 +221,11 @@ def convert(options: ConvertOptions, show: Show) -> None:
         figures = _to_run(options)
         show.result(f"Converted {options.out}", {**figures, "seconds": time.perf_counter() - started})
         return
+    if options.to in _TABLES:
+        rows = _to_tables(options)
+        result = {"out": str(options.out), "kind": options.to, "tables": len(rows), "table_rows": sum(rows.values())}
+        show.result(f"Converted {options.out}", {**result, "seconds": time.perf_counter() - started})
+        return
     to_dataset = options.to == "dataset"
     figures = _to_dataset(options, show) if to_dataset else _to_records(options, show)
     seconds = time.perf_counter() - started
@@ -224,11 +234,11 @@ def convert(options: ConvertOptions, show: Show) -> None:
 
 
 def _check(options: ConvertOptions) -> None:
-    targets = (*_KINDS, "dataset", "run")
+    targets = (*_KINDS, "dataset", "run", *_TABLES)
     if options.to not in targets:
         raise ConfigError("--to", f"got {options.to!r}, expected one of {', '.join(targets)}")
     is_dataset, is_run = options.to == "dataset", options.to == "run"
-    is_records = not (is_dataset or is_run)
+    is_records = options.to in _KINDS
     counts = {
         "--key-bytes": options.key_bytes is not None and not is_records,
         "--no-checksum": options.no_checksum and options.to != "norm",
@@ -279,6 +289,13 @@ def _to_dataset(options: ConvertOptions, show: Show) -> dict[str, Any]:
         "rows": sum(dataset.num_rows(split) for split in dataset.splits),
         "skipped_rows": imported.num_skipped,
     }
+
+
+def _to_tables(options: ConvertOptions) -> dict[str, int]:
+    """Return the number of rows of each table."""
+    from terarec.hugectr.sok_dumps import write_dump, write_sparse_models
+
+    return (write_dump if options.to == "sok" else write_sparse_models)(options.data, options.out)
 
 
 def _to_run(options: ConvertOptions) -> dict[str, Any]:
