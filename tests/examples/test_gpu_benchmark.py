@@ -43,6 +43,7 @@ def test_ranks_run_on_the_simulated_device_and_a_second_start_goes_on(tmp_path):
     first = subprocess.run([*arguments, "--seconds", "0"], capture_output=True, text=True, check=False)
     assert first.returncode == 0, first.stdout[-2000:] + first.stderr[-2000:]
     assert "are over" in first.stdout
+    arguments += ["--seconds", "3600"]
     second = subprocess.run(arguments, capture_output=True, text=True, check=False)
     assert second.returncode == 0, second.stdout[-2000:] + second.stderr[-2000:]
     assert "2 ranks: probe of links: latency" in second.stdout
