@@ -11,7 +11,7 @@ import torch
 from terarec.batch import Batch, Jagged
 from terarec.errors import ConfigError
 from terarec.nn.objectives import build_objective
-from terarec.spec import BinarySpec, MultiClassSpec, PairwiseSpec, RegressionSpec, SampledSoftmaxSpec
+from terarec.spec import BinarySpec, ClassWeights, MultiClassSpec, PairwiseSpec, RegressionSpec, SampledSoftmaxSpec
 from tests.errors import at
 
 B = 7
@@ -126,3 +126,34 @@ def test_logits_of_a_wrong_shape(spec, logits):
 def test_a_number_of_labels_that_does_not_fit(spec):
     with pytest.raises(ConfigError):
         build_objective(spec).num_outputs(2)
+
+
+@pytest.mark.parametrize("label_weights", [(), (0.5, 2.0)])
+def test_weights_of_classes(label_weights):
+    logits, label = RNG.normal(size=(B, 2)), RNG.random((B, 2))
+    positive, negative = label * np.logaddexp(0, -logits), (1 - label) * np.logaddexp(0, logits)
+    sample = WEIGHT[:, None] * (label_weights or (1.0, 1.0))
+    by_label = (ClassWeights(negative=0.6, positive=3.0), ClassWeights(negative=2.0, positive=0.7))
+    spec = BinarySpec(label_weights=label_weights, positive_weight="auto", class_weights=by_label)
+    expected = np.mean(([3.0, 0.7] * positive + [0.6, 2.0] * negative) * sample)
+    assert loss_of(spec, logits, batch(label)) == pytest.approx(expected, rel=1e-5)
+    one = BinarySpec(label_weights=label_weights, positive_weight=4.0)
+    expected = np.mean((4.0 * positive + negative) * sample)
+    assert loss_of(one, logits, batch(label)) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("make", "place"),
+    [
+        (lambda: BinarySpec(positive_weight="balanced"), ("BinarySpec.positive_weight", "or 'auto'")),
+        (lambda: BinarySpec(positive_weight=0.0), ("BinarySpec.positive_weight",)),
+        (lambda: ClassWeights(negative=0.0, positive=1.0), ("ClassWeights.negative",)),
+        (
+            lambda: loss_of(BinarySpec(positive_weight="auto"), np.zeros((B, 1)), batch(np.ones(B))),
+            ("objective.positive_weight", "'auto' without"),
+        ),
+    ],
+)
+def test_weights_of_classes_that_are_none(make, place):
+    with pytest.raises(ConfigError, check=at(*place)):
+        make()

@@ -113,6 +113,7 @@ SETTINGS: Mapping[str, Setting] = {
     "sparse_lr": Setting(path="sparse_optimizer.lr", summary="Learning rate of the tables."),
     "objective": Setting(path="objective.kind"),
     "label_weights": Setting(path="objective.label_weights", metavar="X,X,..."),
+    "positive_weight": Setting(path="objective.positive_weight", metavar="NUMBER|auto"),
     "schedule": Setting(path="training.schedule.kind"),
     "device": Setting(path="training.device", metavar=DEVICES),
     "precision": Setting(path="training.precision"),
@@ -208,8 +209,11 @@ def run_spec(options: TrainOptions) -> RunSpec:
     if options.tiers is not None:
         changes |= tier_changes(base, Tiers.parse(options.tiers))
     changes |= parse_assignments(options.assignments or ())
-    if "objective.label_weights" in changes and base.objective is None:
+    if {"objective.label_weights", "objective.positive_weight"} & set(changes) and base.objective is None:
         changes.setdefault("objective.kind", BinarySpec.kind)
+    if "objective.positive_weight" in changes and isinstance(base.objective, BinarySpec):
+        # Those that the run to resume or to start from had counted.
+        base = dataclasses.replace(base, objective=dataclasses.replace(base.objective, class_weights=()))
     _check_model(base, changes, options.allow_import)
     changed = with_graph(override(base, _with_bottom_as_wide(base, changes)), Path.cwd())
     if options.init_from is not None and not (options.config or options.config_file):

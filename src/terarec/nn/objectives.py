@@ -27,6 +27,7 @@ from terarec.nn.batch_ranks import BatchRanks, rows_of_all, sum_over
 from terarec.nn.calibration import build_calibration
 from terarec.spec.run import (
     BinarySpec,
+    ClassWeights,
     MultiClassSpec,
     ObjectiveSpec,
     PairwiseSpec,
@@ -64,17 +65,18 @@ class BinaryObjective:
         label_weights: Factors of the labels' losses; empty for ones.
 
     Args:
-        spec: Weights of the labels, and calibration of the scores.
+        spec: Weights of the labels and of their classes, and calibration of the scores.
     """
 
     default_metrics: ClassVar[tuple[str, ...]] = ("auc", "logloss")
     gives_probabilities: ClassVar[bool] = True
 
     def __init__(self, spec: BinarySpec | None = None) -> None:
-        self.label_weights = () if spec is None else spec.label_weights
-        described = None if spec is None else spec.calibration
-        self._num_calibrated = None if described is None else described.num_labels
-        self._calibration = None if described is None else build_calibration(described)
+        spec = spec or BinarySpec()
+        self.label_weights = spec.label_weights
+        self._positive_weight, self._classes = spec.positive_weight, spec.class_weights
+        self._num_calibrated = None if spec.calibration is None else spec.calibration.num_labels
+        self._calibration = None if spec.calibration is None else build_calibration(spec.calibration)
 
     def num_outputs(self, num_labels: int) -> int:
         """Return one logit a label."""
@@ -86,17 +88,29 @@ class BinaryObjective:
                 "objective.label_weights",
                 f"got {len(self.label_weights)}, expected one for each of {num_labels} labels",
             )
+        if self._classes and len(self._classes) != num_labels:
+            raise ConfigError(
+                "objective.class_weights", f"got {len(self._classes)}, expected one for each of {num_labels} labels"
+            )
         return num_labels
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Return the mean of log(1 + exp(x)) - x y for labels y in [0, 1]."""
+        """Return the mean of -a y log p - b (1 - y) log(1 - p), p = 1 / (1 + exp(-x)), for labels y in [0, 1].
+
+        a and b are the weights of the classes, ones by default.
+        """
         _check_shape(logits, batch.label)
         weight = None if batch.weight is None else batch.weight.unsqueeze(1)
+        ratio = None
+        if self._classes or self._positive_weight != 1.0:
+            classes = self._classes or (_by_number(self._positive_weight),)
+            # torch has a factor of the positive class alone; that of the negative one is then a factor of both.
+            ratio = torch.tensor([one.positive / one.negative for one in classes], device=logits.device)
+            weight = _product(weight, torch.tensor([one.negative for one in classes], device=logits.device))
         if self.label_weights:
-            factors = torch.tensor(self.label_weights, device=logits.device)
-            weight = factors if weight is None else weight * factors
+            weight = _product(weight, torch.tensor(self.label_weights, device=logits.device))
         # From logits in float32: the logarithm of a probability that is rounded to 0 or 1 is lost.
-        return binary_cross_entropy_with_logits(logits.float(), batch.label, weight=weight)
+        return binary_cross_entropy_with_logits(logits.float(), batch.label, weight=weight, pos_weight=ratio)
 
     def scores(self, logits: Tensor) -> Tensor:
         """Return the probability of each label, calibrated."""
@@ -287,6 +301,19 @@ _OBJECTIVES: Mapping[type, Callable[..., Objective]] = {
 
 def _weighted_mean(losses: Tensor, batch: Batch) -> Tensor:
     return losses.mean() if batch.weight is None else (losses * batch.weight).mean()
+
+
+def _by_number(positive_weight: float | str) -> ClassWeights:
+    if isinstance(positive_weight, str):
+        raise ConfigError(
+            "objective.positive_weight",
+            f"got {positive_weight!r} without class_weights, which a run counts, expected a number",
+        )
+    return ClassWeights(negative=1.0, positive=positive_weight)
+
+
+def _product(weight: Tensor | None, factors: Tensor) -> Tensor:
+    return factors if weight is None else weight * factors
 
 
 def _check_shape(logits: Tensor, label: Tensor) -> None:

@@ -69,6 +69,7 @@ from terarec.spec.parameter_server import (
 from terarec.spec.preparation import CsvOptions, PrepareOptions, RecordOptions
 from terarec.spec.run import (
     BinarySpec,
+    ClassWeights,
     MultiClassSpec,
     PairwiseSpec,
     RegressionSpec,
@@ -139,6 +140,7 @@ __all__ = [
     "BinarySpec",
     "CacheSpec",
     "CategoricalColumn",
+    "ClassWeights",
     "ConstantSchedule",
     "CosineSchedule",
     "CsvOptions",

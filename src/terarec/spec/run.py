@@ -18,6 +18,23 @@ from terarec.spec.tables import DEFAULT_OPTIMIZER
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ClassWeights:
+    """Factors of the losses of the two classes of a label.
+
+    Attributes:
+        negative: Factor of -log(1 - p), which counts by 1 - label.
+        positive: Factor of -log p, which counts by the label.
+    """
+
+    negative: float
+    positive: float
+
+    def __post_init__(self) -> None:
+        checks.finite_float(self, "negative", low=0.0, open_low=True)
+        checks.finite_float(self, "positive", low=0.0, open_low=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class BinarySpec:
     """Binary cross entropy of each label; several labels make a multi-label model.
 
@@ -25,14 +42,23 @@ class BinarySpec:
         label_weights: Factors of the labels' losses, in the order of the data set's labels; empty for ones. A label of
             weight 0 is not trained, and metrics leave it out of the mean over labels.
         calibration: Correction of the probabilities after training, which ``terarec calibrate`` writes; None for none.
+        positive_weight: Factor of the losses of positive labels; "auto" lets both classes of each label have half of
+            its weight, by their numbers in the train split: a run counts them, and keeps them in `class_weights`.
+        class_weights: Factors of the two classes, for each label; empty for those of `positive_weight`.
     """
 
     kind: ClassVar[str] = "binary"
     label_weights: tuple[float, ...] = ()
     calibration: CalibrationSpec | None = None
+    positive_weight: float | str = 1.0
+    class_weights: tuple[ClassWeights, ...] = ()
 
     def __post_init__(self) -> None:
         _check_weights(self, self.label_weights)
+        if self.positive_weight != "auto":
+            if isinstance(self.positive_weight, str):
+                checks.fail(self, "positive_weight", "a number above 0, or 'auto'")
+            checks.finite_float(self, "positive_weight", low=0.0, open_low=True)
         if self.calibration is not None:
             checks.instance(self, "calibration", CalibrationSpec, "a TemperatureSpec or an IsotonicSpec")
 

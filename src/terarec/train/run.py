@@ -27,11 +27,12 @@ from terarec.metrics.samples import NamesOfIds
 from terarec.models import build_model
 from terarec.models.artifact import dense_state, extended_step, find_checkpoint
 from terarec.nn.objectives import Objective, build_objective
-from terarec.spec import DatasetSpec, PythonModelSpec, RunSpec, schedule_of_run, to_data
+from terarec.spec import BinarySpec, DatasetSpec, PythonModelSpec, RunSpec, schedule_of_run, to_data
 from terarec.spec.checks import FieldError
 from terarec.spec.run import DEFAULT_EVAL_SPLIT
 from terarec.spec.schedule import has_open_end
 from terarec.train.checkpointing import Checkpointing, restore, start_from
+from terarec.train.class_weights import balanced_weights
 from terarec.train.devices import check_room, keep_freed_memory, resolve_device
 from terarec.train.extending import extend_chain, mark_added_rows, with_extended_checkpoint
 from terarec.train.metrics_log import MetricsLog
@@ -82,7 +83,8 @@ class Run:
         self.initial: Path | None = None
         self.dataset: DatasetSpec = read_spec(spec.data)
         self.directory = RunDirectory(out, extended_step(spec) or 0)
-        self.spec = spec = self._with_complete_schedule()
+        self.spec = self._with_complete_schedule()
+        self.spec = spec = self._with_class_weights()
         self.callbacks = list(callbacks)
         self._allow_import = tuple(allow_import)
         training = spec.training
@@ -195,6 +197,21 @@ class Run:
         except FieldError as error:
             raise ConfigError(f"training.schedule.{error.field}", error.problem) from None
         return dataclasses.replace(self.spec, training=dataclasses.replace(training, schedule=complete))
+
+    def _with_class_weights(self) -> RunSpec:
+        """Return the description with the weights of classes that the run to resume has, or that the data give."""
+        spec = self.spec
+        objective, has_known = spec.objective, self.directory.has_checkpoint
+        if not isinstance(objective, BinarySpec) or objective.positive_weight != "auto" or objective.class_weights:
+            return spec
+        kept = load_run(self.directory.run_file).objective if has_known else None
+        if isinstance(kept, BinarySpec) and dataclasses.replace(kept, class_weights=()) == objective:
+            return dataclasses.replace(spec, objective=kept)
+        labels = [label.name for label in self.dataset.labels]
+        reader = open_reader(Path(spec.data), "train", batch_size=spec.training.batch_size)
+        return dataclasses.replace(
+            spec, objective=dataclasses.replace(objective, class_weights=balanced_weights(reader, labels))
+        )
 
     def _share(self, split: str) -> RankShare | None:
         """Return the part of every batch that this rank reads; None for one rank."""
