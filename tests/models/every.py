@@ -38,7 +38,10 @@ from terarec.spec import (
     LabelColumn,
     LRSpec,
     MaskNetSpec,
+    MFBPRSpec,
     MMoESpec,
+    MultVAESpec,
+    NCFSpec,
     PLESpec,
     PNNSpec,
     PythonModelSpec,
@@ -49,6 +52,7 @@ from terarec.spec import (
     TwoTowerSpec,
     WideDeepSpec,
     XDeepFMSpec,
+    YouTubeDNNSpec,
 )
 from terarec.spec.model import ModelSpec
 
@@ -133,6 +137,19 @@ SEQUENCE_MODELS: dict[str, ModelSpec] = {
     "gru4rec": GRU4RecSpec(item="a", history="past", width=4, max_length=3, state=5),
     "hstu": HSTUSpec(item="a", history="past", width=4, max_length=3, negatives=5),
 }
+PAIR_MODELS: dict[str, ModelSpec] = {
+    "mf_bpr": MFBPRSpec(user="b", item="a", width=4),
+    "ncf": NCFSpec(user="b", item="a", width=4, hidden=(6, 5)),
+    "ncf-gmf": NCFSpec(user="b", item="a", width=4, form="gmf", loss="sampled_softmax"),
+    "ncf-mlp": NCFSpec(user="b", item="a", width=4, form="mlp", hidden=(6,), loss="bpr", activation="tanh"),
+}
+NEXT_ITEM_MODELS: dict[str, ModelSpec] = {
+    "youtube_dnn": YouTubeDNNSpec(item="a", history="past", user=("x1", "b", "tags"), width=4, hidden=(6,)),
+    "youtube_dnn-cosine": YouTubeDNNSpec(
+        item="a", history="past", width=4, hidden=(), similarity="cosine", temperature=0.1, loss="softmax"
+    ),
+    "mult_vae": MultVAESpec(item="a", history="past", hidden=(6, 5), latent=3, anneal_steps=10),
+}
 GRAPH = GraphSpec(
     labels=(GraphLabel(name="label"),),
     dense_dim=2,
@@ -160,6 +177,8 @@ MODELS: dict[str, ModelSpec] = {
     **DIEN_MODELS,
     **TWO_TOWER_MODELS,
     **SEQUENCE_MODELS,
+    **PAIR_MODELS,
+    **NEXT_ITEM_MODELS,
     "graph": GraphModelSpec(graph=GRAPH),
     "python": PythonModelSpec(factory="tests.models.factories:small_model", options={"width": 3}),
 }

@@ -438,10 +438,71 @@ def two_tower(w: Weights, sample: Sample, spec: Any, dataset: DatasetSpec) -> Ar
     return np.array([vectors[0] @ vectors[1] / spec.temperature])
 
 
+def mf_bpr(w: Weights, sample: Sample, spec: Any) -> Array:
+    return np.array([w.tables[spec.user][sample.keys[spec.user][0]] @ w.tables[spec.item][sample.keys[spec.item][0]]])
+
+
+def ncf(w: Weights, sample: Sample, spec: Any) -> Array:
+    user, item = (w.tables[name][sample.keys[name][0]] for name in (spec.user, spec.item))
+    parts = []
+    if spec.form != "mlp":
+        parts.append(user[: spec.width] * item[: spec.width])
+    if spec.form != "gmf":
+        both = np.concatenate([user[-spec.width :], item[-spec.width :]])
+        parts.append(mlp(w, "mlp", both, len(spec.hidden), spec))
+    return w.linear("output", np.concatenate(parts))
+
+
+def youtube_dnn(w: Weights, sample: Sample, spec: Any, dataset: DatasetSpec) -> Array:
+    table = w.tables[spec.item]
+    dense = [value for column, value in zip(dataset.dense, sample.dense, strict=True) if column.name in spec.user]
+    history = pooled(table, [key for key in sample.keys[spec.history] if key], "mean")
+    others = [pooled(w.tables[name], keys, spec.pooling) for name, keys in sample.keys.items() if name in spec.user]
+    user = mlp(w, "mlp", np.concatenate([dense, history, *others]), len(spec.hidden), spec)
+    item = table[sample.keys[spec.item][0]]
+    if spec.similarity == "cosine":
+        user, item = user / np.linalg.norm(user), item / np.linalg.norm(item)
+    return np.array([user @ item / spec.temperature])
+
+
+def tanh_layers(w: Weights, prefix: str, x: Array, layers: int) -> Array:
+    for index in range(layers):
+        x = np.tanh(w.linear(f"{prefix}.layers.{index}", x))
+    return x
+
+
+def mult_vae(w: Weights, sample: Sample, spec: Any) -> Array:
+    keys, item = [key for key in sample.keys[spec.history] if key], sample.keys[spec.item][0]
+    read = pooled(w.tables[f"{spec.item}.encoder"], keys, "sum") / math.sqrt(max(1, len(keys)))
+    count = len(spec.hidden)
+    hidden = tanh_layers(w, "encoder", np.tanh(read + w["first_bias"]), count - 1)
+    mean = w.linear(f"encoder.layers.{count - 1}", hidden)[: spec.latent]
+    decoded = tanh_layers(w, "decoder", mean, count)
+    return decoded @ w.tables[spec.item][item] + w.tables[f"{spec.item}.bias"][item]
+
+
 def logits(spec: ModelSpec, w: Weights, sample: Sample, dataset: DatasetSpec) -> Array:
     """The logits [C] of one sample."""
     if spec.kind == "two_tower":
         return two_tower(w, sample, spec, dataset)
+    if spec.kind == "youtube_dnn":
+        return youtube_dnn(w, sample, spec, dataset)
     formulas: tuple[Any, ...] = (lr, fm, dnn, wide_deep, deepfm, xdeepfm, dcn, dcn_v2, autoint, dlrm, din)
-    formulas += (dlrm_dcnv2, ffm, pnn, fibinet, masknet, final_mlp, shared_bottom, mmoe, ple, esmm, bst, dien)
+    formulas += (
+        dlrm_dcnv2,
+        ffm,
+        pnn,
+        fibinet,
+        masknet,
+        final_mlp,
+        shared_bottom,
+        mmoe,
+        ple,
+        esmm,
+        bst,
+        dien,
+        mf_bpr,
+        ncf,
+        mult_vae,
+    )
     return {formula.__name__: formula for formula in formulas}[spec.kind](w, sample, spec)

@@ -17,6 +17,8 @@ from tests.models.every import (
     CONTEXT_MODELS,
     DIEN_MODELS,
     DIN_MODELS,
+    NEXT_ITEM_MODELS,
+    PAIR_MODELS,
     TWO_TOWER_MODELS,
     dataset,
     random_batch,
@@ -98,9 +100,12 @@ def test_gates_of_named_columns_equal_their_formula(name: str, shape: str) -> No
     check(CONTEXT_MODELS[name], SHAPES[shape])
 
 
-@pytest.mark.parametrize("name", TWO_TOWER_MODELS)
-def test_two_towers_equal_their_formula(name: str) -> None:
-    check(TWO_TOWER_MODELS[name], SHAPES["all"])
+RETRIEVAL_MODELS = {**TWO_TOWER_MODELS, **PAIR_MODELS, **NEXT_ITEM_MODELS}
+
+
+@pytest.mark.parametrize("name", RETRIEVAL_MODELS)
+def test_models_of_retrieval_equal_their_formulas(name: str) -> None:
+    check(RETRIEVAL_MODELS[name], SHAPES["all"])
 
 
 @pytest.mark.parametrize("name", ["din", "din-softmax"])

@@ -43,7 +43,9 @@ from terarec.spec import (
     to_data,
 )
 from terarec.spec.model import ModelSpec
+from terarec.spec.retrieval import MultVAESpec, PairSpec, YouTubeDNNSpec
 from terarec.spec.sequences import SequenceSpec
+from terarec.train.optimizers import Optimizers
 from tests.errors import at
 from tests.models import every
 from tests.models.every import ALLOWED, COLUMN_MODELS, DIN_MODELS, TWO_TOWER_MODELS, dataset, random_batch
@@ -68,14 +70,14 @@ def logits_of(model: nn.Module, batch: Batch) -> Tensor:
 
 def train(model: nn.Module, batches: Callable[[int], Batch], *, steps: int = 150) -> float:
     """Train, and return the last loss."""
-    dense, rows = build_dense_optimizer(AdamSpec(lr=0.01), model.parameters()), RowOptimizer(model, AdaGradSpec(lr=0.1))
+    optimizers = Optimizers.of(model, AdamSpec(lr=0.01), AdaGradSpec(lr=0.1))
     torch.manual_seed(0)
     for step in range(steps):
         loss = loss_of(model, batches(step))
-        dense.zero_grad()
+        optimizers.zero_grad()
         loss.backward()
-        dense.step()
-        rows.step()
+        for optimizer in optimizers:
+            optimizer.step()
     return loss.item()
 
 
@@ -153,10 +155,10 @@ def test_a_gradient_reaches_all_weights_and_tables(name: str) -> None:
         for parameter in model.parameters():
             parameter += 0.1  # the wide parts of several models start at zero
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    dense, rows = build_dense_optimizer(AdamSpec(lr=0.01), model.parameters()), RowOptimizer(model, AdaGradSpec(lr=0.1))
+    optimizers = Optimizers.of(model, AdamSpec(lr=0.01), AdaGradSpec(lr=0.1))
     loss_of(model, replace(batch, label=batch.label.clamp_min(1.0))).backward()
-    dense.step()
-    rows.step()
+    for optimizer in optimizers:
+        optimizer.step()
     statistics = ("running_mean", "running_var", "num_batches_tracked")
     learned = {key: value for key, value in model.state_dict().items() if not key.endswith(statistics)}
     assert not {key for key, value in learned.items() if torch.equal(before[key], value)}
@@ -191,7 +193,7 @@ def test_trains_on_data_sets_of_every_shape(name: str, columns: DatasetSpec) -> 
 @each_model
 def test_the_number_of_outputs_may_be_chosen(name: str) -> None:
     spec = every.MODELS[name]
-    if isinstance(spec, GraphModelSpec | TwoTowerSpec | SequenceSpec):
+    if isinstance(spec, GraphModelSpec | TwoTowerSpec | SequenceSpec | PairSpec | YouTubeDNNSpec | MultVAESpec):
         with pytest.raises(ConfigError, check=at(spec.kind, "4")):
             build_model(spec, COLUMNS, num_outputs=4)
     else:

@@ -19,9 +19,12 @@ from tests.errors import at
 
 INPUT = spec.SparseInput(name="a", nnz_per_slot=(1,), is_fixed_length=True)
 SEQUENCE_SPECS = ("SequenceSpec", "AttentionSequenceSpec", "SASRecSpec", "BERT4RecSpec", "GRU4RecSpec", "HSTUSpec")
+SEQUENCE_SPECS += ("YouTubeDNNSpec", "MultVAESpec")
 REQUIRED: dict[str, dict[str, Any]] = {
     **{name: {"item": "a", "history": "b"} for name in SEQUENCE_SPECS},
+    **{name: {"user": "a", "item": "b"} for name in ("PairSpec", "MFBPRSpec", "NCFSpec")},
     "CategoricalColumn": {"name": "a"},
+    "ClassWeights": {"negative": 1.0, "positive": 1.0},
     "CosineSchedule": {"t_max": 1},
     "CsvOptions": {"label": "a", "dense": ("b",)},
     **{

@@ -33,10 +33,13 @@ if TYPE_CHECKING:
     from terarec.etl.engine.phases import Progress
     from terarec.etl.workflow import ValueNames
     from terarec.metrics.ranking import RetrievalResults
+    from terarec.models.next_items import NextItemModel
+    from terarec.models.pairs import PairModel
     from terarec.models.sequences import SequenceModel
     from terarec.models.two_tower import TwoTower
     from terarec.serve import InferenceSession
     from terarec.spec import DatasetSpec, TwoTowerSpec
+    from terarec.spec.retrieval import PairSpec
 
 
 def _run_option(name: str, meaning: str, metavar: str | None = None) -> Any:
@@ -73,7 +76,7 @@ class EvaluateOptions:
         typer.Option(
             "--k",
             metavar="10,50,...",
-            help="Lengths of the lists of retrieved items; if unset, 10,50,100 for two_tower, 5,10 for histories.",
+            help="Lengths of the lists of retrieved items; if unset, 10,50,100, and 5,10 for histories.",
         ),
     ] = None
     ids: IdsOption = False
@@ -90,10 +93,13 @@ def evaluate(options: EvaluateOptions, show: Show) -> None:
     from terarec.models import TwoTower
     from terarec.models.artifact import load_model
     from terarec.models.narrow import narrow
+    from terarec.models.next_items import NextItemModel
+    from terarec.models.pairs import PairModel
     from terarec.models.sequences import SequenceModel
     from terarec.models.trained_columns import check_columns
     from terarec.nn.objectives import build_objective
     from terarec.spec import TwoTowerSpec
+    from terarec.spec.retrieval import PairSpec
     from terarec.train.devices import describe_device, resolve_device
     from terarec.train.evaluation import Evaluator
     from terarec.train.run_dir import RunDirectory, check_run
@@ -110,7 +116,7 @@ def evaluate(options: EvaluateOptions, show: Show) -> None:
     names = _names(options.ids, options.data, options.allow_import)
     evaluator = Evaluator.of(training, build_objective(spec.objective), labels, names=names)
     # The class of the model and not the kind of its spec, as these metrics call its towers.
-    if options.k is not None and not isinstance(model, TwoTower | SequenceModel):
+    if options.k is not None and not isinstance(model, TwoTower | PairModel | SequenceModel | NextItemModel):
         raise ConfigError(
             "--k",
             f"has no meaning for a model of the kind {spec.model.kind}, expected one that retrieves items, such as "
@@ -136,9 +142,9 @@ def evaluate(options: EvaluateOptions, show: Show) -> None:
     figures |= {"step": step, "device": describe_device(device), **evaluation.to_json(), **changes}
     # NaN, unlike None, is shown: a metric without a value should not look as if it had not been computed.
     figures |= evaluation.results.overall.values
-    if isinstance(model, TwoTower) and isinstance(spec.model, TwoTowerSpec):
+    if isinstance(model, TwoTower | PairModel) and isinstance(spec.model, TwoTowerSpec | PairSpec):
         figures["retrieval"] = _retrieval(model, spec.model, training, described, options, show)
-    if isinstance(model, SequenceModel):
+    if isinstance(model, SequenceModel | NextItemModel):
         figures |= _next_items(model, training, described, options, show)
     figures |= {"best_auc": described.best_auc, "peak_memory_bytes": memory.peak_bytes()}
     show.figures(f"{options.run} on {options.data}", figures)
@@ -207,8 +213,8 @@ def _training(options: EvaluateOptions, training: TrainingSpec) -> TrainingSpec:
 
 
 def _retrieval(
-    model: TwoTower,
-    spec: TwoTowerSpec,
+    model: TwoTower | PairModel,
+    spec: TwoTowerSpec | PairSpec,
     training: TrainingSpec,
     described: DatasetSpec,
     options: EvaluateOptions,
@@ -239,7 +245,11 @@ def _retrieval(
 
 
 def _next_items(
-    model: SequenceModel, training: TrainingSpec, described: DatasetSpec, options: EvaluateOptions, show: Show
+    model: SequenceModel | NextItemModel,
+    training: TrainingSpec,
+    described: DatasetSpec,
+    options: EvaluateOptions,
+    show: Show,
 ) -> dict[str, Any]:
     """Compute metrics of the items that a sequence model ranks first, and of the most popular ones beside them."""
     from terarec.data import BatchReader, open_reader

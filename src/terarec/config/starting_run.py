@@ -30,6 +30,7 @@ from terarec.spec import (
 )
 from terarec.spec.histories import HistoriesSpec
 from terarec.spec.model import ModelSpec
+from terarec.spec.retrieval import MultVAESpec, PairSpec, YouTubeDNNSpec
 from terarec.spec.sequences import SequenceSpec
 
 STEPS_OF_AN_EPOCH = 100
@@ -131,8 +132,10 @@ def _model(
         )
         placeholder = (TargetHistory(target="TARGET", history="HISTORY"),)
         return cast(ModelSpec, model(sequences=placeholder)), ("model.sequences",)
-    if issubclass(model, SequenceSpec):
+    if issubclass(model, SequenceSpec | YouTubeDNNSpec | MultVAESpec):
         return _sequence(model, dataset, relations, remarks)
+    if issubclass(model, PairSpec):
+        return _pair(model, dataset, relations, remarks)
     if model is TwoTowerSpec:
         if len(dataset.labels) != 1:
             raise ConfigError("two_tower", f"got {len(dataset.labels)} labels in {dataset.name!r}, expected 1")
@@ -146,8 +149,25 @@ def _model(
     return model(), ()  # type: ignore[call-arg]  # the other models have a default for every field
 
 
+def _pair(
+    model: type[PairSpec], dataset: DatasetSpec, relations: ColumnRelations, remarks: dict[str, str]
+) -> tuple[ModelSpec, tuple[str, ...]]:
+    """Choose the keys of users and of items by their names."""
+    user, item = _key(dataset, relations, _USER_WORDS, set()), _key(dataset, relations, _ITEM_WORDS, _USER_WORDS)
+    remarks["model.user"] = "The key of users by its name." if user else "Replace it by the column of users."
+    remarks["model.item"] = "The key of items by its name." if item else "Replace it by the column of items."
+    chosen = {"model.user": user, "model.item": item}
+    if None in chosen.values():
+        remarks["model.user"] += f" The columns are {', '.join(_names(dataset))}."
+    described = model(user=user or "USER", item=item or "ITEM")
+    return cast(ModelSpec, described), tuple(path for path, name in chosen.items() if name is None)
+
+
 def _sequence(
-    model: type[SequenceSpec], dataset: DatasetSpec, relations: ColumnRelations, remarks: dict[str, str]
+    model: type[SequenceSpec | YouTubeDNNSpec | MultVAESpec],
+    dataset: DatasetSpec,
+    relations: ColumnRelations,
+    remarks: dict[str, str],
 ) -> tuple[ModelSpec, tuple[str, ...]]:
     """Choose the list column that shares a vocabulary with one column of one key a sample."""
     pairs = _histories(dataset, relations)

@@ -154,6 +154,10 @@ IntegerLists: TypeAlias = Ragged[Tensor | Integers, Tensor | Integers]
 """Lists of integers, each in a tensor or an array."""
 
 
+PairScores: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""Scores of vectors of users [B, D] and of items [1, I, D]."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RetrievalResults:
     """Results of `evaluate_retrieval`.
@@ -182,6 +186,7 @@ def evaluate_retrieval(
     k: Sequence[int],
     seen: IntegerLists | None = None,
     metrics: Sequence[str] = ("recall", "ndcg", "hit_rate", "mrr"),
+    pair_scores: PairScores | None = None,
     block_bytes: int = BLOCK_BYTES,
 ) -> RetrievalResults:
     """Rank all items for each user by the dot product of their vectors, and compare the first k with the relevant ones.
@@ -200,6 +205,8 @@ def evaluate_retrieval(
         k: Lengths of the lists of recommended items.
         seen: Items that are not to be recommended, such as those of the training part.
         metrics: Names among "recall", "ndcg", "hit_rate", "mrr" and "map".
+        pair_scores: Function that returns the scores [B, I] of vectors of users [B, D] and of items [1, I, D]; None for
+            their dot products.
         block_bytes: Memory of the scores of one block of users.
 
     Raises:
@@ -221,7 +228,7 @@ def evaluate_retrieval(
     findable = np.setdiff1d(wanted, masked, assume_unique=True)
     user = findable // num_items
     users = np.unique(user)
-    rank = _ranks(user_vectors, item_vectors, findable, masked, users, max(k), block_bytes)
+    rank = _ranks(user_vectors, item_vectors, findable, masked, users, max(k), block_bytes, pair_scores)
     ranks = RelevantRanks(group=np.searchsorted(users, user), rank=rank, gain=np.ones(len(findable)), groups=len(users))
     values = {}
     for length in k:
@@ -245,6 +252,7 @@ def _ranks(
     users: Integers,
     k: int,
     block_bytes: int,
+    pair_scores: PairScores | None,
 ) -> Integers:
     """Return the rank of each pair of `findable`, `NOT_RANKED` for those beyond the first `k`.
 
@@ -253,7 +261,8 @@ def _ranks(
     num_items, device = len(item_vectors), user_vectors.device
     transposed = item_vectors.float().T
     ranks = np.full(len(findable), NOT_RANKED)
-    block = max(1, block_bytes // (4 * num_items))
+    # A function of pairs has their vectors side by side in memory.
+    block = max(1, block_bytes // (4 * num_items * (1 if pair_scores is None else 2 * item_vectors.shape[1])))
     # Masked pairs of users that do not count are left out, the others renumbered by the place of their user.
     places = np.searchsorted(users, masked // num_items)
     counts = np.flatnonzero(np.isin(masked // num_items, users))
@@ -262,7 +271,11 @@ def _ranks(
     memory = torch.empty(min(block, len(users)), num_items, device=device)  # new memory costs more than the product
     for start in range(0, len(users), block):
         chosen = torch.from_numpy(users[start : start + block]).to(device)
-        scores = torch.mm(user_vectors[chosen].float(), transposed, out=memory[: len(chosen)])
+        vectors = user_vectors[chosen].float()
+        if pair_scores is None:
+            scores = torch.mm(vectors, transposed, out=memory[: len(chosen)])
+        else:
+            scores = memory[: len(chosen)].copy_(pair_scores(vectors, item_vectors.float().unsqueeze(0)))
         first, last = np.searchsorted(masked, (start * num_items, (start + len(chosen)) * num_items))
         # Who has seen nearly all items gets seen ones at the end of the list; they are not hits, as findable pairs lack
         # them.

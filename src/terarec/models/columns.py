@@ -19,7 +19,7 @@ from terarec.nn import MLP, Layer, TensorShape, build_layer
 from terarec.nn.initializers import Distribution, dense_distributions, normal, uniform
 from terarec.spec import CategoricalColumn, DatasetSpec, FeatureSpec, Initializer
 from terarec.spec.checks import did_you_mean
-from terarec.spec.dataset import MISSING_ID, MISSING_KEY
+from terarec.spec.dataset import FIRST_ID, MISSING_ID, MISSING_KEY
 from terarec.spec.network import ColumnPooling, EmbeddedSpec, NetworkSpec
 from terarec.spec.tables import TablesSpec
 
@@ -128,6 +128,58 @@ def multi_cross(spec: NetworkSpec, width: int, layers: int, rank: int, generator
     return layer
 
 
+def check_one_label(kind: str, dataset: DatasetSpec, num_outputs: int | None) -> None:
+    """Raise `ConfigError` unless a model of one output has one label."""
+    outputs = num_outputs or len(dataset.labels)
+    if outputs != 1:
+        names = ", ".join(label.name for label in dataset.labels)
+        raise ConfigError(kind, f"got {outputs} labels ({names}) in data set {dataset.name!r}, expected 1")
+
+
+def categorical_column(kind: str, role: str, name: str, dataset: DatasetSpec, *, one_key: bool) -> CategoricalColumn:
+    """Return a categorical column of a data set.
+
+    Args:
+        kind: Kind of the model.
+        role: Field of its spec.
+        name: Name of the column.
+        dataset: The columns.
+        one_key: Whether it is to have one key a sample.
+
+    Raises:
+        ConfigError: It is not there, or has lists.
+    """
+    columns = {column.name: column for column in dataset.categorical}
+    if name not in columns:
+        raise ConfigError(
+            kind,
+            f"{role}: data set {dataset.name!r} has no categorical column {name!r}"
+            f"{did_you_mean(name, columns)}, expected one of {', '.join(columns) or 'some'}",
+        )
+    if one_key and columns[name].hotness > 1:
+        raise ConfigError(
+            kind,
+            f"{role}: {name!r} is a list of up to {columns[name].hotness} keys, expected a column of one key a sample",
+        )
+    return columns[name]
+
+
+def item_ids(kind: str, item: CategoricalColumn) -> int:
+    """Return one more than the highest id of an item.
+
+    Raises:
+        ConfigError: A column of any keys, or of fewer than two items.
+    """
+    if item.rows is None:
+        raise ConfigError(
+            kind,
+            f"column {item.name!r} has any keys, expected ids: items to compare with are drawn from all of them",
+        )
+    if item.rows < FIRST_ID + 2:
+        raise ConfigError(kind, f"column {item.name!r} has {max(0, item.rows - FIRST_ID)} items, expected at least 2")
+    return item.rows
+
+
 def check_history(kind: str, place: str, target: str, history: str, dataset: DatasetSpec) -> None:
     """Check that a data set has a column of one key a sample, and one of lists of the same keys.
 
@@ -141,23 +193,11 @@ def check_history(kind: str, place: str, target: str, history: str, dataset: Dat
     Raises:
         ConfigError: It does not.
     """
-    columns = {column.name: column for column in dataset.categorical}
-    roles = {("target" if place else "item"): target, "history": history}
     at = f"{place}." if place else ""
-    for role, name in roles.items():
-        if name not in columns:
-            raise ConfigError(
-                kind,
-                f"{at}{role}: data set {dataset.name!r} has no categorical column {name!r}"
-                f"{did_you_mean(name, columns)}, expected one of {', '.join(columns) or 'some'}",
-            )
-    of_target, of_history = columns[target], columns[history]
-    if of_target.hotness > 1:
-        raise ConfigError(
-            kind,
-            f"{at}{next(iter(roles))}: {target!r} is a list of up to {of_target.hotness} keys, expected a column of "
-            "one key a sample",
-        )
+    role = f"{at}target" if place else "item"
+    categorical_column(kind, role, target, dataset, one_key=False)  # first whether both are there
+    of_history = categorical_column(kind, f"{at}history", history, dataset, one_key=False)
+    of_target = categorical_column(kind, role, target, dataset, one_key=True)
     if of_target.rows != of_history.rows:
         raise ConfigError(
             kind,
@@ -193,6 +233,13 @@ def without_keys(jagged: Jagged | PaddedKeys, missing: Mapping[str, int]) -> Jag
     ends = torch.cat([jagged.offsets[:1], kept.cumsum(0)])
     weights = None if jagged.weights is None else jagged.weights[kept]
     return dataclasses.replace(jagged, keys=keys[kept], offsets=ends[jagged.offsets], weights=weights, ends=None)
+
+
+def one_key_bags(names: Sequence[str], name: str, keys: Tensor) -> Jagged:
+    """Return a sample with the features `names` for each of keys int64[n], which `name` has; the others have none."""
+    count = len(keys)
+    offsets = torch.arange(len(names) * count + 1, device=keys.device) - list(names).index(name) * count
+    return Jagged(names=tuple(names), keys=keys, offsets=offsets.clamp(0, count))
 
 
 def check_pairs(kind: str, dataset: DatasetSpec, num_vectors: int) -> None:

@@ -11,6 +11,7 @@ from torch.nn.functional import softplus
 
 from terarec.batch import Batch, Jagged, select
 from terarec.embedding import PaddedSequences
+from terarec.models.columns import one_key_bags
 from terarec.models.histories import HistoryModel
 from terarec.nn.interest_evolution import InterestEvolution
 from terarec.nn.negatives import Candidates, Owned, Sampler
@@ -146,8 +147,5 @@ class DIEN(HistoryModel):
 
     def _vectors_of(self, history: str, jagged: Jagged, keys: Tensor) -> Tensor:
         """Look keys up in the table of a history: int64[n] -> float[n, D]."""
-        # As the bag of that column in one sample, all other bags of which are empty.
-        place = jagged.names.index(history)
-        ends = torch.tensor([0] * (place + 1) + [1] * (len(jagged.names) - place), device=keys.device) * len(keys)
-        found: Tensor = self.embedding(Jagged(names=jagged.names, keys=keys, offsets=ends)).sequences[history].values
+        found: Tensor = self.embedding(one_key_bags(jagged.names, history, keys)).sequences[history].values
         return found

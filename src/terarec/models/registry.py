@@ -26,11 +26,14 @@ from terarec.models.graph import graph_model
 from terarec.models.gru4rec import GRU4Rec
 from terarec.models.hstu import HSTU
 from terarec.models.masknet import MaskNet
+from terarec.models.mult_vae import MultVAE
 from terarec.models.multitask import ESMM, PLE, MMoE, SharedBottom
+from terarec.models.pairs import MFBPR, NCF
 from terarec.models.pnn import PNN
 from terarec.models.sasrec import SASRec
 from terarec.models.two_tower import TwoTower
 from terarec.models.wide_deep import DNN, FM, LR, DeepFM, WideDeep, XDeepFM
+from terarec.models.youtube_dnn import YouTubeDNN
 from terarec.spec import DatasetSpec, GraphModelSpec
 from terarec.spec.histories import BSTSpec, DIENSpec, DINSpec
 from terarec.spec.interactions import FFMSpec, FiBiNETSpec, FinalMLPSpec, MaskNetSpec, PNNSpec
@@ -52,6 +55,7 @@ from terarec.spec.model import (
 )
 from terarec.spec.multitask import ESMMSpec, MMoESpec, PLESpec, SharedBottomSpec
 from terarec.spec.registry import check_allowed, imported
+from terarec.spec.retrieval import MFBPRSpec, MultVAESpec, NCFSpec, YouTubeDNNSpec
 from terarec.spec.sequences import BERT4RecSpec, GRU4RecSpec, HSTUSpec, SASRecSpec
 
 
@@ -115,6 +119,10 @@ MODELS: dict[type[Any], Callable[..., nn.Module]] = {
     GRU4RecSpec: GRU4Rec,
     HSTUSpec: HSTU,
     TwoTowerSpec: TwoTower,
+    MFBPRSpec: MFBPR,
+    NCFSpec: NCF,
+    YouTubeDNNSpec: YouTubeDNN,
+    MultVAESpec: MultVAE,
     GraphModelSpec: graph_model,
     PythonModelSpec: python_model,
 }

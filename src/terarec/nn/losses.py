@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, cast
 
 import torch
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, softplus
 from typing_extensions import override
 
 from terarec.nn.layer import Layer, LayerOption, TensorShape, choice, list_of, number
@@ -161,3 +161,39 @@ class MultiCrossEntropy(Loss):
         if weight is not None:
             weights = weights * weight.unsqueeze(1)
         return binary_cross_entropy_with_logits(logit.float(), label, weight=weights)
+
+
+def bpr_loss(own: Tensor, others: Tensor, is_valid: Tensor) -> Tensor:
+    """Return the mean of log(1 + exp(-(own - other))) over the other scores that count (Rendle et al. 2009, BPR-Opt).
+
+    Args:
+        own: float32[n].
+        others: float32[n, K].
+        is_valid: bool[n, K], which of these count.
+
+    Returns:
+        float32[n]; 0 where none counts.
+    """
+    losses = softplus(others - own.unsqueeze(1)) * is_valid
+    return losses.sum(1) / is_valid.sum(1).clamp_min(1)
+
+
+def sampled_softmax_loss(own: Tensor, others: Tensor, *, own_log_q: Tensor, log_q: Tensor, is_taken: Tensor) -> Tensor:
+    """Return the cross entropy of the own item among drawn ones, corrected by the probabilities of the draws.
+
+    The logits are s - log q, so that the expected loss nears that over all items (Bengio and Senecal 2008; Jean et al.
+    2015, arXiv 1412.2007, eq. 9).
+
+    Args:
+        own: float32[n], scores of the own items.
+        others: float32[n, N], those of drawn ones.
+        own_log_q: float32[n], logarithms of the probabilities of the own items in a draw.
+        log_q: float32[N], those of the drawn ones.
+        is_taken: bool[n, N], drawn ones that are no negatives.
+
+    Returns:
+        float32[n].
+    """
+    own = own - own_log_q
+    others = (others - log_q).masked_fill(is_taken, -torch.inf)
+    return torch.cat([own.unsqueeze(1), others], dim=1).logsumexp(1) - own

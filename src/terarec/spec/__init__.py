@@ -67,6 +67,7 @@ from terarec.spec.parameter_server import (
     SharedMemorySpec,
 )
 from terarec.spec.preparation import CsvOptions, PrepareOptions, RecordOptions
+from terarec.spec.retrieval import MFBPRSpec, MultVAESpec, NCFSpec, YouTubeDNNSpec
 from terarec.spec.run import (
     BinarySpec,
     ClassWeights,
@@ -182,12 +183,15 @@ __all__ = [
     "LabelColumn",
     "LabelSpec",
     "LinearSchedule",
+    "MFBPRSpec",
     "MMoESpec",
     "MaskNetSpec",
     "MetadataColumn",
     "MomentumSpec",
+    "MultVAESpec",
     "MultiClassSpec",
     "MultiStepSchedule",
+    "NCFSpec",
     "NegativesSpec",
     "NesterovSpec",
     "Numbers",
@@ -248,6 +252,7 @@ __all__ = [
     "WideDeepSpec",
     "WorkflowSpec",
     "XDeepFMSpec",
+    "YouTubeDNNSpec",
     "by_score",
     "counting_filter",
     "freq",

@@ -23,6 +23,7 @@ from terarec.spec.network import (
     WideNetworkSpec,
     check_wide,
 )
+from terarec.spec.retrieval import MFBPRSpec, MultVAESpec, NCFSpec, YouTubeDNNSpec
 from terarec.spec.sequences import BERT4RecSpec, GRU4RecSpec, HSTUSpec, SASRecSpec
 from terarec.spec.tables import Initializer, StaticTablesSpec, TablesSpec
 
@@ -362,6 +363,10 @@ ModelSpec = (
     | GRU4RecSpec
     | HSTUSpec
     | TwoTowerSpec
+    | MFBPRSpec
+    | NCFSpec
+    | YouTubeDNNSpec
+    | MultVAESpec
     | GraphModelSpec
     | PythonModelSpec
 )

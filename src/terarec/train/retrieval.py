@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluation of retrieval by a two-tower model, among all items of a data set."""
+"""Evaluation of retrieval by a model of users and items, among all items of a data set."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ from terarec.errors import ConfigError
 from terarec.metrics import evaluate_retrieval
 from terarec.metrics.ranking import RetrievalResults
 from terarec.models.contract import device_of
+from terarec.models.pairs import PairModel
 from terarec.models.two_tower import TwoTower
 from terarec.nn.precision import Precision, autocast
 from terarec.ragged import Ragged, offsets_of
 from terarec.spec import DatasetSpec, TwoTowerSpec
+from terarec.spec.retrieval import PairSpec
 
 DEFAULT_K = (10, 50, 100)
 """Lengths of the lists of recommended items."""
@@ -31,7 +33,7 @@ Integers = npt.NDArray[np.int64]
 _logger = logging.getLogger(__name__)
 
 
-def user_column(spec: TwoTowerSpec, dataset: DatasetSpec, group: str | None = None) -> str:
+def user_column(spec: TwoTowerSpec | PairSpec, dataset: DatasetSpec, group: str | None = None) -> str:
     """Return the column that identifies users: `group`, or else the first key column of the user's tower.
 
     Raises:
@@ -39,6 +41,8 @@ def user_column(spec: TwoTowerSpec, dataset: DatasetSpec, group: str | None = No
     """
     if group is not None:
         return group
+    if isinstance(spec, PairSpec):
+        return spec.user
     single = [column.name for column in dataset.categorical if column.hotness == 1]
     for name in spec.user:
         if name in single:
@@ -52,7 +56,7 @@ def user_column(spec: TwoTowerSpec, dataset: DatasetSpec, group: str | None = No
 
 @torch.no_grad()
 def evaluate_towers(
-    model: TwoTower,
+    model: TwoTower | PairModel,
     evaluated: Iterable[Batch],
     train: Iterable[Batch] = (),
     *,
@@ -116,6 +120,7 @@ def evaluate_towers(
         _lists(relevant, len(users)),
         seen=_lists(seen, len(users)),
         k=k,
+        pair_scores=model.pair_scores if isinstance(model, PairModel) else None,
     )
     undefined = [name for name, value in results.values.items() if math.isnan(value)]
     if undefined:

@@ -39,6 +39,7 @@ from terarec.train.metrics_log import MetricsLog
 from terarec.train.optimizers import Optimizers
 from terarec.train.passes import PartPasses
 from terarec.train.plan import plan_run
+from terarec.train.positives import learn_positives
 from terarec.train.run_dir import RunDirectory
 from terarec.train.stopping import FitReport
 from terarec.train.trainer import Callback, Trainer, steps_of_epoch, steps_of_run
@@ -314,6 +315,8 @@ class Run:
         if log is not None:
             for line in self.placements:
                 log(line)
+        # By every rank: each draws for its own samples, and a user's items are in all parts of the split.
+        learn_positives(self.model, open_reader(Path(self.spec.data), "train", batch_size=training.batch_size))
         try:
             report = self.trainer.fit(train_reader, valid_reader)
         except RunInterruptedError as error:

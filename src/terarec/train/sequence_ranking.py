@@ -16,6 +16,7 @@ from terarec.memory import BudgetError
 from terarec.metrics import evaluate_retrieval
 from terarec.metrics.ranking import RetrievalResults
 from terarec.models.contract import device_of
+from terarec.models.next_items import NextItemModel
 from terarec.models.sequences import FIRST_ITEM, SequenceModel
 from terarec.nn.precision import Precision, autocast
 from terarec.ragged import ArrayLists, Ragged, concatenate_lists, offsets_of
@@ -59,7 +60,7 @@ class _Samples:
 
 @torch.no_grad()
 def evaluate_sequences(
-    model: SequenceModel,
+    model: SequenceModel | NextItemModel,
     batches: Iterable[Batch],
     *,
     k: Sequence[int] | None = None,
@@ -136,7 +137,7 @@ def evaluate_popularity(
     return samples.results(torch.ones(number, 1), vectors, _lengths(k, len(vectors)))
 
 
-def _vectors_of(model: SequenceModel, keys: Tensor) -> Tensor:
+def _vectors_of(model: SequenceModel | NextItemModel, keys: Tensor) -> Tensor:
     """Return the vectors float32[n, D] of items, in parts that the tiers of their table hold."""
     size = _ITEMS_AT_ONCE
     while True:
