@@ -4,8 +4,6 @@
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +23,7 @@ from terarec.spec import DLRMSpec, DynamicTablesSpec, ParameterServerSpec, RowFi
 from terarec.spec.serving_repository import PromotionSpec
 from terarec.train.run import build
 from tests.errors import at
+from tests.processes import Python
 from tests.serve.conftest import TrainedRun
 from tests.waiting import wait_for
 
@@ -271,7 +270,7 @@ def die(*_):
 promotion.{place} = die
 promotion.promote(Path({str(trained.path)!r}), Path({str(tmp_path / "models")!r}), "shop")
 """
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    ended = Python(program).wait()
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     wait_for((tmp_path / "reached").exists)
     model = ModelRepository(tmp_path / "models").known("shop")

@@ -323,7 +323,7 @@ def test_a_dead_tier_does_not_stop_updates(
 
 
 @needs_redis
-@pytest.mark.parametrize("has_file", [False, True])
+@pytest.mark.parametrize("has_file", in_every_run([True], [False, True]))
 def test_redis_restarted_from_its_snapshot_is_brought_up_to_date(
     live: Live, trained: TrainedRun, tmp_path: Path, has_file: bool
 ) -> None:

@@ -41,7 +41,8 @@ def load(**changes: Any) -> LoadSpec:
     return LoadSpec(**known | changes)
 
 
-@pytest.mark.parametrize("rates", [(), (50.0,)], ids=["closed", "open"])
+# Closed loops of all protocols are those of the command line below, too.
+@pytest.mark.parametrize("rates", [pytest.param((), marks=pytest.mark.slow), (50.0,)], ids=["closed", "open"])
 def test_figures_of_all_protocols_add_up(server: RunningServer, rates: tuple[float, ...]) -> None:
     spec = load(protocols=("http", "json", "grpc"), sizes=(1, 5), rates=rates, bodies=3)
     bench = ServingBench(spec, server.url, f"127.0.0.1:{server.grpc_port}")

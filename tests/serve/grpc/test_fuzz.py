@@ -23,8 +23,8 @@ from tests.waiting import PATIENCE
 
 CLIENT_S_FAULT = {"INVALID_ARGUMENT", "NOT_FOUND", "RESOURCE_EXHAUSTED", "UNIMPLEMENTED", "UNAVAILABLE"}
 SEVERAL = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-MUTATIONS = 200_000
-"""Mutated requests of the long test."""
+LONG = [pytest.param(200_000, seed, marks=pytest.mark.slow) for seed in range(10, 15)]
+"""Numbers of mutated requests in the long tests, a million in all, and the seeds of their changes."""
 
 
 def request_of(records: dict[str, list[Any]]) -> Any:
@@ -125,11 +125,11 @@ def mutated(body: bytes, draws: np.random.Generator) -> bytes:
     return bytes(content)
 
 
-@pytest.mark.parametrize("count", [500, pytest.param(MUTATIONS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("count", "seed"), [(500, 5), *LONG])
 def test_mutated_bytes_are_answered_and_harm_no_other_client(
-    api: InferenceApi, trained: TrainedRun, count: int
+    api: InferenceApi, trained: TrainedRun, count: int, seed: int
 ) -> None:
-    service, draws = GrpcService(api, 100), np.random.default_rng(5)
+    service, draws = GrpcService(api, 100), np.random.default_rng(seed)
     good = request_of(trained.records(0, 2)).SerializeToString()
     expected = service.infer(good).response()
     codes = set()
