@@ -8,6 +8,7 @@ ROUNDS := 1
 PEERS := .venv-peers
 PEERS_PREPARE := .venv-peers-prepare
 PEERS_FRAPPE := .venv-peers-frappe
+PEERS_SERVING := .venv-peers-serving
 # The order of the files is kept: by their number of tests, the longest ones would come last and one core would wait.
 # Two workers left the two cores idle for 30 % of the time (servers that stop, ranks that meet, Spark that starts);
 # three took 4 % less (3m45 and 3m55, two Zen 5 cores).
@@ -17,7 +18,7 @@ SHARED := -n 3 --dist loadfile --no-loadscope-reorder
 test test-loaded test-all: export PYTHONDONTWRITEBYTECODE :=
 CORE := $(shell find CMakeLists.txt csrc -name '*.cpp' -o -name '*.h' -o -name '*.inc' -o -name CMakeLists.txt)
 
-.PHONY: demo test test-loaded test-all lint docs bench peers peers-prepare peers-frappe venv wheel clean help
+.PHONY: demo test test-loaded test-all lint docs bench peers peers-prepare peers-frappe peers-serving venv wheel clean help
 
 help:            ## what can be made
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*##/\t/' | expand -t 16
@@ -72,6 +73,16 @@ $(PEERS_FRAPPE)/.installed: constraints-peers-frappe.txt
 	$(PEERS_FRAPPE)/bin/pip install --quiet -c constraints-peers-frappe.txt torch fuxictr deepctr-torch
 	touch $@
 
+peers-serving: $(PEERS_SERVING)/.installed  ## .venv-peers-serving with those of benchmarks/serving.py --peers
+
+# terarec and what it needs come from $(VENV), behind the packages of the peers.
+$(PEERS_SERVING)/.installed: constraints-peers-serving.txt $(STAMP)
+	test -x $(PEERS_SERVING)/bin/python || $(BIN)/python -m venv $(PEERS_SERVING)
+	$(PEERS_SERVING)/bin/pip install --quiet -c constraints-peers-serving.txt mlserver litserve
+	$(BIN)/python -c "import sysconfig; print('import site; site.addsitedir(%r)' % sysconfig.get_path('purelib'))" \
+		> $$($(PEERS_SERVING)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/terarec.pth
+	touch $@
+
 wheel: $(STAMP)  ## a wheel in dist/
 	$(BIN)/pip wheel --no-deps -w dist .
 
@@ -95,5 +106,5 @@ $(PROGRAMS)-long: $(PROGRAMS)
 	touch $@
 
 clean:           ## remove what was built and written here
-	rm -rf $(VENV) $(PEERS) $(PEERS_PREPARE) $(PEERS_FRAPPE) build dist demo-output
+	rm -rf $(VENV) $(PEERS) $(PEERS_PREPARE) $(PEERS_FRAPPE) $(PEERS_SERVING) build dist demo-output
 	find src -name '*.so' -delete
