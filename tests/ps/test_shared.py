@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finding M3: rows in memory that processes share. Two servers of one process share it as two processes do."""
 
+import contextlib
 import threading
 import uuid
 from collections.abc import Iterator
@@ -40,6 +41,8 @@ def name() -> Iterator[str]:
     yield held
     for entry in (MEMORY / held).glob("*/"):
         remove_tree(entry)
+    with contextlib.suppress(FileNotFoundError):
+        (MEMORY / held).rmdir()
 
 
 @pytest.fixture
