@@ -38,6 +38,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "GraphFeature": {"name": "a", "table": "b"},
     "GraphLabel": {"name": "a"},
     "GraphSpec": {"labels": (spec.GraphLabel(name="a"),)},
+    "IsotonicSpec": {"scores": ((0.5,),), "values": ((0.5,),), "step": 0},
     "LinearSchedule": {"t_max": 2},
     "MultiClassSpec": {"classes": 2},
     "MultiStepSchedule": {"milestones": (1,)},
@@ -61,6 +62,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "StepSchedule": {"step_size": 1},
     "TTLEviction": {"steps": 1},
     "TableSpec": {"name": "a", "rows": 1, "width": 1},
+    "TemperatureSpec": {"temperatures": (1.0,), "step": 0},
     "TwoTowerSpec": {"user": ("a",), "item": ("b",)},
     "VersionSpec": {
         "run": "a",

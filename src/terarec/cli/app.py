@@ -312,12 +312,7 @@ def _commands() -> list[Any]:
         Lazy("plan", "plan:plan", "Estimate the memory of a training before it starts.", panel=MODEL),
         Lazy("train", "train:train", "Train a model on a data set; Ctrl-C leaves a checkpoint.", panel=MODEL),
         Lazy("evaluate", "score:evaluate", "Compute metrics of a trained model on a data set.", panel=MODEL),
-        Lazy(
-            "calibrate",
-            "score:calibrate",
-            "Correct the probabilities of a trained model by a split; serving, prediction and export apply it.",
-            panel=MODEL,
-        ),
+        Lazy("calibrate", "score:calibrate", "Correct the probabilities of a trained model.", panel=MODEL),
         Lazy(
             "predict",
             "score:predict",

@@ -26,6 +26,7 @@ class TemperatureSpec:
     def __post_init__(self) -> None:
         if not self.temperatures or not all(map(checks.number(0.0, open_low=True).accepts, self.temperatures)):
             checks.fail(self, "temperatures", "a number above 0 for each label")
+        checks.positive_int(self, "step", minimum=0)
 
     @property
     def num_labels(self) -> int:
@@ -58,6 +59,7 @@ class IsotonicSpec:
             checks.fail(self, "scores", "rising numbers for each label")
         if any(one > other for numbers in self.values for one, other in pairwise(numbers)):
             checks.fail(self, "values", "numbers that never fall for each label")
+        checks.positive_int(self, "step", minimum=0)
 
     @property
     def num_labels(self) -> int:

@@ -150,9 +150,9 @@ def test_a_module_that_cannot_be_imported(
 
 
 def test_an_error_of_our_own_operators_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(self: Clip, rows: Any, state: Any) -> Any:
+    def fails(self: Clip, numbers: Any, *params: Any) -> Any:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Clip, "transform", fails)
+    monkeypatch.setattr(Clip, "formula", fails)
     with pytest.raises(ZeroDivisionError):
         workflow(Clip(columns=("x",), outputs=("y",), low=0.0)).encode({"x": np.ones(200)})
