@@ -13,16 +13,21 @@ from terarec.batch import Batch, Jagged, select
 from terarec.embedding import EmbeddingCollection, PaddedSequences
 from terarec.embedding.output import PaddedKeys
 from terarec.errors import ConfigError
-from terarec.models.columns import check_history, missing_key, without_keys
+from terarec.models.columns import (
+    categorical_column,
+    check_history,
+    check_one_label,
+    item_ids,
+    missing_key,
+    without_keys,
+)
 from terarec.nn.batch_ranks import BatchRanks, sum_over
 from terarec.nn.negatives import draw_keys, draw_negatives
 from terarec.nn.sequences import SequenceEncoder, last_positions, recent_padded
 from terarec.ragged import Ragged
-from terarec.spec import CategoricalColumn, DatasetSpec, FeatureSpec
+from terarec.spec import DatasetSpec, FeatureSpec
+from terarec.spec.dataset import FIRST_ID
 from terarec.spec.sequences import SequenceSpec
-
-FIRST_ITEM = 1
-"""Lowest id of an item in a static table; 0 is that of missing values."""
 
 
 class SequenceVectors(NamedTuple):
@@ -82,13 +87,10 @@ class SequenceModel(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        outputs = num_outputs or len(dataset.labels)
-        if outputs != 1:
-            names = ", ".join(label.name for label in dataset.labels)
-            raise ConfigError(kind, f"got {outputs} labels ({names}) in data set {dataset.name!r}, expected 1")
+        check_one_label(kind, dataset, num_outputs)
         check_history(kind, "", spec.item, spec.history, dataset)
-        item = next(column for column in dataset.categorical if column.name == spec.item)
-        self.num_items = _num_items(kind, item)
+        item = categorical_column(kind, "item", spec.item, dataset, one_key=True)
+        self.num_items = item_ids(kind, item)
         self.item_key, self.history = spec.item, spec.history
         self.spec = spec
         self.encoder = encoder
@@ -166,22 +168,22 @@ class SequenceModel(nn.Module):
         positions, targets = output.positions.float(), output.targets.float()
         is_valid = torch.ones_like(output.keys, dtype=torch.bool)
         if self.spec.loss == "softmax":
-            keys = torch.arange(FIRST_ITEM, self.num_items, device=output.keys.device)
+            keys = torch.arange(FIRST_ID, self.num_items, device=output.keys.device)
             logits = positions @ self.vectors_of_items(keys).float().t()
-            classes = (output.keys - FIRST_ITEM).clamp(0, len(keys) - 1)
+            classes = (output.keys - FIRST_ID).clamp(0, len(keys) - 1)
             return cross_entropy(logits, classes, reduction="none"), is_valid
         # Of the same draws in each evaluation, whose result is not to depend on chance.
         generator = None if self.training else torch.Generator().manual_seed(0)
         own = (positions * targets).sum(1)
         if self.spec.loss == "bce":
             owners = output.samples.repeat_interleave(self.spec.negatives)
-            drawn, is_valid = draw_negatives(owners, self._owned(batch), FIRST_ITEM, self.num_items, generator)
+            drawn, is_valid = draw_negatives(owners, self._owned(batch), FIRST_ID, self.num_items, generator)
             others = self.vectors_of_items(drawn).float().view(-1, self.spec.negatives, positions.shape[1])
             scores = (positions.unsqueeze(1) * others).sum(2)
             # A user who has all items has no negative, and so no loss.
             return softplus(-own) + softplus(scores).mean(1), is_valid.view(-1, self.spec.negatives).all(1)
         shape = torch.Size([self.spec.negatives])
-        drawn = draw_keys(shape, FIRST_ITEM, self.num_items, output.keys.device, generator)
+        drawn = draw_keys(shape, FIRST_ID, self.num_items, output.keys.device, generator)
         logits = positions @ self.vectors_of_items(drawn).float().t()
         # The item itself is no negative of its own.
         logits = logits.masked_fill(output.keys.unsqueeze(1) == drawn, -torch.inf)
@@ -236,15 +238,3 @@ class SequenceModel(nn.Module):
 
     def _scaled(self, vectors: Tensor) -> Tensor:
         return normalize(vectors, dim=1) if self.spec.similarity == "cosine" else vectors
-
-
-def _num_items(kind: str, item: CategoricalColumn) -> int:
-    """Return one more than the highest id of an item."""
-    if item.rows is None:
-        raise ConfigError(
-            kind,
-            f"column {item.name!r} has any keys, expected ids: items to compare with are drawn from all of them",
-        )
-    if item.rows < FIRST_ITEM + 2:
-        raise ConfigError(kind, f"column {item.name!r} has {max(0, item.rows - FIRST_ITEM)} items, expected at least 2")
-    return item.rows

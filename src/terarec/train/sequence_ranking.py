@@ -17,9 +17,10 @@ from terarec.metrics import evaluate_retrieval
 from terarec.metrics.ranking import RetrievalResults
 from terarec.models.contract import device_of
 from terarec.models.next_items import NextItemModel
-from terarec.models.sequences import FIRST_ITEM, SequenceModel
+from terarec.models.sequences import SequenceModel
 from terarec.nn.precision import Precision, autocast
 from terarec.ragged import ArrayLists, Ragged, concatenate_lists, offsets_of
+from terarec.spec.dataset import FIRST_ID
 
 DEFAULT_K = (5, 10)
 """Lengths of the lists of items."""
@@ -48,8 +49,8 @@ class _Samples:
     def _items(self, keys: Integers, lengths: Integers) -> ArrayLists:
         """Return lists of places; those of missing values are left out."""
         owners = np.repeat(np.arange(len(lengths)), lengths)
-        is_item = keys >= FIRST_ITEM
-        return Ragged(keys[is_item] - FIRST_ITEM, offsets_of(np.bincount(owners[is_item], minlength=len(lengths))))
+        is_item = keys >= FIRST_ID
+        return Ragged(keys[is_item] - FIRST_ID, offsets_of(np.bincount(owners[is_item], minlength=len(lengths))))
 
     def results(self, users: Tensor, items: Tensor, k: Sequence[int]) -> RetrievalResults:
         """Rank all items for all samples."""
@@ -93,7 +94,7 @@ def evaluate_sequences(
                 done += batch.batch_size
                 if progress is not None:
                     progress(done)
-            keys = torch.arange(FIRST_ITEM, model.num_items, device=device)
+            keys = torch.arange(FIRST_ID, model.num_items, device=device)
             items = _vectors_of(model, keys)
     finally:
         model.train(was_training)
@@ -133,7 +134,7 @@ def evaluate_popularity(
         number += batch.batch_size
     if not number:
         raise ConfigError("retrieval", "got no sample, expected at least one")
-    vectors = counts[FIRST_ITEM:].float().unsqueeze(1)
+    vectors = counts[FIRST_ID:].float().unsqueeze(1)
     return samples.results(torch.ones(number, 1), vectors, _lengths(k, len(vectors)))
 
 
