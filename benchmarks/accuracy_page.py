@@ -15,6 +15,7 @@ from pathlib import Path
 from marked_page import Found, MarkedPage
 
 from terarec.apps.recipes import load_recipe, recipe_names
+from terarec.spec import NegativesSpec
 from terarec.spec.recipe import PublishedRanking, PublishedResult, RecipeSpec
 
 HERE = Path(__file__).resolve().parent
@@ -155,6 +156,8 @@ def settings(recipe: RecipeSpec) -> str:
 def _plain(value: object) -> str:
     if isinstance(value, tuple):
         return "-".join(map(str, value)) or "none"
+    if isinstance(value, NegativesSpec):
+        return f"{value.count} {value.draw}"
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 

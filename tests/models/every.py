@@ -42,6 +42,7 @@ from terarec.spec import (
     MMoESpec,
     MultVAESpec,
     NCFSpec,
+    NegativesSpec,
     PLESpec,
     PNNSpec,
     PythonModelSpec,
@@ -135,7 +136,7 @@ SEQUENCE_MODELS: dict[str, ModelSpec] = {
     "sasrec-softmax": SASRecSpec(item="a", history="past", width=4, layers=1, inner=6, loss="softmax"),
     "bert4rec": BERT4RecSpec(item="a", history="past", width=4, max_length=3, inner=6),
     "gru4rec": GRU4RecSpec(item="a", history="past", width=4, max_length=3, state=5),
-    "hstu": HSTUSpec(item="a", history="past", width=4, max_length=3, negatives=5),
+    "hstu": HSTUSpec(item="a", history="past", width=4, max_length=3, negatives=NegativesSpec(count=5)),
 }
 PAIR_MODELS: dict[str, ModelSpec] = {
     "mf_bpr": MFBPRSpec(user="b", item="a", width=4),

@@ -11,10 +11,19 @@ from torch import Tensor, nn
 
 from terarec.batch import Batch, Jagged
 from terarec.errors import ConfigError
-from terarec.models import build_model, sequences
+from terarec.models import build_model
 from terarec.models.sequences import SequenceModel
 from terarec.optim import RowOptimizer, build_dense_optimizer
-from terarec.spec import AdamSpec, BERT4RecSpec, DatasetSpec, DynamicTablesSpec, GRU4RecSpec, HSTUSpec, SASRecSpec
+from terarec.spec import (
+    AdamSpec,
+    BERT4RecSpec,
+    DatasetSpec,
+    DynamicTablesSpec,
+    GRU4RecSpec,
+    HSTUSpec,
+    NegativesSpec,
+    SASRecSpec,
+)
 from terarec.spec.sequences import SequenceSpec
 from tests.errors import at
 from tests.models.every import SEQUENCE_MODELS, dataset
@@ -174,27 +183,43 @@ def pairs_of(history: list[int], item: int, longest: int) -> list[tuple[int, int
     return list(enumerate([*keys[1:], item])) if keys else []
 
 
-@pytest.mark.parametrize("loss", ["bce", "softmax", "sampled_softmax"])
+@pytest.mark.parametrize(
+    ("loss", "draw"),
+    [
+        ("bce", "uniform"),
+        ("bce", "hard"),
+        ("softmax", "uniform"),
+        ("sampled_softmax", "uniform"),
+        ("sampled_softmax", "popularity"),
+    ],
+)
 @pytest.mark.parametrize("kind", ["sasrec", "gru4rec", "hstu"])
-def test_each_position_predicts_the_next_item(monkeypatch: pytest.MonkeyPatch, kind: str, loss: str) -> None:
-    spec = replace(SPECS[kind], loss=loss, negatives=2)  # type: ignore[arg-type]
+def test_each_position_predicts_the_next_item(monkeypatch: pytest.MonkeyPatch, kind: str, loss: str, draw: str) -> None:
+    negatives = NegativesSpec(count=2, draw=draw, power=1.0)  # type: ignore[arg-type]
+    spec = replace(SPECS[kind], loss=loss, negatives=negatives)  # type: ignore[arg-type]
     model = model_of(spec).train()
     drawn: list[Tensor] = []
 
     def kept(function: Any) -> Any:
         def call(*arguments: Any) -> Any:
             result = function(*arguments)
-            drawn.append(result[0] if isinstance(result, tuple) else result)
+            drawn.append(result[0])
             return result
 
         return call
 
-    name = "draw_negatives" if loss == "bce" else "draw_keys"
-    monkeypatch.setattr(sequences, name, kept(getattr(sequences, name)))
+    for name in ("draw", "shared"):
+        monkeypatch.setattr(model.sampler, name, kept(getattr(model.sampler, name)))
     labels = [1.0, 1.0, 1.0, 1.0, 1.0, 0.0]  # the last sample has no loss
     batch = batch_of(HISTORIES, ITEMS, labels)
     found = model.training_loss(model(batch), batch)
     by_hand, losses, number = ByHand(model), [], 0
+    log_q = torch.ones(ROWS).double()
+    if draw == "popularity":
+        for history, item in zip(HISTORIES, ITEMS, strict=True):
+            for _, target in pairs_of(history, item, spec.max_length):
+                log_q[target] += 1
+    log_q = (log_q / log_q[1:].sum()).log()
     for history, item, label in zip(HISTORIES, ITEMS, labels, strict=True):
         pairs = pairs_of(history, item, spec.max_length)
         hidden = by_hand.hidden(history) if pairs else torch.empty(0)
@@ -207,8 +232,8 @@ def test_each_position_predicts_the_next_item(monkeypatch: pytest.MonkeyPatch, k
                 others = by_hand.scaled(by_hand.table[drawn[0][2 * number : 2 * number + 2]]) @ hidden[place]
                 value = -own.sigmoid().log() - (1 - others.sigmoid()).log().mean()
             else:
-                others = by_hand.scaled(by_hand.table[drawn[0]]) @ hidden[place]
-                others = others[drawn[0] != target]
+                others = by_hand.scaled(by_hand.table[drawn[0]]) @ hidden[place] - log_q[drawn[0]]
+                others, own = others[drawn[0] != target], own - log_q[target]
                 value = torch.cat([own[None], others]).logsumexp(0) - own
             number += 1
             if label:
@@ -336,7 +361,8 @@ def test_what_does_not_fit_is_rejected(case: str) -> None:
         ({"heads": 3, "width": 4}, ("SASRecSpec.width", "multiple of the heads (3)")),
         ({"history": "a"}, ("SASRecSpec.history", "which is the item")),
         ({"loss": "bpr"}, ("SASRecSpec.loss",)),
-        ({"negatives": 0}, ("SASRecSpec.negatives",)),
+        ({"negatives": NegativesSpec(draw="column", column="b")}, ("SASRecSpec.negatives", "'column'")),
+        ({"loss": "sampled_softmax", "negatives": NegativesSpec(draw="hard")}, ("SASRecSpec.negatives", "'hard'")),
         ({"temperature": 0.0}, ("SASRecSpec.temperature",)),
     ],
 )

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from terarec.errors import ConfigError
-from terarec.nn.negatives import Candidates, Owned, Sampler, draw_keys, draw_negatives
+from terarec.nn.negatives import Candidates, Negatives, Owned, Sampler
 from terarec.spec import NegativesSpec
 from tests.errors import at
 
@@ -16,11 +16,16 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
+def drawn_for(owners: torch.Tensor, users: torch.Tensor, items: torch.Tensor, high: int) -> Negatives:
+    """Uniform draws from 1 to `high` - 1."""
+    return Sampler(NegativesSpec(), 1, high, where="model").draw(owners, [Owned(users, items, high)], None, generator())
+
+
 def test_no_negative_is_an_item_of_its_user() -> None:
     users = torch.arange(50).repeat_interleave(10)
     items = torch.randint(1, 30, (500,), generator=generator(1))
     owners = torch.arange(50).repeat_interleave(200)
-    drawn, is_free = draw_negatives(owners, (users, items), 1, 30, generator())
+    drawn, is_free = drawn_for(owners, users, items, 30)
     assert is_free.all()
     assert drawn.min() >= 1
     assert drawn.max() < 30
@@ -31,14 +36,14 @@ def test_no_negative_is_an_item_of_its_user() -> None:
 def test_negatives_are_uniform() -> None:
     owners = torch.zeros(40_000, dtype=torch.int64)
     taken = torch.tensor([2, 3])
-    drawn, _ = draw_negatives(owners, (torch.zeros_like(taken), taken), 1, 6, generator())
+    drawn, _ = drawn_for(owners, torch.zeros_like(taken), taken, 6)
     shares = drawn.bincount(minlength=6) / len(drawn)
     torch.testing.assert_close(shares, torch.tensor([0, 1, 0, 0, 1, 1]) / 3, atol=0.02, rtol=0)
 
 
 def test_a_user_of_all_items_but_one_gets_that_one() -> None:
     items = torch.tensor([key for key in range(1, 1000) if key != 777])
-    drawn, is_free = draw_negatives(torch.zeros(3, dtype=torch.int64), (torch.zeros_like(items), items), 1, 1000)
+    drawn, is_free = drawn_for(torch.zeros(3, dtype=torch.int64), torch.zeros_like(items), items, 1000)
     assert drawn.tolist() == [777] * 3
     assert is_free.all()
 
@@ -46,24 +51,25 @@ def test_a_user_of_all_items_but_one_gets_that_one() -> None:
 def test_a_user_of_all_items_has_no_negative() -> None:
     items = torch.tensor([1, 2, 3, 1])
     users = torch.tensor([0, 0, 0, 1])
-    drawn, is_free = draw_negatives(torch.tensor([0, 1]), (users, items), 1, 4, generator())
+    drawn, is_free = drawn_for(torch.tensor([0, 1]), users, items, 4)
     assert is_free.tolist() == [False, True]
     assert drawn[1] in (2, 3)
 
 
 def test_users_without_items_and_no_users() -> None:
     nothing = torch.empty(0, dtype=torch.int64)
-    drawn, is_free = draw_negatives(torch.tensor([4, 4]), (nothing, nothing), 1, 3)
+    drawn, is_free = drawn_for(torch.tensor([4, 4]), nothing, nothing, 3)
     assert is_free.all()
     assert set(drawn.tolist()) <= {1, 2}
-    assert draw_negatives(nothing, (nothing, nothing), 1, 3)[0].shape == (0,)
+    assert drawn_for(nothing, nothing, nothing, 3).keys.shape == (0,)
 
 
 def test_a_generator_alone_decides_the_draws() -> None:
     torch.manual_seed(0)
-    first = draw_keys(torch.Size([5]), 0, 100, torch.device("cpu"), generator())
+    drawing = Sampler(NegativesSpec(count=5), 0, 100, where="model")
+    first, _ = drawing.shared(Candidates(), torch.device("cpu"), generator())
     torch.manual_seed(1)
-    assert torch.equal(first, draw_keys(torch.Size([5]), 0, 100, torch.device("cpu"), generator()))
+    assert torch.equal(first, drawing.shared(Candidates(), torch.device("cpu"), generator())[0])
 
 
 ITEMS = 6

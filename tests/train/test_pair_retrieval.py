@@ -9,7 +9,6 @@ from terarec.batch import Batch, Jagged
 from terarec.models import build_model
 from terarec.models.pairs import PairModel
 from terarec.spec import MFBPRSpec, NCFSpec, NegativesSpec
-from terarec.train.positives import learn_positives
 from terarec.train.retrieval import evaluate_towers, user_column
 from tests.models.every import dataset
 
@@ -53,7 +52,7 @@ def test_the_ranking_is_by_the_scores_of_pairs(form: str) -> None:
 def test_no_positive_of_the_train_split_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     model = build_model(MFBPRSpec(user="b", item="a", width=2, negatives=NegativesSpec(count=200)), COLUMNS)
     assert isinstance(model, PairModel)
-    learn_positives(model, [batch_of(TRAIN[:3]), batch_of(TRAIN[3:])])
+    model.learn_positives([batch_of(TRAIN[:3]), batch_of(TRAIN[3:])])
     drawn = []
     original = model.sampler.draw
 

@@ -15,6 +15,7 @@ from terarec.spec import (
     AdamSpec,
     DynamicTablesSpec,
     HSTUSpec,
+    NegativesSpec,
     RunSpec,
     SASRecSpec,
     StaticTablesSpec,
@@ -31,7 +32,7 @@ ITEMS, WIDTH = 2000, 16
 COLUMNS: dict[str, Any] = {"item": "item", "history": "history", "width": WIDTH, "max_length": 6, "layers": 1}
 MODELS: dict[str, SequenceSpec] = {
     "sasrec": SASRecSpec(**COLUMNS, inner=16, dropout=0.1),
-    "hstu": HSTUSpec(**COLUMNS, negatives=16),
+    "hstu": HSTUSpec(**COLUMNS, negatives=NegativesSpec(count=16)),
 }
 INITIAL: dict[str, Any] = {"initializer": "normal", "init_scale": 0.02}
 TENTH = f"{ITEMS * 2 * WIDTH * 4 // 10 // 1024}KiB"

@@ -133,7 +133,23 @@ def check_one_label(kind: str, dataset: DatasetSpec, num_outputs: int | None) ->
     outputs = num_outputs or len(dataset.labels)
     if outputs != 1:
         names = ", ".join(label.name for label in dataset.labels)
-        raise ConfigError(kind, f"got {outputs} labels ({names}) in data set {dataset.name!r}, expected 1")
+        raise ConfigError(
+            kind,
+            f"got {outputs} labels ({names}) in data set {dataset.name!r}, expected 1, above 0 for the items "
+            "that users took; choose one of them in the workflow's labels, and prepare again",
+        )
+
+
+def check_known(kind: str, role: str, names: Sequence[str], dataset: DatasetSpec) -> None:
+    """Raise `ConfigError` unless a data set has the columns `names`, dense or categorical, of the field `role`."""
+    known = [*(column.name for column in dataset.dense), *(column.name for column in dataset.categorical)]
+    for name in names:
+        if name not in known:
+            raise ConfigError(
+                kind,
+                f"{role}: data set {dataset.name!r} has no column {name!r}{did_you_mean(name, known)}, "
+                f"expected some of {', '.join(known)}",
+            )
 
 
 def categorical_column(kind: str, role: str, name: str, dataset: DatasetSpec, *, one_key: bool) -> CategoricalColumn:
@@ -233,6 +249,12 @@ def without_keys(jagged: Jagged | PaddedKeys, missing: Mapping[str, int]) -> Jag
     ends = torch.cat([jagged.offsets[:1], kept.cumsum(0)])
     weights = None if jagged.weights is None else jagged.weights[kept]
     return dataclasses.replace(jagged, keys=keys[kept], offsets=ends[jagged.offsets], weights=weights, ends=None)
+
+
+def samples_of_keys(jagged: Jagged) -> Tensor:
+    """Return the sample of each key: int64[N]."""
+    samples = torch.arange(jagged.batch_size, device=jagged.keys.device).repeat(len(jagged.names))
+    return samples.repeat_interleave(jagged.offsets.diff(), output_size=len(jagged.keys))
 
 
 def one_key_bags(names: Sequence[str], name: str, keys: Tensor) -> Jagged:

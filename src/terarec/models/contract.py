@@ -3,7 +3,8 @@
 
 A model is a module that turns a `Batch` into logits float[B, C]. One whose ``forward`` returns something else has
 ``output_logits(output) -> Tensor``; one with a loss of its own has ``training_loss(output, batch) -> Tensor``, and one
-with a term that training adds to the objective's loss ``auxiliary_loss(output, batch) -> Tensor``.
+with a term that training adds to the objective's loss ``auxiliary_loss(output, batch) -> Tensor``. One that is to know
+the items of each user has ``learn_positives(batches)``, which a run calls with the train split before it trains.
 """
 
 from __future__ import annotations

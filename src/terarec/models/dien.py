@@ -11,7 +11,7 @@ from torch.nn.functional import softplus
 
 from terarec.batch import Batch, Jagged, select
 from terarec.embedding import PaddedSequences
-from terarec.models.columns import one_key_bags
+from terarec.models.columns import one_key_bags, samples_of_keys
 from terarec.models.histories import HistoryModel
 from terarec.nn.interest_evolution import InterestEvolution
 from terarec.nn.negatives import Candidates, Owned, Sampler
@@ -118,9 +118,7 @@ class DIEN(HistoryModel):
         sampler, (target, column) = self.samplers[place], self._columns[place]
         assert isinstance(sampler, Sampler)
         pair = select(jagged, (column.name, target))
-        keys, lengths = pair.keys, pair.offsets.diff()
-        having = torch.arange(jagged.batch_size, device=keys.device).repeat(2)
-        having = having.repeat_interleave(lengths, output_size=len(keys))
+        keys = pair.keys
         items = keys[: len(keys) - jagged.batch_size]
         distinct, stride = None, column.rows
         if stride is None:
@@ -137,7 +135,7 @@ class DIEN(HistoryModel):
 
         drawn, is_valid = sampler.draw(
             many,
-            [Owned(having, keys, stride)],
+            [Owned(samples_of_keys(pair), keys, stride)],
             Candidates(batch=items, score=score),
         )
         if distinct is not None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from terarec.batch import Batch, Jagged, select
 from terarec.embedding import EmbeddingCollection
 from terarec.embedding.output import PaddedKeys
-from terarec.models.columns import one_key_bags
+from terarec.models.columns import one_key_bags, samples_of_keys
 from terarec.models.next_items import NextItemModel, NextItemVectors
 from terarec.nn import MLP
 from terarec.nn.initializers import dense_distributions
@@ -116,10 +116,8 @@ class MultVAE(NextItemModel):
     def targets(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the samples and keys of all items of the histories, and of the items."""
         jagged = select(self.without_missing(batch), (self.history, self.item_key))
-        samples = torch.arange(batch.batch_size, device=jagged.keys.device).repeat(2)
-        samples = samples.repeat_interleave(jagged.offsets.diff(), output_size=len(jagged.keys))
         is_item = jagged.keys >= FIRST_ID
-        return samples[is_item], jagged.keys[is_item]
+        return samples_of_keys(jagged)[is_item], jagged.keys[is_item]
 
     def vectors_of_items(self, keys: Tensor) -> Tensor:
         """Return the vectors float[n, W] of any items int64[n]."""

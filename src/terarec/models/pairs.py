@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple, cast
+from collections.abc import Iterable
+from typing import NamedTuple, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import softplus
+from typing_extensions import override
 
 from terarec.batch import Batch, column, select
 from terarec.embedding import EmbeddingCollection
@@ -21,8 +23,9 @@ from terarec.models.columns import (
     one_key_bags,
     without_keys,
 )
+from terarec.models.contract import device_of
+from terarec.models.retrieving import Pairs, RetrievalModel
 from terarec.nn import MLP
-from terarec.nn.batch_ranks import BatchRanks, sum_over
 from terarec.nn.dense import new_linear
 from terarec.nn.initializers import dense_distributions, xavier_uniform
 from terarec.nn.losses import bpr_loss, sampled_softmax_loss
@@ -46,7 +49,7 @@ class PairVectors(NamedTuple):
     logits: Tensor
 
 
-class PairModel(nn.Module):
+class PairModel(RetrievalModel):
     """A score of a vector of the user and one of the item.
 
     Samples with a label above 0 are positive. Their losses compare their item with drawn ones, none of which the user
@@ -63,13 +66,6 @@ class PairModel(nn.Module):
     Raises:
         ConfigError: A column that is not there or has lists, several outputs, or negatives that the items cannot give.
     """
-
-    batch_ranks: BatchRanks | None = None
-    """The processes that have a part of each batch, over whose positive samples the loss is a mean."""
-    gives_probabilities: ClassVar[bool] = False
-    """Whether scores are probabilities of the label; these losses only order the items."""
-    adds_up: ClassVar[bool] = True
-    """Whether the loss of a rank is its part of that of the whole batch, and no mean over its own samples."""
 
     def __init__(
         self, spec: PairSpec, dataset: DatasetSpec, *, width: int, kind: str, num_outputs: int | None, seed: int
@@ -112,24 +108,26 @@ class PairModel(nn.Module):
         """Return the scores float[n, K] of K items for each of n users: float[n, W], float[n or 1, K, W]."""
         raise NotImplementedError
 
-    def user_vectors(self, batch: Batch) -> Tensor:
-        """Return the vectors of the users float[B, W]."""
-        output: PairVectors = self(batch)
-        return output.user
-
-    def item_vectors(self, batch: Batch) -> Tensor:
-        """Return the vectors of the items float[B, W]."""
-        output: PairVectors = self(batch)
-        return output.item
-
     def vectors_of_items(self, keys: Tensor) -> Tensor:
         """Return the vectors float[n, W] of any items int64[n]."""
         pooled: Tensor = self.embedding(one_key_bags((self.user_key, self.item_key), self.item_key, keys)).pooled
         return pooled[:, self.width :]
 
-    def output_logits(self, output: PairVectors) -> Tensor:
-        """Return the score of each sample's own user and item: float[B, 1]."""
-        return output.logits
+    @override
+    def output_logits(self, output: Pairs) -> Tensor:
+        return cast(PairVectors, output).logits
+
+    def learn_positives(self, batches: Iterable[Batch]) -> None:
+        """Know the samples with a label above 0 in all batches of the train split: 8 bytes of memory each."""
+        users: list[Tensor] = []
+        items: list[Tensor] = []
+        for batch in batches:
+            is_positive = batch.label[:, 0] > 0
+            users.append(self._keys(batch, self.user_key)[is_positive])
+            items.append(self._keys(batch, self.item_key)[is_positive])
+        if users:
+            device = device_of(self)
+            self.know_positives(torch.cat(users).to(device), torch.cat(items).to(device))
 
     def know_positives(self, users: Tensor, items: Tensor) -> None:
         """Let no negative be one of these items int64[m] of users int64[m], such as those of the train split."""
@@ -142,17 +140,14 @@ class PairModel(nn.Module):
 
         Samples with a label of 0 have the loss -log(1 - p) with "bce", and none with the others.
         """
-        spec, items = self.spec, column(batch, self.item_key)
-        assert isinstance(items, Tensor)
+        spec, items = self.spec, self._keys(batch, self.item_key)
         is_item = items >= FIRST_ID
         is_positive = is_item & (batch.label[:, 0] > 0)
         owners, known = self._owners(batch), [] if self._known is None else [self._known]
         owned = [*known, Owned(owners[is_positive], items[is_positive], self.num_items)]
         if self.training:
             self.sampler.observe(items[is_positive])
-        # Of the same draws in each evaluation, whose result is not to depend on chance.
-        generator = None if self.training else torch.Generator().manual_seed(0)
-        own = output.logits[:, 0].float()
+        generator, own = self.draws(), output.logits[:, 0].float()
         counts = is_positive
         if spec.loss == "sampled_softmax":
             keys, log_q = self.sampler.shared(Candidates(batch=items[is_item]), items.device, generator)
@@ -161,8 +156,6 @@ class PairModel(nn.Module):
             for some in owned:
                 is_taken |= some.has(owners.unsqueeze(1), keys)
             own_log_q = self.sampler.log_probability(items.clamp(min=FIRST_ID), items[is_item])
-            # Of an item that no draw can give there is nothing to correct.
-            own_log_q = own_log_q.masked_fill(~is_positive, 0.0)
             losses = sampled_softmax_loss(own, others, own_log_q=own_log_q, log_q=log_q, is_taken=is_taken)
         else:
             others, is_valid = self._drawn(output, batch, owners, owned, items[is_item], generator)
@@ -174,18 +167,17 @@ class PairModel(nn.Module):
                 drawn = (softplus(others) * is_valid).sum(1) * is_positive
                 label = batch.label[:, 0]
                 losses = label * softplus(-own) + (1 - label) * softplus(own) + drawn
-        if batch.weight is not None:
-            losses = losses * batch.weight
-        number = counts.sum()
-        if self.batch_ranks is not None:
-            number = sum_over(self.batch_ranks, "samples of pairs", number)
-        # Not a product: the loss of a sample that does not count may be infinite.
-        return losses.masked_fill(~counts, 0.0).sum() / number.clamp_min(1)
+        return self.mean_loss(losses, counts, batch.weight)
+
+    @staticmethod
+    def _keys(batch: Batch, name: str) -> Tensor:
+        keys = column(batch, name)
+        assert isinstance(keys, Tensor)
+        return keys
 
     def _owners(self, batch: Batch) -> Tensor:
         """Return the numbers of the users int64[B]."""
-        users = column(batch, self.user_key)
-        assert isinstance(users, Tensor)
+        users = self._keys(batch, self.user_key)
         if self._has_user_ids:
             return users
         if self._users is None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import cast
 
 from torch import nn
 
@@ -90,7 +90,7 @@ def python_model(
     return model
 
 
-MODELS: dict[type[Any], Callable[..., nn.Module]] = {
+MODELS: dict[type[ModelSpec], Callable[..., nn.Module]] = {
     LRSpec: LR,
     FMSpec: FM,
     FFMSpec: FFM,

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize, softplus
 
 from terarec.batch import Batch, Jagged, select
@@ -19,10 +19,12 @@ from terarec.models.columns import (
     check_one_label,
     item_ids,
     missing_key,
+    samples_of_keys,
     without_keys,
 )
-from terarec.nn.batch_ranks import BatchRanks, sum_over
-from terarec.nn.negatives import draw_keys, draw_negatives
+from terarec.models.retrieving import RetrievalModel
+from terarec.nn.losses import sampled_softmax_loss
+from terarec.nn.negatives import Candidates, Owned, Sampler
 from terarec.nn.sequences import SequenceEncoder, last_positions, recent_padded
 from terarec.ragged import Ragged
 from terarec.spec import DatasetSpec, FeatureSpec
@@ -50,7 +52,7 @@ class SequenceVectors(NamedTuple):
     samples: Tensor
 
 
-class SequenceModel(nn.Module):
+class SequenceModel(RetrievalModel):
     """A vector of the history, whose dot with that of an item is the score of the item to come next.
 
     A sample has a history and the item that follows it; histories are lists, not padded. In training each position
@@ -68,13 +70,6 @@ class SequenceModel(nn.Module):
         ConfigError: A column that is not there, several outputs, a history of other ids, a loss over items whose number
             is unknown, or no second item.
     """
-
-    batch_ranks: BatchRanks | None = None
-    """The processes that have a part of each batch, over whose positions the loss is a mean."""
-    gives_probabilities: ClassVar[bool] = False
-    """Whether scores are probabilities of the label; these losses only order the items."""
-    adds_up: ClassVar[bool] = True
-    """Whether the loss of a rank is its part of that of the whole batch, and no mean over its own samples."""
 
     def __init__(
         self,
@@ -95,6 +90,7 @@ class SequenceModel(nn.Module):
         self.spec = spec
         self.encoder = encoder
         self.missing = missing_key(item)
+        self.sampler = Sampler(spec.negatives, FIRST_ID, self.num_items, where=f"{kind}: negatives")
         self.embedding = EmbeddingCollection(
             [spec.tables.table(item.name, rows=item.rows, width=spec.width)],
             [FeatureSpec(name=name, table=item.name, pooling="none") for name in (spec.history, spec.item)],
@@ -129,16 +125,6 @@ class SequenceModel(nn.Module):
             )
         return SequenceVectors(user, self._scaled(item), hidden, self._scaled(targets), next_keys, samples)
 
-    def user_vectors(self, batch: Batch) -> Tensor:
-        """Return the vectors of the histories float[B, D], divided by the temperature."""
-        output: SequenceVectors = self(batch)
-        return output.user
-
-    def item_vectors(self, batch: Batch) -> Tensor:
-        """Return the vectors of the items float[B, D]."""
-        output: SequenceVectors = self(batch)
-        return output.item
-
     def vectors_of_items(self, keys: Tensor) -> Tensor:
         """Return the vectors float[n, D] of any items int64[n]."""
         # In the bag of items of one sample, without a history.
@@ -146,22 +132,13 @@ class SequenceModel(nn.Module):
         jagged = Jagged(names=(self.history, self.item_key), keys=keys, offsets=offsets)
         return self._scaled(self.embedding(jagged).sequences[self.item_key].values)
 
-    def output_logits(self, output: SequenceVectors) -> Tensor:
-        """Return the score of each sample's own item: float[B, 1]."""
-        return (output.user * output.item).sum(1, keepdim=True)
-
     def training_loss(self, output: SequenceVectors, batch: Batch) -> Tensor:
         """Return the mean loss over positions, a scalar in nats; in evaluation that of the items of the samples."""
-        is_query = batch.label[:, 0] > 0
-        weight = is_query.float() if batch.weight is None else is_query * batch.weight
         # A missing value is no item to predict.
-        counts = is_query[output.samples] & (output.keys != self.missing)
+        counts = (batch.label[:, 0] > 0)[output.samples] & (output.keys != self.missing)
         losses, is_valid = self._losses(output, batch)
-        counts = counts & is_valid
-        number = counts.sum()
-        if self.batch_ranks is not None:
-            number = sum_over(self.batch_ranks, "positions of sequences", number)
-        return (losses * counts * weight[output.samples]).sum() / number.clamp_min(1)
+        weights = None if batch.weight is None else batch.weight[output.samples]
+        return self.mean_loss(losses, counts & is_valid, weights)
 
     def _losses(self, output: SequenceVectors, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the loss of each position, and whether it has one."""
@@ -172,28 +149,30 @@ class SequenceModel(nn.Module):
             logits = positions @ self.vectors_of_items(keys).float().t()
             classes = (output.keys - FIRST_ID).clamp(0, len(keys) - 1)
             return cross_entropy(logits, classes, reduction="none"), is_valid
-        # Of the same draws in each evaluation, whose result is not to depend on chance.
-        generator = None if self.training else torch.Generator().manual_seed(0)
+        items = output.keys[output.keys >= FIRST_ID]
+        if self.training:
+            self.sampler.observe(items)
         own = (positions * targets).sum(1)
-        if self.spec.loss == "bce":
-            owners = output.samples.repeat_interleave(self.spec.negatives)
-            drawn, is_valid = draw_negatives(owners, self._owned(batch), FIRST_ID, self.num_items, generator)
-            others = self.vectors_of_items(drawn).float().view(-1, self.spec.negatives, positions.shape[1])
-            scores = (positions.unsqueeze(1) * others).sum(2)
-            # A user who has all items has no negative, and so no loss.
-            return softplus(-own) + softplus(scores).mean(1), is_valid.view(-1, self.spec.negatives).all(1)
-        shape = torch.Size([self.spec.negatives])
-        drawn = draw_keys(shape, FIRST_ID, self.num_items, output.keys.device, generator)
-        logits = positions @ self.vectors_of_items(drawn).float().t()
-        # The item itself is no negative of its own.
-        logits = logits.masked_fill(output.keys.unsqueeze(1) == drawn, -torch.inf)
-        return torch.cat([own.unsqueeze(1), logits], dim=1).logsumexp(1) - own, is_valid
+        if self.spec.loss == "sampled_softmax":
+            drawn, log_q = self.sampler.shared(Candidates(batch=items), output.keys.device, self.draws())
+            others = positions @ self.vectors_of_items(drawn).float().t()
+            own_log_q = self.sampler.log_probability(output.keys.clamp(min=FIRST_ID), items)
+            # The item itself is no negative of its own.
+            is_taken = output.keys.unsqueeze(1) == drawn
+            return sampled_softmax_loss(own, others, own_log_q=own_log_q, log_q=log_q, is_taken=is_taken), is_valid
+        jagged, count = select(batch.sparse, (self.history, self.item_key)), self.spec.negatives.count
+        owned = Owned(samples_of_keys(jagged), jagged.keys, self.num_items)
+        many = positions.repeat_interleave(count, dim=0)
 
-    def _owned(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the samples and keys of all histories and items."""
-        jagged = select(batch.sparse, (self.history, self.item_key))
-        samples = torch.arange(batch.batch_size, device=jagged.keys.device).repeat(2)
-        return samples.repeat_interleave(jagged.offsets.diff(), output_size=jagged.keys.shape[0]), jagged.keys
+        def score(keys: Tensor) -> Tensor:
+            vectors = self.vectors_of_items(keys.flatten()).float().view(*keys.shape, -1)
+            return (many.unsqueeze(1) * vectors).sum(2)
+
+        owners = output.samples.repeat_interleave(count)
+        keys, is_valid = self.sampler.draw(owners, [owned], Candidates(batch=items, score=score), self.draws())
+        scores = score(keys.unsqueeze(1)).view(-1, count)
+        # A user who has all items has no negative, and so no loss.
+        return softplus(-own) + softplus(scores).mean(1), is_valid.view(-1, count).all(1)
 
     def _recent(self, sparse: Jagged) -> Jagged:
         """Return the last items of the histories, without missing values, and the items."""

@@ -9,11 +9,9 @@ from torch.nn.functional import normalize
 
 from terarec.batch import Batch
 from terarec.embedding import EmbeddingCollection
-from terarec.errors import ConfigError
-from terarec.models.columns import join, mlp, one_key_bags
+from terarec.models.columns import check_known, join, mlp, one_key_bags
 from terarec.models.next_items import NextItemModel, NextItemVectors
 from terarec.spec import DatasetSpec, FeatureSpec, YouTubeDNNSpec
-from terarec.spec.checks import did_you_mean
 
 
 class YouTubeDNN(NextItemModel):
@@ -37,12 +35,7 @@ class YouTubeDNN(NextItemModel):
         self, spec: YouTubeDNNSpec, dataset: DatasetSpec, *, num_outputs: int | None = None, seed: int = 0
     ) -> None:
         super().__init__(spec, dataset, num_outputs=num_outputs)
-        known = [*(column.name for column in dataset.dense), *(column.name for column in dataset.categorical)]
-        for name in spec.user:
-            if name not in known:
-                raise ConfigError(
-                    spec.kind, f"user: data set {dataset.name!r} has no column {name!r}{did_you_mean(name, known)}"
-                )
+        check_known(spec.kind, "user", spec.user, dataset)
         self.spec = spec
         dense = [index for index, column in enumerate(dataset.dense) if column.name in spec.user]
         # Not persistent: the spec has the columns.

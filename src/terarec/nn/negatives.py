@@ -56,42 +56,20 @@ class Owned:
         return self._codes[first:last] - owner * self.stride
 
 
-def draw_keys(
-    shape: torch.Size, low: int, high: int, device: torch.device, generator: torch.Generator | None = None
+def _uniform_keys(
+    shape: torch.Size, low: int, high: int, device: torch.device, generator: torch.Generator | None
 ) -> Tensor:
-    """Return int64 keys of a shape, drawn uniformly from `low` to `high` - 1; see `draw_negatives`."""
+    """Return int64 keys of a shape, drawn from `low` to `high` - 1."""
     # A generator is one of the CPU, so that its draws are the same whatever the device.
     keys = torch.randint(low, high, shape, generator=generator, device=device if generator is None else "cpu")
     return keys.to(device)
-
-
-def draw_negatives(
-    owners: Tensor,
-    positives: tuple[Tensor, Tensor],
-    low: int,
-    high: int,
-    generator: torch.Generator | None = None,
-) -> Negatives:
-    """Draw a key for each owner uniformly from those of `low` to `high` - 1 that the owner does not have.
-
-    Args:
-        owners: int64[n], the number of a user for each key to draw.
-        positives: int64[m] and int64[m], users and keys that they have.
-        low: Lowest key.
-        high: One more than the highest key.
-        generator: Source of the draws; None for torch's global random state.
-
-    Returns:
-        The keys.
-    """
-    return _uniform_negatives(owners, [Owned(*positives, high)], low, high, generator)
 
 
 def _uniform_negatives(
     owners: Tensor, owned: list[Owned], low: int, high: int, generator: torch.Generator | None
 ) -> Negatives:
     device = owners.device
-    keys, is_valid = _rejected(owners, owned, lambda: draw_keys(owners.shape, low, high, device, generator))
+    keys, is_valid = _rejected(owners, owned, lambda: _uniform_keys(owners.shape, low, high, device, generator))
     # Owners of nearly all keys: one of the few free ones is chosen among these alone.
     for place in (~is_valid).nonzero().flatten().tolist():
         free = torch.ones(high - low, dtype=torch.bool, device=device)
@@ -224,7 +202,10 @@ class Sampler(nn.Module):
         return keys, self.log_probability(keys, candidates.batch)
 
     def log_probability(self, keys: Tensor, batch: Tensor | None = None) -> Tensor:
-        """Return the logarithms float32[n] of the probabilities of keys int64[n] in a shared draw."""
+        """Return the logarithms float32[n] of the probabilities of keys int64[n] in a shared draw.
+
+        Of a key that no draw can give there is nothing to correct: its logarithm is 0 here.
+        """
         spec = self.spec
         uniform = 0.0 if self.high is None else 1.0 / (self.high - self.low)
         if spec.draw == "popularity":
@@ -235,7 +216,8 @@ class Sampler(nn.Module):
         ascending = batch.sort().values
         found = torch.searchsorted(ascending, keys, right=True) - torch.searchsorted(ascending, keys)
         share = spec.uniform_share if spec.draw == "mixed" else 0.0
-        return (share * uniform + (1 - share) * found / max(1, len(batch))).log()
+        log_q = (share * uniform + (1 - share) * found / max(1, len(batch))).log()
+        return log_q.masked_fill(log_q.isinf(), 0.0)
 
     def _shared(
         self,
@@ -254,14 +236,14 @@ class Sampler(nn.Module):
             assert batch is not None
             if not len(batch):  # of a rank without samples, which has no owner either
                 return torch.zeros(shape, dtype=torch.int64, device=batch.device)
-            keys = batch[draw_keys(shape, 0, len(batch), batch.device, generator)]
+            keys = batch[_uniform_keys(shape, 0, len(batch), batch.device, generator)]
             if spec.draw == "batch":
                 return keys
             assert self.high is not None
-            other = draw_keys(shape, self.low, self.high, keys.device, generator)
+            other = _uniform_keys(shape, self.low, self.high, keys.device, generator)
             return torch.where(_uniform_numbers(shape, keys.device, generator) < spec.uniform_share, other, keys)
         assert self.high is not None
-        return draw_keys(shape, self.low, self.high, device or torch.device("cpu"), generator)
+        return _uniform_keys(shape, self.low, self.high, device or torch.device("cpu"), generator)
 
     def _weights(self) -> Tensor:
         weights = (1.0 + self.counts).double() ** self.spec.power

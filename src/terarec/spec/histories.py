@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal, get_args
 
 from terarec.spec import checks
-from terarec.spec.negatives import NegativesSpec
+from terarec.spec.negatives import NegativesSpec, check_positions
 from terarec.spec.network import FLAGS, Activation, NetworkSpec
 
 
@@ -98,8 +98,7 @@ class DIENSpec(HistoriesSpec):
         HistoriesSpec.__post_init__(self)
         checks.positive_int(self, "max_length", maximum=checks.MOST_WIDTH)
         checks.finite_float(self, "auxiliary", low=0.0)
-        if self.negatives.draw == "column":
-            checks.reject(self, "negatives", "got draw 'column', expected one of items for each position of a history")
+        check_positions(self, self.negatives)
 
 
 HistoryOutput = Literal["concat", "mean", "target"]

@@ -46,3 +46,15 @@ class NegativesSpec:
             )
         if self.column is not None:
             checks.name(self, "column")
+
+
+def check_shared(owner: object, negatives: NegativesSpec) -> None:
+    """Raise unless the negatives are drawn alike for all samples of a batch."""
+    if negatives.draw in ("hard", "column"):
+        checks.reject(owner, "negatives", f"got draw {negatives.draw!r} for items that all samples of a batch share")
+
+
+def check_positions(owner: object, negatives: NegativesSpec) -> None:
+    """Raise unless the negatives can be drawn for each position of a history."""
+    if negatives.draw == "column":
+        checks.reject(owner, "negatives", "got draw 'column', expected one of items for each position of a history")

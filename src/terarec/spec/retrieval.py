@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal, get_args
 
 from terarec.spec import checks
-from terarec.spec.negatives import NegativesSpec
+from terarec.spec.negatives import NegativesSpec, check_shared
 from terarec.spec.network import Activation, NetworkSpec
 from terarec.spec.tables import StaticTablesSpec, TablesSpec
 
@@ -162,12 +162,6 @@ class MultVAESpec:
         checks.finite_float(self, "beta", low=0.0)
         checks.positive_int(self, "anneal_steps", minimum=0, maximum=checks.MOST)
         _check_item_loss(self, self.loss, self.negatives)
-
-
-def check_shared(owner: object, negatives: NegativesSpec) -> None:
-    """Raise unless the negatives are drawn alike for all samples of a batch."""
-    if negatives.draw in ("hard", "column"):
-        checks.reject(owner, "negatives", f"got draw {negatives.draw!r} for items that all samples of a batch share")
 
 
 def _check_columns(owner: object, item: str, history: str, user: tuple[str, ...]) -> None:

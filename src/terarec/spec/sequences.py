@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal, get_args
 
 from terarec.spec import checks
+from terarec.spec.negatives import NegativesSpec, check_positions, check_shared
 from terarec.spec.tables import StaticTablesSpec, TablesSpec
 
 SequenceLoss = Literal["bce", "softmax", "sampled_softmax"]
@@ -30,7 +31,7 @@ class SequenceSpec:
         dropout: Probability of zeroing an element in training.
         loss: "bce": binary cross entropy of the item and of drawn ones; "softmax": cross entropy among all items;
             "sampled_softmax": among the item and drawn ones, which all positions of a batch share.
-        negatives: Number of items that are drawn: for each position ("bce"), or for a batch ("sampled_softmax").
+        negatives: The drawn items: for each position ("bce"), or for a batch ("sampled_softmax").
         similarity: "dot", or "cosine" of the vectors of history and item.
         temperature: Divisor of the similarity.
     """
@@ -43,7 +44,7 @@ class SequenceSpec:
     layers: int = 2
     dropout: float = 0.2
     loss: SequenceLoss = "bce"
-    negatives: int = 1
+    negatives: NegativesSpec = field(default_factory=NegativesSpec)
     similarity: Literal["dot", "cosine"] = "dot"
     temperature: float = 1.0
 
@@ -57,7 +58,7 @@ class SequenceSpec:
         checks.positive_int(self, "layers", maximum=checks.MOST_LAYERS)
         checks.finite_float(self, "dropout", low=0.0, high=0.95)
         checks.one_of(self, "loss", get_args(SequenceLoss))
-        checks.positive_int(self, "negatives", maximum=checks.MOST_BATCH)
+        (check_shared if self.loss == "sampled_softmax" else check_positions)(self, self.negatives)
         checks.one_of(self, "similarity", ("dot", "cosine"))
         checks.finite_float(self, "temperature", low=0.0, open_low=True)
 
@@ -139,6 +140,6 @@ class HSTUSpec(AttentionSequenceSpec):
 
     kind: ClassVar[str] = "hstu"
     loss: SequenceLoss = "sampled_softmax"
-    negatives: int = 128
+    negatives: NegativesSpec = field(default_factory=lambda: NegativesSpec(count=128))
     similarity: Literal["dot", "cosine"] = "cosine"
     temperature: float = 0.05

@@ -39,7 +39,6 @@ from terarec.train.metrics_log import MetricsLog
 from terarec.train.optimizers import Optimizers
 from terarec.train.passes import PartPasses
 from terarec.train.plan import plan_run
-from terarec.train.positives import learn_positives
 from terarec.train.run_dir import RunDirectory
 from terarec.train.stopping import FitReport
 from terarec.train.trainer import Callback, Trainer, steps_of_epoch, steps_of_run
@@ -316,7 +315,9 @@ class Run:
             for line in self.placements:
                 log(line)
         # By every rank: each draws for its own samples, and a user's items are in all parts of the split.
-        learn_positives(self.model, open_reader(Path(self.spec.data), "train", batch_size=training.batch_size))
+        learn = getattr(self.model, "learn_positives", None)
+        if learn is not None:
+            learn(open_reader(Path(self.spec.data), "train", batch_size=training.batch_size))
         try:
             report = self.trainer.fit(train_reader, valid_reader)
         except RunInterruptedError as error:
