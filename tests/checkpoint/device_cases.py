@@ -68,7 +68,7 @@ class Training:
         for name, table in self.embedding.tables.items():
             rows = table.export(table.keys())
             parts = {"keys": rows.keys, "weights": rows.weights, **rows.state, **rows.uses}
-            for piece in table.export_memory(10**6):
+            for piece in () if table.keyed is None else table.keyed.export_memory(10**6):
                 parts |= {part: values.flatten().sort().values for part, values in piece.items()}
             held |= {f"{name}/{part}": values.cpu() for part, values in parts.items()}
         return held

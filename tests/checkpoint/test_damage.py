@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every file of a checkpoint cut short or changed is found out, and named."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from terarec.checkpoint import load, save
+from terarec.checkpoint.table_files import keyed_of
 from terarec.errors import DataNotFoundError, FormatError
 from tests.checkpoint.small_state import make_state, make_tables
 from tests.errors import at
@@ -72,3 +75,9 @@ def test_a_damaged_file_is_named(whole_checkpoint, file, data):
 
 def test_the_untouched_checkpoint_reads(whole_checkpoint):
     read_everything(whole_checkpoint)
+
+
+def test_keys_for_a_static_table_are_damage():
+    path, table = Path("there"), make_tables()["movie"]
+    with pytest.raises(FormatError, check=at("there", "table 'movie'")):
+        keyed_of(table, path)

@@ -386,7 +386,7 @@ def everything(collection: EmbeddingCollection) -> list[Any]:
         held.append([table.rows(rows.keys, train=False).tolist(), rows.keys.tolist(), rows.weights.tolist()])
         held.append({name: values.tolist() for name, values in rows.uses.items()})
         memory: dict[str, list[Any]] = {}
-        for piece in table.export_memory(100):
+        for piece in () if table.keyed is None else table.keyed.export_memory(100):
             order = piece.get("admission_keys", torch.zeros(0)).argsort()  # an index's own depends on its history
             memory |= {name: (part[order] if order.numel() else part).tolist() for name, part in piece.items()}
         held.append(memory)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from terarec.errors import ConfigError, KeyOutOfRangeError, StorageError
 from terarec.memory import RowBatch, TieredRows
-from terarec.spec import DynamicTableSpec, TableSpec, Tiers, lru
+from terarec.spec import DynamicTableSpec, TableSpec, Tiers
 from terarec.spec.tables import RowType
 from terarec.storage import (
     Arena,
@@ -199,25 +199,24 @@ def test_a_key_that_is_not_held_cannot_be_exported(make: Factory, key: int) -> N
 
 def test_eviction_is_for_dynamic_tables(make: Factory) -> None:
     store, _ = make(specs(5, 5))
-    assert store.take_evicted().numel() == 0
-    if store.is_dynamic:
+    assert (store.keyed is not None) == store.is_dynamic
+    if store.keyed is not None:
+        assert store.keyed.take_evicted().numel() == 0
         with pytest.raises(ConfigError, check=at("table 't0': evict")):
-            store.evict()
-    else:
-        with pytest.raises(StorageError, check=at("table 't0': evict")):
-            store.evict(lru(), keep_at_least=1)
-        store.clear()
+            store.keyed.evict()
     assert len(store) == 5
 
 
 def test_state_besides_rows_is_copied_between_stores(make: Factory) -> None:
     (source,), (target,) = make(specs(5)), make(specs(5))
     source.rows(torch.arange(5), train=True)  # one batch more than the other
-    for piece in source.export_memory(2):
-        target.import_memory(piece)
-    assert list(target.export_memory(2)) == list(source.export_memory(2))
+    if source.keyed is None or target.keyed is None:
+        return
+    for piece in source.keyed.export_memory(2):
+        target.keyed.import_memory(piece)
+    assert list(target.keyed.export_memory(2)) == list(source.keyed.export_memory(2))
     with pytest.raises(StorageError, check=at("table 't0'")):
-        target.import_memory({"strange": torch.zeros(1)})
+        target.keyed.import_memory({"strange": torch.zeros(1)})
 
 
 @pytest.mark.parametrize(

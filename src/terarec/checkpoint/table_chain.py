@@ -29,6 +29,7 @@ from terarec.checkpoint.table_files import (
     TableShape,
     TableShare,
     files_by_table,
+    keyed_of,
     prefixed,
     rows_of,
     shard_rows,
@@ -66,7 +67,7 @@ def write_table_changes(checkpoint: Path, table: Store, share: TableShare | None
 
 def _changes(table: Store, table_rows: int) -> Iterator[TableChanges]:
     """Yield the changes, at least one piece: removed keys come before rows."""
-    removed = as_array(KEYS, table.removed_since())
+    removed = _NO_KEYS if table.keyed is None else as_array(KEYS, table.keyed.removed_since())
     for begin in range(0, len(removed), _REMOVED_AT_ONCE):
         yield _piece(table, table_rows, removed[begin : begin + _REMOVED_AT_ONCE], None)
     # Each table has a file in each delta, so that a missing one differs from one without changes.
@@ -218,7 +219,7 @@ class TableChain:
                 table_rows = changes.table_rows
                 if len(changes.removed):
                     # Before the rows: a key that was removed and came again in this delta has one.
-                    table.remove(torch.from_numpy(changes.removed))
+                    keyed_of(table, path).remove(torch.from_numpy(changes.removed))
                 if len(changes.keys):
                     rows = rows_of(tensors_of({KEYS: changes.keys, **changes.rows}), 0)
                     table.import_(rows if with_state else Rows(keys=rows.keys, weights=rows.weights))
@@ -226,7 +227,7 @@ class TableChain:
             if table.is_dynamic and len(table) != table_rows and not table.is_part:
                 raise FormatError(path, f"leads to {len(table)} rows of table {table.name!r}, expected {table_rows}")
         for piece in self.memories(table.name) if with_state else ():
-            table.import_memory(tensors_of(piece))
+            keyed_of(table, self._newest.path).import_memory(tensors_of(piece))
 
 
 def _read(path: Path, entry: FileEntry, table: str) -> TableChanges:

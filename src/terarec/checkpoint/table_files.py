@@ -36,7 +36,7 @@ from terarec.memory import RowFormat
 from terarec.memory.row_file import MANIFEST_FILE, SEGMENT_SUFFIX, RowFile
 from terarec.memory.row_format import DESCRIPTION_FILE, RowFileLayout, read_description
 from terarec.storage import Rows, Store
-from terarec.storage.store import TableRows
+from terarec.storage.store import KeyedRows, TableRows
 
 SHARD_BYTES = 64 * 2**20
 """Most bytes of rows in one file: the memory that loading needs in addition to the tables."""
@@ -93,8 +93,16 @@ def write_table(
 
 def write_memory(checkpoint: Path, table: Store, first_file: int = 0) -> Iterator[FileEntry]:
     """Write the state of a dynamic table other than rows, to files from number `first_file` on."""
-    for index, piece in enumerate(table.export_memory(SHARD_BYTES // _MEMORY_KEY_BYTES), first_file):
+    pieces = () if table.keyed is None else table.keyed.export_memory(SHARD_BYTES // _MEMORY_KEY_BYTES)
+    for index, piece in enumerate(pieces, first_file):
         yield write_container(checkpoint, memory_file(table.name, index), piece, {"table": table.name})
+
+
+def keyed_of(table: Store, path: Path) -> KeyedRows:
+    """Return the keys of a table for which `path` has some, or raise `FormatError` for a static one."""
+    if table.keyed is None:
+        raise FormatError(path, f"has keys of table {table.name!r}, which is static, expected its rows alone")
+    return table.keyed
 
 
 def shard_rows(table: TableRows) -> int:
@@ -147,10 +155,10 @@ def _write_keys(checkpoint: Path, table: Store, row_file: RowFileEntry) -> Itera
         content = read_bytes(checkpoint / row_file.directory / name)
         sha256 = hashlib.sha256(content).hexdigest()
         yield FileEntry(file=f"{row_file.directory}/{name}", bytes=len(content), sha256=sha256)
-    if not table.is_dynamic:
+    if table.keyed is None:
         return
     first, num_rows = 0, len(table)
-    for index, (keys, uses) in enumerate(table.export_keys(SHARD_BYTES // _MEMORY_KEY_BYTES)):
+    for index, (keys, uses) in enumerate(table.keyed.export_keys(SHARD_BYTES // _MEMORY_KEY_BYTES)):
         metadata = {"table": table.name, "rows": str(num_rows), "first_row": str(first)}
         tensors = {KEYS: keys, **prefixed(USE_PREFIX, uses)}
         yield write_container(checkpoint, table_file(table.name, index), tensors, metadata)
@@ -310,9 +318,10 @@ class TableFiles:
             self._check_state(table, set(rows.state), with_state=with_state)
             # After the checks of the first piece: what does not fit leaves the table as it was.
             if entry is entries[0]:
-                table.clear()
+                if table.keyed is not None:
+                    table.keyed.clear()
                 # The files leave out rows that were never trained: their values follow from the seed.
-                if has_keys and not table.is_dynamic:
+                elif has_keys:
                     table.restart(int(seed))
             table.import_(rows if with_state else Rows(keys=rows.keys, weights=rows.weights))
             done += len(rows.keys)
@@ -326,7 +335,8 @@ class TableFiles:
             raise ConfigError(self.path, f"table {table.name!r} has {entry.of_rows} rows, expected {of_rows}")
         states = {column.name for column in layout.columns} - {WEIGHTS}
         self._check_state(table, states, with_state=with_state)
-        table.clear()
+        if table.keyed is not None:
+            table.keyed.clear()
         if entry.seed is not None:
             table.restart(entry.seed)
         # Keys first: `adopt` reads no rows, so it cannot learn them from the file.
@@ -345,7 +355,7 @@ class TableFiles:
             tensors = tensors_of(arrays)
             if metadata.get("first_row") != str(done) or KEYS not in tensors:
                 raise FormatError(self.path / entry.file, f"describes itself as {metadata}, expected keys from {done}")
-            table.import_keys(tensors[KEYS], _named(USE_PREFIX, tensors) if with_uses else {})
+            keyed_of(table, self.path).import_keys(tensors[KEYS], _named(USE_PREFIX, tensors) if with_uses else {})
             done += len(tensors[KEYS])
 
     def _layout(self, entry: RowFileEntry) -> RowFileLayout:

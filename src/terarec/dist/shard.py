@@ -23,7 +23,7 @@ from terarec.dist.placement import PlacedTable
 from terarec.dist.plan import ShardingPlan
 from terarec.dist.ranks import Ranks
 from terarec.dist.routing import is_poolable
-from terarec.dist.tables import ShardedTable
+from terarec.dist.tables import sharded_table
 from terarec.embedding import EmbeddingCollection, EmbeddingOutput
 from terarec.embedding.output import cast
 from terarec.errors import ConfigError, NoSpaceError
@@ -124,7 +124,7 @@ class ShardedCollection(nn.Module):
         exchange = Exchange(self.placed, self.local, ranks, wire=plan.wire, name=name, pooled=pooled)
         self._lookups = Lookups(collection, exchange, is_exact=plan.deterministic)
         self.tables = {
-            table.spec.name: ShardedTable(table, self.local.tables[table.spec.name], ranks, seed=collection.seed)
+            table.spec.name: sharded_table(table, self.local.tables[table.spec.name], ranks, seed=collection.seed)
             for table in self.placed
         }
         for table_name, store in self.tables.items():

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from terarec.dist.placement import COPIES, PlacedTable
 from terarec.dist.ranks import Ranks
@@ -20,7 +21,8 @@ from terarec.errors import StorageError
 from terarec.kernels.rows import initialise_keys
 from terarec.memory.initial_values import initial_scale
 from terarec.spec import DynamicTableSpec, EvictionSpec, TableSpec
-from terarec.storage import AnyTable, Rows, StaticTable
+from terarec.storage import AnyTable, DynamicTable, Rows, StaticTable
+from terarec.storage.store import KeyedRows
 from terarec.storage.tiered import TieredTable
 
 _KEYED_MEMORY = ("admission_keys", "evicted")
@@ -100,6 +102,11 @@ class ShardedTable:
     def is_dynamic(self) -> bool:
         """Whether keys are inserted and evicted."""
         return isinstance(self.placed.spec, DynamicTableSpec)
+
+    @property
+    def keyed(self) -> KeyedRows | None:
+        """The keys on this rank of a dynamic table; None for a static one."""
+        return None
 
     @property
     def is_part(self) -> bool:
@@ -214,18 +221,6 @@ class ShardedTable:
             )
         )
 
-    def evict(self, by: EvictionSpec | None = None, *, keep_at_least: int | None = None) -> Tensor:
-        """Evict rows of this rank; see `terarec.storage.DynamicTable.evict`."""
-        return self.part.evict(by, keep_at_least=keep_at_least)
-
-    def take_evicted(self) -> Tensor:
-        """Return the keys int64[n] that were evicted on this rank since the last call and have no row now."""
-        return self.part.take_evicted()
-
-    def clear(self) -> None:
-        """Remove all keys of a dynamic table."""
-        self.part.clear()
-
     def snapshot(self, directory: Path) -> bool:
         """Return False: the rows of ranks come together in files of a checkpoint."""
         return False
@@ -233,15 +228,6 @@ class ShardedTable:
     def adopt(self, directory: Path) -> bool:
         """Return False: a rank takes its rows alone."""
         return False
-
-    def export_keys(self, chunk_keys: int) -> Iterator[tuple[Tensor, Mapping[str, Tensor]]]:
-        """Return the keys int64[n] on this rank and their uses."""
-        return self.part.export_keys(chunk_keys)
-
-    def import_keys(self, keys: Tensor, uses: Mapping[str, Tensor]) -> None:
-        """Insert those of the keys whose rows belong to this rank."""
-        mine = self._is_here(keys)
-        self.part.import_keys(keys[mine], {name: counts[mine] for name, counts in uses.items()})
 
     def follow_changes(self, since: str) -> None:
         """Begin to note which rows on this rank change; see `Store.follow_changes`."""
@@ -264,43 +250,6 @@ class ShardedTable:
             yield from self._export_columns(keys, chunk_rows)
         elif self._exports:
             yield from self._own(self.part.export_since(chunk_rows))
-
-    def removed_since(self) -> Tensor:
-        """Return those of the keys of this rank's share that were removed after `changes_since`."""
-        keys = self.part.removed_since() if self._exports else torch.empty(0, dtype=torch.int64)
-        return keys[self._is_mine(keys)]
-
-    def remove(self, keys: Tensor) -> None:
-        """Remove those of ``keys int64[n]`` that are on this rank."""
-        self.part.remove(keys[self._is_here(keys)])
-
-    def export_memory(self, chunk_keys: int) -> Iterator[Mapping[str, Tensor]]:
-        """Return this rank's share of the state other than rows; that of all keys together is of rank 0."""
-        for piece in self.part.export_memory(chunk_keys):
-            if "clock" in piece:
-                evicted = self._ranks.all_reduce_(f"evicted rows of {self.name}", piece["num_evicted"].clone())
-                if self._ranks.is_first:
-                    yield {**piece, "num_evicted": evicted}
-            elif "admission_filter" in piece:  # counts in the filter of all are none too low for the keys of any rank
-                what = f"counting filter of {self.name}"
-                # A clone, since the collective writes into its argument: the cells are those that this rank counts in.
-                cells = self._ranks.all_reduce_(what, piece["admission_filter"].clone(), "max")
-                if self._ranks.is_first:
-                    yield {**piece, "admission_filter": cells}
-            elif self._exports:
-                yield piece
-
-    def import_memory(self, piece: Mapping[str, Tensor]) -> None:
-        """Import this rank's part of a piece."""
-        keys = next((piece[name] for name in _KEYED_MEMORY if name in piece), None)
-        # State without an entry for each key, such as the clock and the cells of a filter, is the same on all ranks.
-        if keys is None or any(tensor.shape[:1] != keys.shape for tensor in piece.values()):
-            if "num_evicted" in piece and not self._ranks.is_first:  # `export_memory` adds up those of all ranks
-                piece = {**piece, "num_evicted": torch.zeros_like(piece["num_evicted"])}
-            self.part.import_memory(piece)
-            return
-        mine = self._is_here(keys)
-        self.part.import_memory({name: tensor[mine] for name, tensor in piece.items()})
 
     def _draw(self, seed: int) -> None:
         """Give the part of a static table the initial weights of a seed."""
@@ -429,3 +378,78 @@ class ShardedTable:
         return (
             torch.cat([parts[rank].view(own_columns.shape) for rank in ranks], dim=1) if self._exports else own_columns
         )
+
+
+class ShardedDynamicTable(ShardedTable):
+    """The rows and keys of a dynamic table on this rank. Implements `terarec.storage.KeyedRows`, too."""
+
+    part: DynamicTable
+
+    @property
+    @override
+    def keyed(self) -> ShardedDynamicTable:
+        return self
+
+    def evict(self, by: EvictionSpec | None = None, *, keep_at_least: int | None = None) -> Tensor:
+        """Evict rows of this rank; see `terarec.storage.DynamicTable.evict`."""
+        return self.part.evict(by, keep_at_least=keep_at_least)
+
+    def take_evicted(self) -> Tensor:
+        """Return the keys int64[n] that were evicted on this rank since the last call and have no row now."""
+        return self.part.take_evicted()
+
+    def clear(self) -> None:
+        """Remove all keys on this rank."""
+        self.part.clear()
+
+    def export_keys(self, chunk_keys: int) -> Iterator[tuple[Tensor, Mapping[str, Tensor]]]:
+        """Return the keys int64[n] on this rank and their uses."""
+        return self.part.export_keys(chunk_keys)
+
+    def import_keys(self, keys: Tensor, uses: Mapping[str, Tensor]) -> None:
+        """Insert those of the keys whose rows belong to this rank."""
+        mine = self._is_here(keys)
+        self.part.import_keys(keys[mine], {name: counts[mine] for name, counts in uses.items()})
+
+    def removed_since(self) -> Tensor:
+        """Return those of the keys of this rank's share that were removed after `changes_since`."""
+        keys = self.part.removed_since() if self._exports else torch.empty(0, dtype=torch.int64)
+        return keys[self._is_mine(keys)]
+
+    def remove(self, keys: Tensor) -> None:
+        """Remove those of ``keys int64[n]`` that are on this rank."""
+        self.part.remove(keys[self._is_here(keys)])
+
+    def export_memory(self, chunk_keys: int) -> Iterator[Mapping[str, Tensor]]:
+        """Return this rank's share of the state other than rows; that of all keys together is of rank 0."""
+        for piece in self.part.export_memory(chunk_keys):
+            if "clock" in piece:
+                evicted = self._ranks.all_reduce_(f"evicted rows of {self.name}", piece["num_evicted"].clone())
+                if self._ranks.is_first:
+                    yield {**piece, "num_evicted": evicted}
+            elif "admission_filter" in piece:  # counts in the filter of all are none too low for the keys of any rank
+                what = f"counting filter of {self.name}"
+                # A clone, since the collective writes into its argument: the cells are those that this rank counts in.
+                cells = self._ranks.all_reduce_(what, piece["admission_filter"].clone(), "max")
+                if self._ranks.is_first:
+                    yield {**piece, "admission_filter": cells}
+            elif self._exports:
+                yield piece
+
+    def import_memory(self, piece: Mapping[str, Tensor]) -> None:
+        """Import this rank's part of a piece."""
+        keys = next((piece[name] for name in _KEYED_MEMORY if name in piece), None)
+        # State without an entry for each key, such as the clock and the cells of a filter, is the same on all ranks.
+        if keys is None or any(tensor.shape[:1] != keys.shape for tensor in piece.values()):
+            if "num_evicted" in piece and not self._ranks.is_first:  # `export_memory` adds up those of all ranks
+                piece = {**piece, "num_evicted": torch.zeros_like(piece["num_evicted"])}
+            self.part.import_memory(piece)
+            return
+        mine = self._is_here(keys)
+        self.part.import_memory({name: tensor[mine] for name, tensor in piece.items()})
+
+
+def sharded_table(placed: PlacedTable, part: AnyTable, ranks: Ranks, *, seed: int) -> ShardedTable:
+    """Return the rows of a table on this rank; arguments are those of `ShardedTable`."""
+    kind = ShardedTable if part.keyed is None else ShardedDynamicTable
+    return kind(placed, part, ranks, seed=seed)

@@ -65,7 +65,8 @@ def load_collection(tables: Tables, folder: Path, *, names: Sequence[str] = ()) 
     dump, chosen = _opened(tables, folder, names)
     # All chosen tables are checked by now, so that a damaged one changes nothing.
     for described, table in chosen:
-        table.clear()  # removes the keys of a dynamic table; a static one does nothing
+        if table.keyed is not None:
+            table.keyed.clear()
         for chunk in dump.chunks(described):
             device = table.arena.device
             weights = torch.from_numpy(chunk.vectors).to(device, table.arena.dtype)

@@ -222,7 +222,8 @@ def load_sparse(embedding: EmbeddingFile, path: Path) -> None:
     """
     check_sparse(embedding, path)
     for table in embedding.tables:
-        table.clear()
+        if table.keyed is not None:
+            table.keyed.clear()
     # Only the keys were read so far. Vectors come in chunks, as those of a table may fill the memory.
     import_rows(embedding, _chunks_of(embedding, path), path)
 

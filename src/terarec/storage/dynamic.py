@@ -49,6 +49,11 @@ class DynamicTable:
             arena.data.stack.sizes.key_bytes[self.number] = self._key_bytes
 
     @property
+    def keyed(self) -> DynamicTable:
+        """This table, whose keys come and go."""
+        return self
+
+    @property
     def name(self) -> str:
         """Name of the table."""
         return self.spec.name

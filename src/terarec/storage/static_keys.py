@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 
-from terarec.errors import KeyOutOfRangeError, StorageError
-from terarec.spec import EvictionSpec, TableSpec
+from terarec.errors import KeyOutOfRangeError
+from terarec.spec import TableSpec
 from terarec.storage.changes import ChangedRows, ChangingArena, changes_since, follow_changes
 from terarec.storage.store import Rows
 
@@ -56,6 +56,7 @@ class StaticKeys(ABC):
     """
 
     is_dynamic = is_part = False
+    keyed = None
     spec: TableSpec
     arena: ChangingArena
     base: int
@@ -95,25 +96,6 @@ class StaticKeys(ABC):
             )
         return keys + self.base
 
-    def evict(self, by: EvictionSpec | None = None, *, keep_at_least: int | None = None) -> Tensor:
-        """Raise `StorageError`: a static table evicts no rows."""
-        raise StorageError(f"table {self.name!r}: evict", "the table is static, expected a dynamic one")
-
-    def take_evicted(self) -> Tensor:
-        """Return no keys."""
-        return torch.empty(0, dtype=torch.int64, device=self.arena.device)
-
-    def clear(self) -> None:  # noqa: B027 - it does what it says for every static table
-        """Do nothing: a static table always holds all its keys."""
-
-    def export_keys(self, chunk_keys: int) -> Iterator[tuple[Tensor, Mapping[str, Tensor]]]:
-        """Return nothing: a static table always holds all its keys."""
-        return iter(())
-
-    def import_keys(self, keys: Tensor, uses: Mapping[str, Tensor]) -> None:
-        """Raise `StorageError`: a static table always holds all its keys."""
-        raise StorageError(f"table {self.name!r}", "got keys, but the table is static")
-
     @property
     def changes_since(self) -> str | None:
         """Id of the checkpoint after which all changes of rows are known; None if they are not."""
@@ -137,19 +119,3 @@ class StaticKeys(ABC):
             for rows in self.arena.changes.between(self.base, self.base + self.spec.rows):
                 for part in torch.split(rows, chunk_rows):
                     yield self.export(part - self.base)
-
-    def removed_since(self) -> Tensor:
-        """Return no keys: a static table always holds all its keys."""
-        return torch.empty(0, dtype=torch.int64, device=self.arena.device)
-
-    def remove(self, keys: Tensor) -> None:
-        """Raise `StorageError`: a static table always holds all its keys."""
-        raise StorageError(f"table {self.name!r}: remove", "the table is static, expected a dynamic one")
-
-    def export_memory(self, chunk_keys: int) -> Iterator[Mapping[str, Tensor]]:
-        """Return nothing: a static table has no state other than its rows."""
-        return iter(())
-
-    def import_memory(self, piece: Mapping[str, Tensor]) -> None:
-        """Raise `StorageError`: a static table has no state other than its rows."""
-        raise StorageError(f"table {self.name!r}", f"got {sorted(piece)}, but the table is static")

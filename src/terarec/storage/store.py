@@ -170,41 +170,33 @@ class ChangedSince(Protocol):
     def export_since(self, chunk_rows: int) -> Iterator[Rows]:
         """Return the rows that changed after `changes_since`, at most `chunk_rows` at a time."""
 
-    def removed_since(self) -> Tensor:
-        """Return the keys int64[n], rising, that were removed after `changes_since` and have no row now."""
-
 
 class KeyedRows(Protocol):
-    """The keys of a table that gets and loses them. A static table has none to give, and refuses others."""
+    """The keys of a table that gets and loses them, which a static one does not."""
 
     def evict(self, by: EvictionSpec | None = None, *, keep_at_least: int | None = None) -> Tensor:
-        """Evict rows by a policy and return their keys int64[n]; see `DynamicTable.evict`.
-
-        Raises:
-            StorageError: A static table.
-        """
+        """Evict rows by a policy and return their keys int64[n]; see `DynamicTable.evict`."""
 
     def take_evicted(self) -> Tensor:
         """Return the keys int64[n] that were evicted since the last call and have no row now."""
 
     def clear(self) -> None:
-        """Remove all keys of a dynamic table, with their uses and admission counts."""
+        """Remove all keys, with their uses and admission counts."""
 
     def remove(self, keys: Tensor) -> None:
-        """Remove ``keys int64[n]`` from a dynamic table; absent keys are ignored.
+        """Remove ``keys int64[n]``; absent keys are ignored."""
 
-        Raises:
-            StorageError: A static table.
-        """
+    def removed_since(self) -> Tensor:
+        """Return the keys int64[n], rising, that were removed after `changes_since` and have no row now."""
 
     def export_keys(self, chunk_keys: int) -> Iterator[tuple[Tensor, Mapping[str, Tensor]]]:
-        """Return the keys int64[n] of a dynamic table and their uses, about `chunk_keys` at a time."""
+        """Return the keys int64[n] and their uses, about `chunk_keys` at a time."""
 
     def import_keys(self, keys: Tensor, uses: Mapping[str, Tensor]) -> None:
-        """Insert ``keys int64[n]`` into a dynamic table, with their initial values and those uses that it tracks.
+        """Insert ``keys int64[n]``, with their initial values and those uses that the table tracks.
 
         Raises:
-            StorageError: A static table; or the table or memory is full, and nothing has changed.
+            StorageError: The table or memory is full, and nothing has changed.
         """
 
     def export_memory(self, chunk_keys: int) -> Iterator[Mapping[str, Tensor]]:
@@ -219,8 +211,12 @@ class KeyedRows(Protocol):
 
 
 @runtime_checkable
-class Store(TableRows, SavedRows, ChangedSince, KeyedRows, Protocol):
+class Store(TableRows, SavedRows, ChangedSince, Protocol):
     """A table: maps keys to rows of an arena."""
+
+    @property
+    def keyed(self) -> KeyedRows | None:
+        """The keys of a dynamic table; None for a static one, which always has all of them."""
 
 
 def shared_row_type(specs: Sequence[TableSpec | DynamicTableSpec]) -> tuple[int, torch.dtype, str]:
