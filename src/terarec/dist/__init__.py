@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training on several processes: process group, placements of tables, and the exchange between ranks."""
 
-from terarec.dist.gradients import sum_gradients
+from terarec.dist.gradients import GradientSums, sum_gradients
 from terarec.dist.joining import join
 from terarec.dist.plan import (
     ColumnWise,
@@ -21,6 +21,7 @@ from terarec.dist.shard import shard
 __all__ = [
     "ColumnWise",
     "DataParallel",
+    "GradientSums",
     "Hybrid",
     "Placement",
     "Ranks",

@@ -164,12 +164,17 @@ class Ranks:
 
     def all_reduce_(self, what: str, values: Tensor, reduction: Reduction = "sum") -> Tensor:
         """Replace `values` on every rank by their sum, maximum or minimum over the ranks, and return them."""
+        return self.begin_all_reduce_(what, values, reduction).wait()
+
+    def begin_all_reduce_(self, what: str, values: Tensor, reduction: Reduction = "sum") -> PendingResult:
+        """Begin an `all_reduce_`; all ranks begin their collectives in the same order."""
         transport = self._transport
-        if transport is not None:
-            # The bytes of a ring all-reduce, for any algorithm of the backend.
-            self.sent_bytes[what] += 2 * (self.size - 1) * values.nbytes // self.size
-            self._run(what, lambda: transport.all_reduce_(values, _REDUCTIONS[reduction]))
-        return values
+        if transport is None:
+            return PendingResult(values)
+        # The bytes of a ring all-reduce, for any algorithm of the backend.
+        self.sent_bytes[what] += 2 * (self.size - 1) * values.nbytes // self.size
+        wait = self._run(what, lambda: transport.all_reduce_(values, _REDUCTIONS[reduction]))
+        return PendingResult(values, lambda: self._run(what, wait))
 
     def all_to_all(self, what: str, values: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
         """Send parts of `values` to all ranks and return those that came from them, in the order of the ranks.

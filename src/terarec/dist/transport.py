@@ -14,8 +14,8 @@ from torch import Tensor, distributed
 class Transport(Protocol):
     """Collectives of a process group on tensors of any device."""
 
-    def all_reduce_(self, values: Tensor, reduction: distributed.ReduceOp.RedOpType) -> None:
-        """Replace `values` on every rank by their reduction over the ranks."""
+    def all_reduce_(self, values: Tensor, reduction: distributed.ReduceOp.RedOpType) -> Callable[[], object]:
+        """Begin to replace `values` on every rank by their reduction; return a function that waits until they are."""
 
     def all_to_all(
         self, out: Tensor, values: Tensor, received: Sequence[int], sent: Sequence[int]
@@ -42,9 +42,11 @@ class BackendTransport:
     def __init__(self, group: distributed.ProcessGroup) -> None:
         self._group = group
 
-    def all_reduce_(self, values: Tensor, reduction: distributed.ReduceOp.RedOpType) -> None:
-        """Replace values; see `Transport.all_reduce_`."""
-        distributed.all_reduce(values, reduction, group=self._group)
+    def all_reduce_(self, values: Tensor, reduction: distributed.ReduceOp.RedOpType) -> Callable[[], object]:
+        """Begin to replace values; see `Transport.all_reduce_`."""
+        work = distributed.all_reduce(values, reduction, group=self._group, async_op=True)
+        wait: Callable[[], object] = work.wait
+        return wait
 
     def all_to_all(
         self, out: Tensor, values: Tensor, received: Sequence[int], sent: Sequence[int]
@@ -67,12 +69,11 @@ class StagedTransport:
     def __init__(self, group: distributed.ProcessGroup) -> None:
         self._host = BackendTransport(group)
 
-    def all_reduce_(self, values: Tensor, reduction: distributed.ReduceOp.RedOpType) -> None:
-        """Replace values; see `Transport.all_reduce_`."""
+    def all_reduce_(self, values: Tensor, reduction: distributed.ReduceOp.RedOpType) -> Callable[[], object]:
+        """Begin to replace values; see `Transport.all_reduce_`."""
         here = values.cpu()
-        self._host.all_reduce_(here, reduction)
-        if here is not values:
-            values.copy_(here)
+        wait = self._host.all_reduce_(here, reduction)
+        return wait if here is values else partial(_finish, wait, values, here, here)
 
     def all_to_all(
         self, out: Tensor, values: Tensor, received: Sequence[int], sent: Sequence[int]

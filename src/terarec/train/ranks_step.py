@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from terarec.batch import Batch, slice_samples
-from terarec.dist.gradients import sum_gradients
+from terarec.dist.gradients import GradientSums
 from terarec.dist.ranks import Ranks
 from terarec.dist.shard import ShardedCollection
 from terarec.errors import ConfigError
@@ -44,6 +45,8 @@ class RanksStep(TrainingStep):
         self._ranks = ranks
         self._exchanged = [module for module in model.modules() if isinstance(module, ShardedCollection)]
         self.exchanges_keys = bool(self._exchanged)
+        # Their parts begin during the backward pass, between collectives of the tables.
+        self._sums = GradientSums(ranks.twin(), self._parameters)
         self._own_next: tuple[Batch, Batch] | None = None
         self._former_flag: Tensor | None = None
 
@@ -58,12 +61,13 @@ class RanksStep(TrainingStep):
 
     @override
     def _add_gradients(self, step: StepInput) -> Tensor:
-        self._ranks.step = step.number
-        total, losses = sum(step.sizes), []
-        for batch, size, following in zip(step.batches, step.sizes, (*step.batches[1:], step.following), strict=True):
+        self._ranks.step = self._sums.ranks.step = step.number
+        total, losses, followers = sum(step.sizes), [], (*step.batches[1:], step.following)
+        for number, (batch, size, following) in enumerate(zip(step.batches, step.sizes, followers, strict=True), 1):
             own = self._announce(batch, following, step)
             share = size / total * loss_share(self._model, self._objective, own.batch_size, size)
-            losses.append(self._backward(own, share, step))
+            during = self._sums.during_backward() if number == len(step.batches) else nullcontext()
+            losses.append(self._backward(own, share, step, during))
         return self._sum_over_ranks(losses[0] if len(losses) == 1 else torch.stack(losses).sum(), step)
 
     def _announce(self, batch: Batch, following: Batch | None, step: StepInput) -> Batch:
@@ -97,7 +101,7 @@ class RanksStep(TrainingStep):
         # one.
         loss = loss.detach().float()
         numbers = torch.stack([loss, torch.full_like(loss, float(step.is_interrupted))])
-        summed = sum_gradients(self._ranks, self._parameters, also=numbers)
+        summed = self._sums.finish(numbers)
         assert summed is not None, "numbers were given"
         is_here = self._device.type == "cpu"
         # The flag of this step would wait for the device: there, ranks stop by that of the step before.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import cast
 
@@ -124,18 +125,26 @@ class TrainingStep:
     def _add_gradients(self, step: StepInput) -> Tensor:
         """Add the gradients of the batches; return the mean loss of their samples."""
         total = sum(step.sizes)
-        losses = [self._backward(batch, batch.batch_size / total, step) for batch in step.batches]
+        losses = [self._backward(batch, batch.batch_size / total, step, nullcontext()) for batch in step.batches]
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
-    def _backward(self, batch: Batch, share: float, step: StepInput) -> Tensor:
-        """Add the gradients of `batch`, which is `share` of the step's samples; return its share of the loss."""
+    def _backward(self, batch: Batch, share: float, step: StepInput, during: AbstractContextManager[object]) -> Tensor:
+        """Add the gradients of `batch`; return its share of the loss.
+
+        Args:
+            batch: The batch.
+            share: Its share of the step's samples.
+            step: The step.
+            during: Context of the backward pass.
+        """
         with autocast(self._spec.precision, self._device):
             output = self.module(batch)
             loss = training_loss(self._model, output, batch, self._objective)
         if share != 1.0:
             loss = loss * share
         loss = self._checked(loss, batch, step)
-        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        with during:
+            self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         self.output = output
         return loss.detach()
 
