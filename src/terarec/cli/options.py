@@ -376,3 +376,11 @@ DeviceOption = Annotated[str | None, spec_option("device", TrainingSpec, "device
 TiersOption = Annotated[
     str | None, spec_option("tiers", RunSpec, "model.tables.tiers", metavar="device=SIZE,host=SIZE,file=DIR")
 ]
+ShareOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--share",
+        metavar="OWNER=COLUMN",
+        help="Let COLUMN look up the tables of OWNER, a column of the same ids, e.g. item=history; repeatable.",
+    ),
+]

@@ -17,7 +17,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from terarec.cli.failures import failure_of
-from terarec.cli.options import DEVICES, AllowImport, Force, Setting, Settings, TiersOption, spec_option
+from terarec.cli.options import (
+    DEVICES,
+    AllowImport,
+    Force,
+    Setting,
+    Settings,
+    ShareOption,
+    TiersOption,
+    pairs,
+    spec_option,
+)
 from terarec.config import load_run
 from terarec.config.files import RUN_FILE, with_graph
 from terarec.config.overrides import override, parse_assignments
@@ -51,6 +61,7 @@ class InitConfigOptions:
     factory: Annotated[str | None, spec_option("factory", RunSpec, "model.factory", metavar="package.module:name")] = (
         None
     )
+    share: ShareOption = None
     force: Force = False
     allow_import: AllowImport = None
 
@@ -61,6 +72,7 @@ def init_config(options: InitConfigOptions, show: Show) -> None:
     from terarec.config.starting_run import starting_run
     from terarec.data import read_spec
     from terarec.io.files import check_new_file, write_bytes
+    from terarec.models.columns import check_shared
 
     model = _MODELS.find(options.model)
     if options.factory is not None and options.model != "python":
@@ -73,7 +85,10 @@ def init_config(options: InitConfigOptions, show: Show) -> None:
     names_columns = bool(_needed_fields(model)) and options.model != "python"
     relations = _relations(options.data, options.allow_import) if names_columns else None
     starting = starting_run(model, dataset, data, factory=options.factory, relations=relations)
-    write_bytes(options.out, commented_json(starting.run, starting.remarks).encode())
+    run = override(starting.run, shared_changes(options.share))
+    if options.share:
+        check_shared(options.model, run.model.tables, dataset)  # type: ignore[union-attr]  # `override` has set it
+    write_bytes(options.out, commented_json(run, starting.remarks).encode())
     for path in starting.open_fields:
         show.line(f"{path}: {starting.remarks[path]}")
     figures = {"out": str(options.out), "model": options.model, "data": str(options.data)}
@@ -148,6 +163,7 @@ class TrainOptions:
     data: Annotated[Path | None, spec_option("data", RunSpec, "data")] = None
     settings: Annotated[Mapping[str, str], Settings(RunSpec, SETTINGS)] = field(default_factory=dict)
     tiers: TiersOption = None
+    share: ShareOption = None
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Number of runs, with the seeds S, S + 1, ...: RUN/seed-S, ...")
     ] = None
@@ -208,6 +224,7 @@ def run_spec(options: TrainOptions) -> RunSpec:
         changes["extend_chain"] = "true"
     if options.tiers is not None:
         changes |= tier_changes(base, Tiers.parse(options.tiers))
+    changes |= shared_changes(options.share)
     changes |= parse_assignments(options.assignments or ())
     if {"objective.label_weights", "objective.positive_weight"} & set(changes) and base.objective is None:
         changes.setdefault("objective.kind", BinarySpec.kind)
@@ -306,6 +323,17 @@ def _base(options: TrainOptions) -> RunSpec:
             f"or --resume and a run in {options.out}, or --init-from and another run",
         )
     return RunSpec(data=str(options.data))
+
+
+def shared_changes(texts: Sequence[str] | None) -> dict[str, str]:
+    """Return the field to set for ``--share OWNER=COLUMN``; none without the option."""
+    if not texts:
+        return {}
+    owners: dict[str, str] = {}
+    for owner, column in pairs("--share", texts, "OWNER=COLUMN such as item=history"):
+        if owners.setdefault(column, owner) != owner:
+            raise ConfigError("--share", f"got {owners[column]!r} and {owner!r} for {column!r}, expected one of them")
+    return {"model.tables.shared": json.dumps(owners)}
 
 
 def tier_changes(base: RunSpec, tiers: Tiers) -> dict[str, str]:

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from terarec.batch import Batch, Jagged
+from terarec.batch import Batch, Jagged, select
 from terarec.embedding import EmbeddingCollection
 from terarec.embedding.output import PaddedKeys
 from terarec.errors import ConfigError
 from terarec.nn import MLP, Layer, TensorShape, build_layer
 from terarec.nn.initializers import Distribution, dense_distributions, normal, uniform
-from terarec.spec import CategoricalColumn, DatasetSpec, FeatureSpec, Initializer
+from terarec.spec import CategoricalColumn, DatasetSpec, DynamicTableSpec, FeatureSpec, Initializer, TableSpec
 from terarec.spec.checks import did_you_mean
 from terarec.spec.dataset import FIRST_ID, MISSING_ID, MISSING_KEY
 from terarec.spec.network import ColumnPooling, EmbeddedSpec, NetworkSpec
@@ -67,10 +67,59 @@ def collection(
     if not columns:
         return None
     return EmbeddingCollection(
-        [tables.table(c.name + suffix, rows=c.rows, width=width, initializer=initializer) for c in columns],
-        [FeatureSpec(name=c.name, table=c.name + suffix, pooling=pooling) for c in columns],
+        own_tables(columns, tables, width=width, suffix=suffix, initializer=initializer),
+        [FeatureSpec(name=c.name, table=owner(c.name, tables) + suffix, pooling=pooling) for c in columns],
         seed=seed,
     )
+
+
+def own_tables(
+    columns: Sequence[CategoricalColumn],
+    tables: TablesSpec,
+    *,
+    width: int,
+    suffix: str = "",
+    initializer: Initializer | None = None,
+) -> list[TableSpec | DynamicTableSpec]:
+    """Return the tables of a collection for `columns`: one for each that does not share another's.
+
+    The other arguments are those of `collection`.
+
+    Raises:
+        ConfigError: A column that shares the table of one that is not among them.
+    """
+    names = [column.name for column in columns]
+    for name in names:
+        if owner(name, tables) not in names:
+            raise ConfigError(
+                "tables.shared",
+                f"got {owner(name, tables)!r} for {name!r}, expected a column that is looked up with it: "
+                f"{', '.join(other for other in names if other != name) or 'none'}",
+            )
+    return [
+        tables.table(column.name + suffix, rows=column.rows, width=width, initializer=initializer)
+        for column in columns
+        if column.name not in tables.shared
+    ]
+
+
+def owner(column: str, tables: TablesSpec) -> str:
+    """Return the column after which the tables of `column` are named: itself, or the one whose tables it shares."""
+    return tables.shared.get(column, column)
+
+
+def check_shared(kind: str, tables: TablesSpec, dataset: DatasetSpec) -> None:
+    """Raise `ConfigError` unless a data set has all columns that share tables, of the same ids."""
+    for name, other in tables.shared.items():
+        of_name, of_other = (
+            categorical_column(kind, "tables.shared", column, dataset, one_key=False) for column in (name, other)
+        )
+        if of_name.rows != of_other.rows:
+            raise ConfigError(
+                kind,
+                f"tables.shared: {name!r} has {_ids(of_name)}, {other!r} has {_ids(of_other)}, expected both to have "
+                "the same ids (one vocabulary for both columns)",
+            )
 
 
 def embeddings(spec: EmbeddedSpec, dataset: DatasetSpec, *, seed: int) -> EmbeddingCollection | None:
@@ -262,6 +311,17 @@ def one_key_bags(names: Sequence[str], name: str, keys: Tensor) -> Jagged:
     count = len(keys)
     offsets = torch.arange(len(names) * count + 1, device=keys.device) - list(names).index(name) * count
     return Jagged(names=tuple(names), keys=keys, offsets=offsets.clamp(0, count))
+
+
+def with_empty_bags(jagged: Jagged, names: Sequence[str], every: Sequence[str]) -> Jagged:
+    """Return the features `names`, with empty bags of the others of `every`, in which `names` are side by side."""
+    chosen, size = select(jagged, names), jagged.batch_size
+    before = list(every).index(names[0])
+    after = len(every) - len(names) - before
+    offsets = torch.cat(
+        [chosen.offsets[:1].expand(before * size), chosen.offsets, chosen.offsets[-1:].expand(after * size)]
+    )
+    return dataclasses.replace(chosen, names=tuple(every), offsets=offsets, ends=None)
 
 
 def check_pairs(kind: str, dataset: DatasetSpec, num_vectors: int) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from terarec.batch import Batch, Jagged
 from terarec.embedding import EmbeddingCollection, PaddedSequences
-from terarec.models.columns import check_history, join, missing_key, mlp, without_keys
+from terarec.models.columns import check_history, join, missing_key, mlp, own_tables, owner, without_keys
 from terarec.nn.attention import HistoryPooling
 from terarec.ragged import Ragged
 from terarec.spec import DatasetSpec, FeatureSpec
@@ -62,20 +62,23 @@ class HistoryModel(nn.Module):
         for index, pair in enumerate(spec.sequences):
             check_history(kind, f"sequences[{index}]", pair.target, pair.history, dataset)
         columns = {column.name: column for column in dataset.categorical}
-        table_of = {pair.history: pair.target for pair in spec.sequences}
-        plain = [column for column in dataset.categorical if column.name not in table_of]
+        target_of = {pair.history: pair.target for pair in spec.sequences}
+        plain = [column for column in dataset.categorical if column.name not in target_of]
         self.embedding = EmbeddingCollection(
-            [spec.tables.table(column.name, rows=column.rows, width=spec.width) for column in plain],
+            own_tables(plain, spec.tables, width=spec.width),
             [
-                *(FeatureSpec(name=column.name, table=column.name, pooling=spec.pooling) for column in plain),
-                *(FeatureSpec(name=name, table=table, pooling="none") for name, table in table_of.items()),
+                *(FeatureSpec(name=c.name, table=owner(c.name, spec.tables), pooling=spec.pooling) for c in plain),
+                *(
+                    FeatureSpec(name=name, table=owner(target, spec.tables), pooling="none")
+                    for name, target in target_of.items()
+                ),
             ],
             seed=seed,
         )
         names = [column.name for column in plain]
         self._places = [(pair.history, names.index(pair.target)) for pair in spec.sequences]
         # A missing value has an id of its own, to which attention should give no weight.
-        self._missing = {name: missing_key(columns[name]) for name in table_of} if spec.mask_missing else {}
+        self._missing = {name: missing_key(columns[name]) for name in target_of} if spec.mask_missing else {}
         self.width = spec.width
         generator = torch.Generator().manual_seed(seed)
         poolings = [new_pooling(generator) for _ in spec.sequences]

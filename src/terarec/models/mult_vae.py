@@ -50,11 +50,12 @@ class MultVAE(NextItemModel):
         self.spec = spec
         width, item = spec.hidden[0], spec.item
         rows = next(column.rows for column in dataset.categorical if column.name == item)
+        encoder = spec.tables.shared.get(spec.history, item + ENCODER_SUFFIX)
         self.embedding = EmbeddingCollection(
-            [spec.tables.table(name, rows=rows, width=width) for name in (item, item + ENCODER_SUFFIX)],
+            [spec.tables.table(name, rows=rows, width=width) for name in dict.fromkeys((item, encoder))],
             [
                 FeatureSpec(name=item, table=item, pooling="sum"),
-                FeatureSpec(name=spec.history, table=item + ENCODER_SUFFIX, pooling="sum"),
+                FeatureSpec(name=spec.history, table=encoder, pooling="sum"),
             ],
             seed=seed,
         )

@@ -21,6 +21,8 @@ from terarec.models.columns import (
     item_ids,
     missing_key,
     one_key_bags,
+    own_tables,
+    owner,
     without_keys,
 )
 from terarec.models.contract import device_of
@@ -89,8 +91,8 @@ class PairModel(RetrievalModel):
                 )
             self._missing = {shown.name: missing_key(shown)}
         self.embedding = EmbeddingCollection(
-            [spec.tables.table(one.name, rows=one.rows, width=width) for one in (user, item)],
-            [FeatureSpec(name=name, table=name, pooling="sum") for name in (spec.user, spec.item)],
+            own_tables([user, item], spec.tables, width=width),
+            [FeatureSpec(name=name, table=owner(name, spec.tables), pooling="sum") for name in (spec.user, spec.item)],
             seed=seed,
         )
         self.width = width

@@ -14,6 +14,7 @@ from terarec.errors import ConfigError
 from terarec.models.autoint import AutoInt
 from terarec.models.bert4rec import BERT4Rec
 from terarec.models.bst import BST
+from terarec.models.columns import check_shared
 from terarec.models.contract import VectorModel
 from terarec.models.dcn import DCN
 from terarec.models.dien import DIEN
@@ -57,6 +58,7 @@ from terarec.spec.multitask import ESMMSpec, MMoESpec, PLESpec, SharedBottomSpec
 from terarec.spec.registry import check_allowed, imported
 from terarec.spec.retrieval import MFBPRSpec, MultVAESpec, NCFSpec, YouTubeDNNSpec
 from terarec.spec.sequences import BERT4RecSpec, GRU4RecSpec, HSTUSpec, SASRecSpec
+from terarec.spec.tables import TablesSpec
 
 
 def python_model(
@@ -167,8 +169,24 @@ def build_model(
     if isinstance(spec, PythonModelSpec):
         model = python_model(spec, dataset, num_outputs=num_outputs, seed=seed, allow_import=allow_import)
     else:
+        tables: TablesSpec | None = getattr(spec, "tables", None)
+        if tables is not None:
+            check_shared(spec.kind, tables, dataset)
         model = MODELS[type(spec)](spec, dataset, num_outputs=num_outputs, seed=seed)
-    collections = (module for module in model.modules() if isinstance(module, EmbeddingCollection))
+        if tables is not None:
+            _check_looked_up(spec.kind, model, tables)
+    collections = [module for module in model.modules() if isinstance(module, EmbeddingCollection)]
     # After all are built: the bounds of a fast tier count for the model, not for each of its collections.
     share_tiers([arena for collection in collections for arena in collection.arenas])
     return model
+
+
+def _check_looked_up(kind: str, model: nn.Module, tables: TablesSpec) -> None:
+    """Raise unless the columns that are to share tables do: a model may not read one, or set its table itself."""
+    collections = [module for module in model.modules() if isinstance(module, EmbeddingCollection)]
+    for name, other in tables.shared.items():
+        found = [{f.name: f.table for f in collection.features} for collection in collections]
+        of_name = [features for features in found if name in features]
+        if not of_name or any(features[name] != features.get(other) for features in of_name):
+            reason = "is not looked up by this model" if not of_name else f"looks up {of_name[0][name]!r} in this model"
+            raise ConfigError(kind, f"tables.shared: {name!r} {reason}, expected other columns than {other!r} for it")

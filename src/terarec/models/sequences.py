@@ -19,6 +19,7 @@ from terarec.models.columns import (
     check_one_label,
     item_ids,
     missing_key,
+    own_tables,
     samples_of_keys,
     without_keys,
 )
@@ -92,7 +93,7 @@ class SequenceModel(RetrievalModel):
         self.missing = missing_key(item)
         self.sampler = Sampler(spec.negatives, FIRST_ID, self.num_items, where=f"{kind}: negatives")
         self.embedding = EmbeddingCollection(
-            [spec.tables.table(item.name, rows=item.rows, width=spec.width)],
+            own_tables([item], spec.tables, width=spec.width),
             [FeatureSpec(name=name, table=item.name, pooling="none") for name in (spec.history, spec.item)],
             seed=seed,
         )

@@ -8,9 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from terarec.batch import Batch, select
+from terarec.batch import Batch, Jagged, select
+from terarec.embedding import EmbeddingCollection
+from terarec.embedding.output import PaddedKeys
 from terarec.errors import ConfigError
-from terarec.models.columns import check_known, check_one_label, collection, join, mlp
+from terarec.models.columns import check_known, check_one_label, collection, join, mlp, with_empty_bags
 from terarec.models.retrieving import RetrievalModel
 from terarec.nn.batch_ranks import rows_of_all
 from terarec.nn.item_frequency import ItemFrequency
@@ -55,9 +57,14 @@ class TwoTower(RetrievalModel):
         check_known(spec.kind, "user", spec.user, dataset)
         check_known(spec.kind, "item", spec.item, dataset)
         generator = torch.Generator().manual_seed(seed)
+        user, item = ([c for c in dataset.categorical if c.name in names] for names in (spec.user, spec.item))
+        tables: EmbeddingCollection | None = None
+        if any((name in spec.user) != (other in spec.user) for name, other in spec.tables.shared.items()):
+            # A table of both towers is in one collection, which both have.
+            tables = collection([*user, *item], spec.tables, width=spec.width, pooling=spec.pooling, seed=seed)
         # The user's tower draws first: another order would change the initial weights of a seed.
-        self.user = Tower(spec, spec.user, dataset, generator=generator, seed=seed)
-        self.item = Tower(spec, spec.item, dataset, generator=generator, seed=seed)
+        self.user = Tower(spec, spec.user, dataset, tables, generator=generator, seed=seed)
+        self.item = Tower(spec, spec.item, dataset, tables, generator=generator, seed=seed)
         key = _item_key(spec, dataset)
         self.item_key = key.name
         self.is_cosine = spec.similarity == "cosine"
@@ -118,6 +125,7 @@ class Tower(nn.Module):
         spec: Layers.
         names: Names of the columns.
         dataset: All columns.
+        tables: Those of both towers; None for tables of its own.
         generator: Source of the initial weights.
         seed: Seed of the tables' initial weights.
     """
@@ -129,6 +137,7 @@ class Tower(nn.Module):
         spec: TwoTowerSpec,
         names: tuple[str, ...],
         dataset: DatasetSpec,
+        tables: EmbeddingCollection | None,
         *,
         generator: torch.Generator,
         seed: int,
@@ -138,17 +147,31 @@ class Tower(nn.Module):
         dense = [index for index, column in enumerate(dataset.dense) if column.name in names]
         # Not persistent: the spec has the columns.
         self.register_buffer("_dense", torch.tensor(dense, dtype=torch.int64), persistent=False)
-        self.embedding = collection(columns, spec.tables, width=spec.width, pooling=spec.pooling, seed=seed)
+        self.embedding = tables
+        if tables is None:
+            self.embedding = collection(columns, spec.tables, width=spec.width, pooling=spec.pooling, seed=seed)
+        self.names = tuple(column.name for column in columns)
+        self.looked_up = self.names if tables is None else tuple(feature.name for feature in tables.features)
+        self.width = spec.width
         in_width = len(dense) + spec.width * len(columns)
         self.mlp = mlp(spec, in_width, spec.hidden, spec.vector_width, generator)
 
     def forward(self, batch: Batch) -> Tensor:
         """Return the vectors float[B, vector_width]."""
         x = batch.dense.index_select(1, self._dense)
-        if self.embedding is not None:
-            x = join(x, self.embedding(batch.sparse).pooled)
+        if self.embedding is not None and self.names:
+            x = join(x, self._pooled(batch.sparse))
         vectors: Tensor = self.mlp(x)
         return vectors
+
+    def _pooled(self, sparse: Jagged | PaddedKeys) -> Tensor:
+        """Return the vectors of the tower's own columns."""
+        assert self.embedding is not None
+        if self.names != self.looked_up and isinstance(sparse, Jagged):
+            sparse = with_empty_bags(sparse, self.names, self.looked_up)
+        pooled: Tensor = self.embedding(sparse).pooled
+        first = self.looked_up.index(self.names[0]) * self.width
+        return pooled[:, first : first + len(self.names) * self.width]
 
 
 def _item_key(spec: TwoTowerSpec, dataset: DatasetSpec) -> CategoricalColumn:

@@ -9,7 +9,7 @@ from torch.nn.functional import normalize
 
 from terarec.batch import Batch
 from terarec.embedding import EmbeddingCollection
-from terarec.models.columns import check_known, join, mlp, one_key_bags
+from terarec.models.columns import check_known, join, mlp, one_key_bags, own_tables, owner
 from terarec.models.next_items import NextItemModel, NextItemVectors
 from terarec.spec import DatasetSpec, FeatureSpec, YouTubeDNNSpec
 
@@ -40,17 +40,18 @@ class YouTubeDNN(NextItemModel):
         dense = [index for index, column in enumerate(dataset.dense) if column.name in spec.user]
         # Not persistent: the spec has the columns.
         self.register_buffer("_dense", torch.tensor(dense, dtype=torch.int64), persistent=False)
+        of_item = owner(spec.item, spec.tables)
         others = [column for column in dataset.categorical if column.name in spec.user]
         self.embedding = EmbeddingCollection(
+            own_tables(
+                [column for column in dataset.categorical if column.name == spec.item or column in others],
+                spec.tables,
+                width=spec.width,
+            ),
             [
-                spec.tables.table(column.name, rows=column.rows, width=spec.width)
-                for column in dataset.categorical
-                if column.name == spec.item or column in others
-            ],
-            [
-                FeatureSpec(name=spec.item, table=spec.item, pooling="sum"),
-                FeatureSpec(name=spec.history, table=spec.item, pooling="mean"),
-                *(FeatureSpec(name=column.name, table=column.name, pooling=spec.pooling) for column in others),
+                FeatureSpec(name=spec.item, table=of_item, pooling="sum"),
+                FeatureSpec(name=spec.history, table=of_item, pooling="mean"),
+                *(FeatureSpec(name=c.name, table=owner(c.name, spec.tables), pooling=spec.pooling) for c in others),
             ],
             seed=seed,
         )

@@ -313,6 +313,7 @@ class StaticTablesSpec:
             1 / sqrt(rows).
         optimizers: Pattern of table names, such as "item*" -> name of the rule that moves the tables it matches; the
             first pattern that matches a table counts, and "default" moves the tables that none matches.
+        shared: Column -> the column of the same ids whose tables it looks up, too, instead of having its own.
         tiers: Memories of the rows of all tables, which share the budgets; None for all in the memory of the device.
     """
 
@@ -321,6 +322,7 @@ class StaticTablesSpec:
     initializer: Initializer | None = None
     init_scale: float | None = None
     optimizers: Mapping[str, str] = field(default_factory=dict)
+    shared: Mapping[str, str] = field(default_factory=dict)
     tiers: Tiers | None = None
 
     def __post_init__(self) -> None:
@@ -329,6 +331,7 @@ class StaticTablesSpec:
         if self.init_scale is not None:
             checks.finite_float(self, "init_scale", low=0.0, open_low=True)
         _check_optimizers(self, self.optimizers)
+        _check_shared(self, self.shared)
         check_tiers(self)
 
     def table(
@@ -368,6 +371,7 @@ class DynamicTablesSpec:
         evict: Rule for rows that are removed when a table is full; None: a full table is an error.
         max_rows: Maximum number of rows of each table; None: as many as memory holds.
         optimizers: Rules by pattern, as in `StaticTablesSpec`.
+        shared: Columns that look up the tables of others, as in `StaticTablesSpec`.
         tiers: Memories of the rows of all tables, which share the budgets; None for all in the memory of the device.
     """
 
@@ -378,12 +382,14 @@ class DynamicTablesSpec:
     evict: LRUEviction | LFUEviction | TTLEviction | None = None
     max_rows: int | None = None
     optimizers: Mapping[str, str] = field(default_factory=dict)
+    shared: Mapping[str, str] = field(default_factory=dict)
     tiers: Tiers | None = None
 
     def __post_init__(self) -> None:
         checks.one_of(self, "initializer", (*get_args(Initializer), None))
         checks.finite_float(self, "init_scale", low=0.0, open_low=True)
         _check_optimizers(self, self.optimizers)
+        _check_shared(self, self.shared)
         check_tiers(self)
         check_policies(self, self.evict, self.max_rows)
 
@@ -412,6 +418,22 @@ def _check_optimizers(owner: object, optimizers: object) -> None:
     for pattern, name in optimizers.items():
         if not isinstance(pattern, str) or not pattern or not checks.is_name(name):
             checks.fail(owner, "optimizers", expected)
+
+
+def _check_shared(owner: object, shared: object) -> None:
+    expected = "the column whose tables it looks up for each column, such as {'history': 'item'}"
+    checks.instance(owner, "shared", Mapping, expected)
+    assert isinstance(shared, Mapping)
+    for column, other in shared.items():
+        if not checks.is_name(column) or not checks.is_name(other):
+            checks.fail(owner, "shared", expected)
+        if other in shared:
+            checks.reject(
+                owner,
+                "shared",
+                f"got {other!r} for {column!r}, which looks up the tables of {shared[other]!r}, expected a column with "
+                "tables of its own",
+            )
 
 
 def _optimizer_of(table: str, optimizers: Mapping[str, str]) -> str:

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``--share``: columns with one table from the description of a run to its server."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from terarec.apps.recipes.leave_one_out import prepare_sequences
+from terarec.apps.recommend import Catalogue, Recommender
+from terarec.config import load_run
+from terarec.serve import InferenceSession
+from tests.apps.recipes.sequences import ITEMS, write_planted_sequences
+from tests.cli.conftest import figures, rejected
+
+CATALOGUE = list(range(1, ITEMS + 1))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("share")
+    prepare_sequences(write_planted_sequences(root / "files", users=60) / "Beauty.txt", root / "data")
+    return root / "data"
+
+
+def test_a_described_run_shares_and_so_does_what_is_made_of_it(data: Path, tmp_path: Path) -> None:
+    config, run = tmp_path / "run.json", tmp_path / "run"
+    figures("init-config", "deepfm", data, "--out", config, "--share", "item=history")
+    assert load_run(config).model.tables.shared == {"history": "item"}  # type: ignore[union-attr]
+    short = ("--width", 4, "--hidden", "4", "--batch-size", 16, "--set", "training.eval_split=none")
+    figures("train", "--config", config, "--out", run, *short, "--set", "training.max_steps=2")
+    resumed = figures("train", "--out", run, "--resume", "--set", "training.max_steps=4")
+    assert resumed["steps"] == 4
+    assert {table["table"] for table in figures("inspect", run)["tables"]} == {"item", "item.wide"}
+    with InferenceSession.open(run) as session:
+        expected = session.predict({"item": CATALOGUE, "history": [[3, 4]] * ITEMS})
+    exported = figures("export", run, "--format", "torch", "--out", tmp_path / "export")
+    assert exported["max_abs_difference"] < 1e-5  # of the program's scores from those of the model
+    assert np.ptp(expected) > 0
+
+
+def test_towers_share_the_table_of_the_items(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    towers = ("--model", "two_tower", "--set", "model.user=history", "--set", "model.item=item", "--width", 4)
+    short = ("--batch-size", 16, "--set", "training.max_steps=5", "--set", "training.eval_split=none")
+    figures("train", "--data", data, "--out", run, *towers, *short, "--share", "item=history")
+    assert [table["table"] for table in figures("inspect", run)["tables"]] == ["item"]
+    with InferenceSession.open(run) as session:
+        scores = session.predict({"item": CATALOGUE, "history": [[3, 4]] * ITEMS})[:, 0]
+    found = Recommender.open(run, Catalogue({"item": CATALOGUE}, "item")).recommend({"history": [[3, 4]]}, 3)
+    assert found.items[0] == [CATALOGUE[place] for place in np.argsort(-scores, kind="stable")[:3]]
+
+
+def test_what_cannot_be_shared_is_rejected_before_anything_is_written(data: Path, tmp_path: Path) -> None:
+    config = tmp_path / "run.json"
+    rejected("init-config", "dnn", data, "--out", config, "--share", "item", where="--share")
+    rejected("init-config", "dnn", data, "--out", config, "--share", "item=past", where="dnn", problem="'past'")
+    twice = ("--share", "item=history", "--share", "other=history")
+    rejected("init-config", "dnn", data, "--out", config, *twice, where="--share", problem="'other'")
+    rejected("init-config", "graph", data, "--out", config, "--share", "item=history", where="model.tables")
+    rejected("train", "--data", data, "--out", tmp_path / "run", "--model", "dnn", "--share", "item=past", where="dnn")
+    assert not list(tmp_path.iterdir())
