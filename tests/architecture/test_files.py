@@ -43,7 +43,7 @@ EXCEPTIONS = {
     "apps/triton.py": "copies by `io.copy_file`",
     "memory/files.py": "makes a file of its own to try direct access",
     "serve/access_log.py": "appends lines without waiting, also to a pipe or a terminal",
-    "serve/http/watch_routes.py": "a resource of terarec",
+    "serve/http/assembly.py": "a resource of terarec",
     "serve/shared_memory.py": "shared memory, which it opens without waiting or following links, and looks at",
     "train/report.py": "maps a file by its link",
 }

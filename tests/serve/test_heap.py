@@ -6,7 +6,7 @@ from tests.processes import run_python
 # In processes of their own: servers of other tests may leave objects out of the collections of this one.
 LEFT_OUT = """
 import gc, weakref
-from terarec.serve.heap import settled_heap
+from terarec.serve.process import settled_heap
 
 class Node:
     def __init__(self):
@@ -30,7 +30,7 @@ print("done")
 
 FIRST = """
 import gc
-from terarec.serve.heap import settled_heap
+from terarec.serve.process import settled_heap
 
 def is_looked_at(node):
     return any(one is node for one in gc.get_objects())

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from terarec.serve.pacing import Pacing
+from terarec.serve.batcher import Pacing
 from terarec.spec import BatchingSpec
 
 MS = 1_000_000

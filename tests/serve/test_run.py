@@ -19,8 +19,8 @@ import pytest
 from terarec.errors import ConfigError, DataNotFoundError, MissingDependencyError
 from terarec.serve import InferenceClient, InferenceError, InferenceSession, RunningServer, serve
 from terarec.serve.json_codec import decode_infer_response, encode, float32_elements
+from terarec.serve.process import READY, notify
 from terarec.serve.protocol import InferRequest, Tensor
-from terarec.serve.service_manager import READY, notify
 from terarec.spec import ServingSpec
 from tests.errors import at
 from tests.processes import Python

@@ -21,17 +21,16 @@ import torch
 from terarec.serve.access_log import AccessLog, check_access_log
 from terarec.serve.api import InferenceApi
 from terarec.serve.calls import CallSink
-from terarec.serve.heap import settled_heap
 from terarec.serve.input_drift import DriftWatch
 from terarec.serve.listening import address_of, bind, bind_admin, shared_memory
 from terarec.serve.live import LiveUpdates
 from terarec.serve.loading import VersionLoader
 from terarec.serve.models import ServedModels
+from terarec.serve.process import READY, STOPPING, notify, settled_heap
 from terarec.serve.publishing import UpdateReceiver
 from terarec.serve.recommending import RecommendationService
 from terarec.serve.served_model import ServedModel
 from terarec.serve.served_records import ServedRecords, check_record_directory
-from terarec.serve.service_manager import READY, STOPPING, notify
 from terarec.serve.session import InferenceSession
 from terarec.serve.sinks import Sink
 from terarec.serve.statistics_board import StatisticsBoard, WorkerStatistics

@@ -1,27 +1,179 @@
 # SPDX-License-Identifier: Apache-2.0
 """`GrpcService` by grpcio: all methods, encryption, and limits before a message is in memory.
 
-Each call in flight holds a thread, a stream two. Health checks are answered here, too.
+Each call in flight holds a thread, a stream two. The health service (``grpc.health.v1.Health``), which probes and
+clients that balance their calls ask, is here, too: https://github.com/grpc/grpc/blob/master/doc/health-checking.md. Its
+checks name "" or the service of inference for the server, or a model.
 
 Needs the extra ``serve``: grpcio.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from queue import Empty, SimpleQueue
 from typing import NoReturn, TypeAlias
+
+import grpc
+from google.protobuf.message import DecodeError
 
 from terarec.errors import MissingDependencyError
 from terarec.serve.calls import Call
-from terarec.serve.grpc.health import HEALTH_SERVICE, HealthService
-from terarec.serve.grpc.messages import METHODS, SERVICE
-from terarec.serve.grpc.service import Failure, GrpcService, Metadata, end_call, failure_of
-from terarec.serve.grpc.streams import RequestStream
-from terarec.serve.protocol import ServerBusyError
+from terarec.serve.grpc.messages import METHODS, SERVICE, message_class
+from terarec.serve.grpc.service import Failure, GrpcService, Metadata, PendingInference, end_call, failure_of
+from terarec.serve.protocol import ServerBusyError, UnknownModelError
+
+HEALTH_SERVICE = "grpc.health.v1.Health"
+"""Full name of the service."""
+
+_SERVING, _NOT_SERVING, _SERVICE_UNKNOWN = 1, 2, 3
+_POLL_SECONDS = 0.2  # between two looks for a watcher; models say nobody when they change
+
+_Request, _Response = message_class("HealthCheckRequest"), message_class("HealthCheckResponse")
+
+
+class HealthService:
+    """Answers the calls of the health service.
+
+    Args:
+        service: Knows the models.
+        most_watchers: Limit of the calls that watch; each holds a thread.
+    """
+
+    def __init__(self, service: GrpcService, most_watchers: int) -> None:
+        self._service = service
+        self._has_ended = threading.Event()
+        self._places = threading.BoundedSemaphore(most_watchers)
+
+    def handlers(self) -> Mapping[str, grpc.RpcMethodHandler]:
+        """Return the handlers of the methods, whose messages are bytes."""
+        return {
+            "Check": grpc.unary_unary_rpc_method_handler(self._check),
+            "Watch": grpc.unary_stream_rpc_method_handler(self._watch),
+        }
+
+    def end(self) -> None:
+        """End the calls that watch."""
+        self._has_ended.set()
+
+    def _check(self, body: bytes, context: grpc.ServicerContext) -> bytes:
+        name = _name_in(body, context)
+        status = self._status(name)
+        if status == _SERVICE_UNKNOWN:
+            context.abort(grpc.StatusCode.NOT_FOUND, f"no model {name!r} is served")
+        return _encoded(status)
+
+    def _watch(self, body: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        name = _name_in(body, context)
+        if not self._places.acquire(blocking=False):
+            context.abort(grpc.StatusCode.UNAVAILABLE, "as many calls watch as may; try again")
+        # By the library, when the call has ended in whatever way.
+        if not context.add_callback(self._places.release):
+            self._places.release()
+            return
+        last = 0
+        while context.is_active():
+            status = self._status(name)
+            if status != last:
+                yield _encoded(status)
+                last = status
+            if self._has_ended.wait(_POLL_SECONDS):
+                return
+
+    def _status(self, name: str) -> int:
+        """Return the status of the server, or of a model."""
+        is_ready = not self._has_ended.is_set() and self._service.server_ready()
+        if name and name != SERVICE:
+            try:
+                is_ready = self._service.model_ready(name) and is_ready
+            except UnknownModelError:
+                return _SERVICE_UNKNOWN
+        return _SERVING if is_ready else _NOT_SERVING
+
+
+def _name_in(body: bytes, context: grpc.ServicerContext) -> str:
+    try:
+        name: str = _Request.FromString(body).service
+    except DecodeError:
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the message is no HealthCheckRequest")
+        raise AssertionError("unreachable: abort raises") from None
+    return name
+
+
+def _encoded(status: int) -> bytes:
+    encoded: bytes = _Response(status=status).SerializeToString()
+    return encoded
+
+
+_LOGGER = logging.getLogger(__name__)
+
+MOST_AHEAD = 64
+"""Requests of a stream that are read before earlier ones are answered."""
+
+
+class RequestStream:
+    """Requests that one thread reads and another one answers.
+
+    `_pending` passes them on, and None at the end; `_places` has a place for each that may be read ahead. `end` may be
+    called from any thread, and lets both threads end.
+
+    Args:
+        service: What answers.
+        client: Address of the client.
+        metadata: Headers of the stream.
+    """
+
+    def __init__(self, service: GrpcService, client: str = "", metadata: Metadata = ()) -> None:
+        self._service = service
+        self._client = client
+        self._metadata = tuple(metadata)
+        self._pending: SimpleQueue[PendingInference | None] = SimpleQueue()
+        self._places = threading.Semaphore(MOST_AHEAD)
+        self._answered: PendingInference | None = None  # that the answering thread waits for
+        self._has_ended = False
+
+    def read(self, bodies: Iterable[bytes]) -> None:
+        """Let requests be scored until there are no more."""
+        try:
+            for body in bodies:
+                self._places.acquire()
+                if self._has_ended:
+                    break
+                call = self._service.begin("ModelStreamInfer", body, self._client, self._metadata)
+                self._pending.put(self._service.infer(body, call))
+        # The library's exception for a stream whose client has gone is of no public class.
+        except Exception as error:
+            _LOGGER.debug("a stream ended: %s", error)
+        finally:
+            self._pending.put(None)
+
+    def __iter__(self) -> Iterator[PendingInference]:
+        while (pending := self._pending.get()) is not None:
+            self._answered = pending
+            if self._has_ended:
+                pending.scored.cancel()
+            yield pending
+            self._places.release()
+
+    def end(self) -> None:
+        """Read no further requests, and drop those that wait."""
+        self._has_ended = True
+        self._places.release()  # the reader may wait for one
+        if self._answered is not None:
+            self._answered.scored.cancel()
+        with contextlib.suppress(Empty):
+            while True:
+                pending = self._pending.get_nowait()
+                if pending is not None:
+                    pending.scored.cancel()
+        self._pending.put(None)
+
 
 try:
     import grpc

@@ -1,25 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`serve_http`: the HTTP transport of an `InferenceApi`, from its specs."""
+"""The HTTP transport of an `InferenceApi`, from its specs, and the paths beside those of the protocol."""
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import hashlib
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict
+from importlib import resources
+from typing import Any
 
+from terarec.errors import ConfigError
 from terarec.serve.access import AccessControl, is_loopback, tls_context
 from terarec.serve.api import InferenceApi
-from terarec.serve.http.admin_routes import add_administration
-from terarec.serve.http.api_routes import ApiRoutes
+from terarec.serve.http.api_routes import SMALL_BYTES, ApiRoutes
+from terarec.serve.http.compression import check_encoding, decompress
+from terarec.serve.http.messages import Request, Response, check_content_type, json_response
 from terarec.serve.http.openapi import add_docs
-from terarec.serve.http.recommend_routes import add_recommendations
+from terarec.serve.http.routes import Route, Routes
 from terarec.serve.http.security import Guard
 from terarec.serve.http.server import HttpServer
-from terarec.serve.http.watch_routes import add_dashboard, add_drift, add_metrics
-from terarec.serve.input_drift import DriftWatch
-from terarec.serve.metrics import Metrics
-from terarec.serve.recommending import RecommendationService
+from terarec.serve.input_drift import DriftWatch, drift_of_served
+from terarec.serve.json_codec import decode_object
+from terarec.serve.metrics import CONTENT_TYPE, Metrics
+from terarec.serve.models import ServedModels
+from terarec.serve.recommending import RecommendationService, RecommendRequest, decode_recommend_request
 from terarec.serve.sinks import Sink
-from terarec.spec import ServingSpec
+from terarec.spec import ServingSpec, checks, from_data
+from terarec.spec.checks import quoted
+from terarec.spec.serving_repository import MOST_VERSIONS, PointerSpec, PromotionSpec
 
 
 class HttpTransport:
@@ -90,3 +101,133 @@ class HttpTransport:
     def stop(self) -> None:
         """Finish requests in flight and return from `run`. Callable from any thread, and from a signal's handler."""
         self._server.stop()
+
+
+def add_recommendations(routes: Routes, service: RecommendationService, max_request_bytes: int) -> None:
+    """Add the path.
+
+    Args:
+        routes: Table of paths.
+        service: Answers requests.
+        max_request_bytes: Limit of the bytes of a body, also of one that is decompressed.
+    """
+
+    def decoded(request: Request) -> RecommendRequest:
+        encoding = request.headers.get("content-encoding", "")
+        return decode_recommend_request(decompress(request.body, encoding, max_request_bytes))
+
+    def check(request: Request) -> None:
+        check_content_type(request)
+        check_encoding(request.headers.get("content-encoding", ""))
+
+    async def recommend(request: Request) -> Response:
+        if len(request.body) <= SMALL_BYTES and "content-encoding" not in request.headers:
+            question = decoded(request)
+        else:
+            question = await asyncio.to_thread(decoded, request)
+        return json_response(await service.recommend(question))
+
+    routes.add(Route("POST", "/v1/recommend", recommend, "use", check))
+
+
+def add_metrics(routes: Routes, metrics: Metrics) -> None:
+    """Add ``/metrics``."""
+
+    async def scrape(_: Request) -> Response:
+        # In a thread, since it reads files where models follow a trainer.
+        return Response(await asyncio.to_thread(metrics.text), media_type=CONTENT_TYPE)
+
+    routes.add(Route("GET", "/metrics", scrape, "index"))
+
+
+def add_drift(routes: Routes, drift: DriftWatch | None, models: ServedModels) -> None:
+    """Add ``/drift``, the last comparisons of records with the training data; null where nothing is compared."""
+
+    async def read(_: Request) -> Response:
+        found = None if drift is None else [asdict(found) for found in drift_of_served(drift, models)]
+        return json_response({"models": found})
+
+    routes.add(Route("GET", "/drift", read, "index"))
+
+
+def add_dashboard(routes: Routes) -> None:
+    """Add ``/``. The page has no data: its script asks the other paths, with a token where they need one."""
+    page = resources.files("terarec.serve.http").joinpath("dashboard.html").read_text(encoding="utf-8")
+    script = page.partition("<script>")[2].partition("</script>")[0]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    # Nothing but this script runs, whatever the names of models and features hold.
+    policy = (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; connect-src 'self'; "
+        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    response = Response(
+        page.encode(),
+        media_type="text/html; charset=utf-8",
+        headers={"Content-Security-Policy": policy, "Cache-Control": "no-cache"},
+    )
+
+    async def dashboard(_: Request) -> Response:
+        return response
+
+    routes.add(Route("GET", "/", dashboard, "open"))
+
+
+_ROLES = ("share", "by", "shadow")
+"""Fields of `PromotionSpec` for a version that is in the repository; the others are of a run that becomes one."""
+
+
+def add_administration(routes: Routes, api: InferenceApi, shut_down: Callable[[], None] | None = None) -> None:
+    """Add the paths of administrators.
+
+    Args:
+        routes: Table of paths.
+        api: The calls.
+        shut_down: Function that lets the whole server finish, and does not wait; None for no such path.
+    """
+
+    async def promote(request: Request) -> Response:
+        fields = _fields(request, ("version", *_ROLES))
+        if "version" not in fields:
+            raise ConfigError("version", "missing, expected a version of the repository")
+        role = from_data(PromotionSpec, {name: value for name, value in fields.items() if name in _ROLES}, "")
+        name, version = request.variables["name"], _version(fields, "version")
+        # In a thread, since it waits for others that change the pointer.
+        return _answer(name, await asyncio.to_thread(api.promote, name, version, role))
+
+    async def roll_back(request: Request) -> Response:
+        fields = _fields(request, ("to",))
+        name = request.variables["name"]
+        to = None if fields.get("to") is None else _version(fields, "to")
+        return _answer(name, await asyncio.to_thread(api.roll_back, name, to))
+
+    routes.add(Route("POST", "/v1/repository/models/{name}/promote", promote, "admin"))
+    routes.add(Route("POST", "/v1/repository/models/{name}/rollback", roll_back, "admin"))
+    if shut_down is None:
+        return
+
+    async def end(request: Request) -> Response:
+        _fields(request, ())
+        shut_down()
+        # This request is in flight, so that it is answered before the server ends.
+        return json_response({"draining": True})
+
+    routes.add(Route("POST", "/v1/shutdown", end, "admin"))
+
+
+def _fields(request: Request, known: Collection[str]) -> Mapping[str, Any]:
+    fields = decode_object(request.body)
+    for name in fields:
+        if name not in known:
+            expected = ", ".join(known) or "an empty object"
+            raise ConfigError("the body", f"unknown field {quoted(name, is_json=True)}, expected {expected}")
+    return fields
+
+
+def _version(fields: Mapping[str, Any], name: str) -> int:
+    version: int = fields[name]
+    checks.argument(name, version, checks.integer(1, MOST_VERSIONS))
+    return version
+
+
+def _answer(name: str, pointer: PointerSpec) -> Response:
+    return json_response({"model": name, **pointer.roles()})
