@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from terarec.errors import NoSpaceError
-from terarec.memory.mapped_rows import mapped_rows
+from terarec.memory.shared import mapped_rows
 from tests.errors import at
 
 

@@ -4,7 +4,7 @@
 import torch
 
 from terarec.models import build_model
-from terarec.train.non_finite import first_non_finite
+from terarec.train.step import first_non_finite
 from tests.models.test_sequences import BATCH, COLUMNS, SPECS
 
 

@@ -13,9 +13,7 @@ from torch import Tensor
 
 from terarec.kernels.slots import SLOT_BYTES, RowBatch, gather_from, touch_maps
 from terarec.memory.cached_part import CachedPart
-from terarec.memory.changes import Changes
-from terarec.memory.level import FileLevel, by_table, clear_rows, table_ends, table_spans
-from terarec.memory.partitions import by_partition
+from terarec.memory.level import Changes, FileLevel, by_partition, by_table, clear_rows, table_ends, table_spans
 from terarec.memory.row_store import RowStore
 from terarec.parallel import FairLock
 from terarec.spec import OverflowSpec

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`SharedStores`: rows in memory that the processes of a machine share."""
+"""Rows in memory that the processes of a machine share: `SharedStores` of changing ones, `mapped_rows` of a file."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import threading
 import time
 import uuid
@@ -14,11 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from terarec.closer import Closer
 from terarec.errors import NoSpaceError, StorageError
 from terarec.io.directories import file_lock, remove_abandoned
+from terarec.io.files import atomic_file
 from terarec.io.removal import mark
 from terarec.kernels.slots import RowBatch
 from terarec.memory.guarded import STATE
@@ -246,3 +249,22 @@ class SharedStores(TableStores):
 
 def _digest(state: str) -> str:
     return hashlib.sha256(state.encode()).hexdigest()[:16]
+
+
+def mapped_rows(rows: Tensor, path: Path) -> Tensor:
+    """Return rows that are read from a file; what is written to them stays in this process.
+
+    Args:
+        rows: Rows [n, D] in host memory, which are written to the file if there is none.
+        path: The file. Processes that have mapped it keep it when it is removed.
+
+    Raises:
+        StorageError: The file system has too little room.
+    """
+    if not path.is_file():
+        size, available = rows.numel() * rows.element_size(), shutil.disk_usage(path.parent).free
+        if size > available:  # said here, as NumPy reports a write that was cut without its reason
+            raise NoSpaceError(path.parent, f"{size:,} bytes requested, {available:,} available")
+        with atomic_file(path, flushes=False) as partial:
+            rows.contiguous().view(torch.uint8).numpy().tofile(partial)
+    return torch.from_file(str(path), shared=False, size=rows.numel(), dtype=rows.dtype).view(rows.shape)

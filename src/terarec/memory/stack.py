@@ -13,9 +13,8 @@ from torch import Tensor
 
 from terarec.errors import StaleRowsError, StorageError
 from terarec.kernels.slots import RowBatch, row_set
-from terarec.memory.changes import Changes
 from terarec.memory.guarded import Guarded
-from terarec.memory.level import table_spans
+from terarec.memory.level import Changes, table_spans
 from terarec.memory.renewal import RowSource, StaleTable, renew
 
 

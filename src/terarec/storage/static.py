@@ -16,7 +16,7 @@ from terarec.kernels import memory
 from terarec.kernels.rows import allocate_rows
 from terarec.memory.growing_rows import check_has_memory
 from terarec.memory.initial_values import initial_rows, initialise
-from terarec.memory.mapped_rows import mapped_rows
+from terarec.memory.shared import mapped_rows
 from terarec.ops.row_update import state_dtype
 from terarec.spec import TableSpec
 from terarec.storage.changes import DirectWrites, discard_changes, mark_changes
