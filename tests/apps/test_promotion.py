@@ -88,6 +88,7 @@ def test_a_version_has_the_chain_of_deltas_of_its_checkpoint(chain: Path, traine
     assert np.array_equal(InferenceSession.open(report.path).predict(trained.records(0, 20)), expected)
 
 
+@pytest.mark.slow
 def test_a_run_with_tables_in_files_can_be_promoted(trained: TrainedRun, tmp_path: Path) -> None:
     spec = load_run(trained.path / "run.json")
     assert isinstance(spec.model, DLRMSpec)
@@ -104,6 +105,7 @@ def test_a_run_with_tables_in_files_can_be_promoted(trained: TrainedRun, tmp_pat
     assert np.array_equal(InferenceSession.open(report.path).predict(trained.records(0, 20)), expected)
 
 
+@pytest.mark.slow
 def test_samples_are_scored_from_tiers_on_request(trained: TrainedRun, tmp_path: Path) -> None:
     promote(trained.path, tmp_path / "models", "shop")
     tables = ServedTables(server=ParameterServerSpec(tiers=(RowFileSpec(path=str(tmp_path / "rows")),)))
@@ -219,6 +221,7 @@ def test_a_checkpoint_that_a_training_removes_meanwhile_is_replaced_by_its_succe
     assert np.array_equal(InferenceSession.open(report.path).predict(trained.records(0, 20)), expected)
 
 
+@pytest.mark.slow
 def test_old_versions_are_removed_on_request(trained: TrainedRun, tmp_path: Path) -> None:
     for _ in range(3):
         promote(trained.path, tmp_path, "shop")

@@ -109,6 +109,7 @@ def test_a_delta_holds_what_changed(tmp_path: Path) -> None:
         assert 0 < sizes[0] < sizes[1] / 3
 
 
+@pytest.mark.slow
 def test_the_shorter_of_base_and_delta_is_written(tmp_path: Path) -> None:
     for kind in KINDS:
         held = begun(kind, None)

@@ -85,6 +85,7 @@ def test_a_served_record_does_not_reach_the_function(
     assert ran == []
 
 
+@pytest.mark.slow
 def test_the_package_that_is_allowed(shop: Path, tmp_path: Path) -> None:
     functions = {
         "function": "tests.cli.hours:hour_and_weekday",

@@ -6,6 +6,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
 import torch
 
 from terarec import __version__
@@ -46,6 +47,7 @@ def test_the_compiled_core_is_right_on_this_machine() -> None:
     assert reported["threads"]["instruction_set"] in {"generic", "avx2", "avx512", "neon"}
 
 
+@pytest.mark.slow
 def test_one_openmp_runtime_is_loaded() -> None:
     # In a process of its own: other tests load libraries that bring one of theirs.
     program = "from terarec.cli.app import run; raise SystemExit(run(['doctor', '--json']))"

@@ -84,6 +84,7 @@ def test_the_help_names_every_format() -> None:
     assert set(option.metavar.split("|")) == {*FORMATS, *TABLE_FORMATS, "triton", "embeddings"}
 
 
+@pytest.mark.slow
 def test_without_tables(small: tuple[Path, Path], tmp_path: Path) -> None:
     reported = figures("export", small[1], "--out", tmp_path / "dense", "--no-tables")
     assert reported["tables"] is False

@@ -31,6 +31,7 @@ def test_the_figures_are_the_mean_and_the_deviation_of_single_runs(data: Path, t
     assert all((tmp_path / "all" / f"seed-{seed}" / "report.html").is_file() for seed in (3, 4))
 
 
+@pytest.mark.slow
 def test_an_interrupted_seed_resumes_and_finished_ones_are_kept(data: Path, tmp_path: Path) -> None:
     out, whole = tmp_path / "run", tmp_path / "whole"
     options = ["--epochs", 2, "--set", "training.patience=5"]
@@ -61,6 +62,7 @@ def test_what_seeds_cannot_do_is_rejected(data: Path, tmp_path: Path) -> None:
     rejected(*options, "--seeds", 2, where=tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_curves_are_logged_where_the_packages_are(data: Path, tmp_path: Path) -> None:
     """TensorBoard by default, MLflow where a place is named; each seed has its own."""
     options = ["train", *SHAPE, "--data", data]

@@ -64,6 +64,7 @@ def test_options_of_those_who_watch_reach_the_server(monkeypatch: pytest.MonkeyP
     assert without is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("executor", "policy"), in_every_run([("onnxruntime", "passive")], [("onnxruntime", "passive"), ("eager", None)])
 )

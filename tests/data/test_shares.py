@@ -12,6 +12,7 @@ from terarec.errors import ConfigError
 from terarec.formats.parts import PartSpec
 from tests.data.sources import TinyGroups, row_numbers
 from tests.errors import at
+from tests.params import in_every_run
 
 EVEN, UNEVEN = (10,) * 12, (10, 2, 10, 8, 1, 15, 10, 10, 4)
 
@@ -45,8 +46,9 @@ def check_shared(parts, expected):
         assert Counter(row for rank in parts for row in rank[index][0]) == Counter(whole)
 
 
-@pytest.mark.parametrize("groups", [EVEN, UNEVEN])
-@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize(
+    ("groups", "shuffle"), in_every_run([(UNEVEN, False), (EVEN, True)], product([EVEN, UNEVEN], [False, True]))
+)
 def test_ranks_read_the_batches_of_one_process(groups, shuffle):
     for size, (batch_size, drop_last) in product((2, 3, 8), ((7, True), (16, False), (37, True), (250, False))):
         options = {"batch_size": batch_size, "shuffle": shuffle, "seed": 3, "drop_last": drop_last, "prefetch": 0}

@@ -236,6 +236,7 @@ FAST = {("A metric", METRIC), ("Deprecate a name", DEPRECATION)}
 """Those that load a part of the package; each of the others takes two seconds."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("section", "script"), in_every_run(FAST, EXAMPLES), ids=lambda text: "" if "\n" in text else text
 )

@@ -9,6 +9,7 @@ import pytest
 PAGE = (Path(__file__).parents[2] / "docs" / "export.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_python_runs(tmp_path, monkeypatch):
     pytest.importorskip("onnxruntime", reason="the extra 'onnx' is not installed")
     pytest.importorskip("onnx", reason="the extra 'onnx' is not installed")

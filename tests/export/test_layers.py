@@ -186,7 +186,7 @@ FEW = ["interaction", "gru", "multi_head_attention with a mask", "softmax with a
     ("cases", "file_format"),
     in_every_run(
         # torch's exporter of ONNX files takes seconds for all.
-        [(FEW, "onnx"), (OF_ONE_BATCH, "onnx"), (OF_ANY_BATCH, "torchscript")],
+        [(FEW, "onnx"), (OF_ANY_BATCH, "torchscript")],
         [
             (FEW, "onnx"),
             *itertools.product((OF_ANY_BATCH, OF_ONE_BATCH), ("onnx", "torchscript", "torch", "aotinductor")),

@@ -154,6 +154,7 @@ def test_scores_are_the_models(tmp_path: Path, name: str, file_format: str, tabl
     assert (described["tables"], len(described["outputs"])) == (tables, len(columns.labels))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=() if name == "lr" else pytest.mark.slow) for name in COLUMN_MODELS if "-" not in name],
@@ -165,6 +166,7 @@ def test_without_dense_columns(tmp_path: Path, name: str) -> None:
     check(tmp_path / "out", model, random_batch(columns, 1), random_batch(columns, 9))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "file_format"),
     in_every_run([("lr", "torch")], itertools.product(["lr", "dlrm", "din"], ["onnx", "torch"])),
@@ -194,7 +196,7 @@ class Pooled(nn.Module):
 POOLINGS: list[tuple[Pooling, int | None]] = [("sum", None), ("mean", 2), ("sqrtn", None), ("max", 2)]
 
 
-@pytest.mark.parametrize("file_format", in_every_run(["onnx"], ["onnx", "torch"]))
+@pytest.mark.parametrize("file_format", in_every_run([], ["onnx", "torch"]))
 def test_every_pooling(tmp_path: Path, file_format: str) -> None:
     lists = tuple(CategoricalColumn(name=pooling, rows=ROWS, hotness=3) for pooling, _ in POOLINGS)
     columns = replace(dataset(dense=0, labels=12), categorical=lists)
@@ -223,6 +225,7 @@ def test_the_lowest_key_of_a_scalar_column_is_a_key(tmp_path: Path) -> None:
     check(tmp_path / "out", model, batch)
 
 
+@pytest.mark.slow
 def test_keys_of_several_columns_in_one_input(tmp_path: Path) -> None:
     columns = dataset()
     model = trained("lr", columns)
@@ -256,6 +259,7 @@ def test_scores_are_what_is_requested(tmp_path: Path) -> None:
     np.testing.assert_allclose(found, model(batch).detach(), **TOLERANCE)
 
 
+@pytest.mark.slow
 def test_the_model_keeps_its_tables_and_files_hold_no_path_of_the_machine(tmp_path: Path) -> None:
     columns = dataset(dense=0, labels=3, rows=7)
     model = Pooled(TableSpec(name="a", rows=7, width=3), FeatureSpec(name="a", table="a"))
@@ -300,7 +304,7 @@ class Draws(nn.Module):
             ),
         ),
         (Eigenvalues(), ("Sequential", "cannot be written as ONNX: operation aten.linalg_eig")),
-        (Draws(), ("export",)),
+        pytest.param(Draws(), ("export",), marks=pytest.mark.slow),
     ],
     ids=["branching", "offsets", "operation", "random"],
 )

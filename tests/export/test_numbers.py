@@ -84,7 +84,7 @@ ALL_INT8 = Numbers(row_type="int8", precision="int8")
 @pytest.mark.parametrize(
     ("file_format", "numbers", "tables"),
     in_every_run(
-        [("onnx", ALL_INT8, True), ("torchscript", ALL_INT8, True)],
+        [("torchscript", ALL_INT8, True)],
         [
             *itertools.product(
                 ["onnx", "torchscript"], [Numbers(row_type="int8"), Numbers(precision="int8"), ALL_INT8], [True, False]

@@ -36,7 +36,10 @@ def assert_learns(made, best_auc, iterations=120):
     assert auc_of(made) > 0.95 * best_auc
 
 
-@pytest.mark.parametrize("family", ["dnn", "dcn_v2", "wide_deep", "deepfm", "fused_dlrm"])
+@pytest.mark.parametrize(
+    "family",
+    in_every_run(["dcn_v2", "wide_deep", "fused_dlrm"], ["dnn", "dcn_v2", "wide_deep", "deepfm", "fused_dlrm"]),
+)
 def test_click_models_over_norm_files(planted, family):
     assert_learns(getattr(families, family)(*planted[:2]), planted[2])
 
@@ -98,7 +101,8 @@ def test_tasks_learn_nothing_from_random_labels(tmp_path):
     assert_learns_nothing(families.mmoe(train, valid))
 
 
-@pytest.mark.parametrize("family", in_every_run(["bst"], ["din", "bst"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["din", "bst"])
 def test_models_of_histories(past, family):
     assert_learns(getattr(families, family)(*past[:2]), past[2], 150)
 

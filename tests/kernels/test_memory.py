@@ -63,6 +63,7 @@ assert not kept[0].any() and not kept[1][::1000].any()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not tell")
 def test_zeros_take_no_memory_where_freed_blocks_are_kept() -> None:
     ended = run_new_python(ZEROS)

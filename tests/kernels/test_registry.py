@@ -40,6 +40,7 @@ def test_an_op_without_implementation_on_a_device_is_rejected():
         active("sort", "cpu")
 
 
+@pytest.mark.slow
 def test_triton_is_neither_loaded_nor_taken_where_it_would_only_interpret():
     program = (
         "import sys; from terarec.kernels.registry import active, available, choose\n"
@@ -82,6 +83,7 @@ def test_the_environment_selects_triton_for_its_ops():
     assert reported == ["triton", "cpu", "cpu", "terarec.kernels.triton.row_update"]
 
 
+@pytest.mark.slow
 def test_the_environment_forces_an_instruction_set():
     program = "from terarec.kernels.cpu.host import features; print(features())"
     assert run_new_python(program, environment={"TERAREC_CPU": "generic"}).stdout.strip() == "generic"

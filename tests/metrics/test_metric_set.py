@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
+import itertools
 import json
 import math
 
@@ -86,9 +87,10 @@ def test_streamed_metrics_equal_their_definitions(weighted, labels):
     assert results.slices == {}
 
 
-@pytest.mark.parametrize("labels", [1, 2])
-@pytest.mark.parametrize("weighted", [True, False])
-@pytest.mark.parametrize("batch", in_every_run([41], [41, ROWS]))
+@pytest.mark.parametrize(
+    ("batch", "weighted", "labels"),
+    in_every_run([(41, True, 2), (41, False, 1)], itertools.product([41, ROWS], [True, False], [1, 2])),
+)
 def test_metrics_by_group_and_slice_equal_their_definitions(batch, weighted, labels):
     samples = Samples(1, weighted=weighted, labels=labels)
     held = MetricSet(NAMES, labels_of(samples), slices=["country", "user"], group="user")

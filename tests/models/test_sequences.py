@@ -27,6 +27,7 @@ from terarec.spec import (
 from terarec.spec.sequences import SequenceSpec
 from tests.errors import at
 from tests.models.every import SEQUENCE_MODELS, dataset
+from tests.params import in_every_run
 
 ROWS = 9
 COLUMNS = dataset(dense=0, categorical=("a", "past"), rows=ROWS)
@@ -292,7 +293,7 @@ def test_only_the_last_items_of_a_history_count(kind: str) -> None:
     torch.testing.assert_close(long, short)
 
 
-@pytest.mark.parametrize("kind", SPECS)
+@pytest.mark.parametrize("kind", in_every_run(["sasrec", "gru4rec"], SPECS))
 def test_it_learns_who_follows_whom(kind: str) -> None:
     """Item k is followed by item k % 8 + 1."""
     spec = replace(SPECS[kind], width=16, max_length=5, loss="softmax", similarity="dot", temperature=1.0)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`jagged_attention` equals its formula and a loop over sequences, with all gradients, and keeps no scores."""
 
+import itertools
 import math
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from terarec.kernels.attention import AttentionForm, ScoreBiases
 from terarec.ops import jagged_attention as module
 from terarec.ops.jagged_attention import jagged_attention
 from tests.errors import at
+from tests.params import in_every_run
 
 Kind = Literal["softmax", "silu"]
 KINDS: tuple[Kind, ...] = ("softmax", "silu")
@@ -148,9 +150,13 @@ class Largest(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("values", [WIDTH, VALUES])
-@pytest.mark.parametrize("which", ["none", "position and time"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "which", "values"),
+    in_every_run(
+        [(kind, "position and time", VALUES) for kind in KINDS],
+        itertools.product(KINDS, ["none", "position and time"], [WIDTH, VALUES]),
+    ),
+)
 def test_memory_grows_with_the_sum_of_lengths(
     monkeypatch: pytest.MonkeyPatch, kind: Kind, which: str, values: int
 ) -> None:

@@ -196,6 +196,7 @@ def test_a_stack_of_layers_equals_itself_in_float64(batch_norm: bool) -> None:
         torch.testing.assert_close(got.double(), gradient, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_environment_forces_a_library() -> None:
     program = "from terarec.ops.onednn import linear_choice; print(linear_choice().implementation)"
     assert run_python(program, environment={"TERAREC_LINEAR": "torch"}).stdout.strip() == "torch"

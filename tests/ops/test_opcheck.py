@@ -15,6 +15,7 @@ from terarec.ops.pair_dots import _pair_dots_op, _pair_gradients_op
 from terarec.ops.row_update import _row_update_op
 from tests.ops.bags import IMPLEMENTATIONS, make_layout, make_lookup
 from tests.ops.rules import make_gradients, make_rule, make_state
+from tests.params import in_every_run
 
 LOOKUPS = [("sum", False), ("max", False), ("none", False), ("sum", True), ("mean", True), ("sqrtn", True)]
 """Poolings, without and with weights of keys."""
@@ -86,7 +87,7 @@ def test_quantized_bag_lookup(pooling, is_weighted):
         ("ftrl", "global", "mean", torch.float16),
     ],
 )
-@pytest.mark.parametrize("is_weighted", [False, True])
+@pytest.mark.parametrize("is_weighted", in_every_run([True], [False, True]))
 def test_row_update(kind, mode, pooling, dtype, is_weighted):
     weights, gradients = make_gradients(8, pooling, 5, 2)
     takes = is_weighted and gradients[0].layout.takes_key_weights

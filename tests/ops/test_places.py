@@ -45,8 +45,9 @@ CASES += (
     else []
 )
 EVERY = list(itertools.product(CASES, [torch.float32, torch.bfloat16]))
-# Every second one: a kind of update meets either type of rows in one pooling or another.
-QUICK = [case for number, case in enumerate(EVERY) if number % 4 in (0, 3)]
+# Every second one: a kind of update meets either type of rows in one pooling or another. Triton's interpreter takes
+# seconds for what tests/kernels/test_triton.py compares in every run.
+QUICK = [case for number, case in enumerate(EVERY) if number % 4 in (0, 3) and case[0][0] != "triton"]
 
 
 @pytest.mark.parametrize(("case", "dtype"), in_every_run(QUICK, EVERY))

@@ -99,6 +99,7 @@ def assert_as_the_trainer(session: InferenceSession, live: Live, trained: Traine
     assert np.array_equal(session.predict(records), expected.predict(records))
 
 
+@pytest.mark.slow
 def test_a_training_that_began_anew_with_the_same_steps_is_taken(
     session: InferenceSession, live: Live, finished: Path, trained: TrainedRun, tmp_path: Path
 ) -> None:
@@ -322,6 +323,7 @@ def test_a_dead_tier_does_not_stop_updates(
         assert_as_the_trainer(session, live, trained, 8)
 
 
+@pytest.mark.slow
 @needs_redis
 @pytest.mark.parametrize("has_file", in_every_run([True], [False, True]))
 def test_redis_restarted_from_its_snapshot_is_brought_up_to_date(

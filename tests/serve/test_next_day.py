@@ -137,7 +137,11 @@ def publish(run: Path, spec: UpdateStreamSpec) -> tuple[int, int]:
 
 @pytest.mark.parametrize(
     ("kind", "cached"),
-    [("static", None), ("static", CacheSpec(share=0.5)), ("dynamic", None)],
+    [
+        ("static", None),
+        pytest.param("static", CacheSpec(share=0.5), marks=pytest.mark.slow),
+        ("dynamic", None),
+    ],
     ids=["static", "static with a cache", "dynamic"],
 )
 def test_a_replica_crosses_the_day_by_the_delta_alone(

@@ -169,6 +169,7 @@ def serve_while(run_dir: Path, spec: ServingSpec, call: Callable[[RunningServer]
     called[0].result(timeout=60)
 
 
+@pytest.mark.slow
 def test_any_loopback_family_may_be_requested(trained: TrainedRun) -> None:
     if not socket.has_ipv6 or not Path("/proc/net/if_inet6").exists():
         pytest.skip("no IPv6 here")
@@ -215,6 +216,7 @@ def test_a_request_in_flight_is_answered_after_the_stop(trained: TrainedRun, ses
     assert decode_infer_response(answer).outputs[0].data == float32_elements(session.predict(records))
 
 
+@pytest.mark.slow
 def test_handlers_of_signals_are_put_back(trained: TrainedRun) -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     serve(trained.path, ServingSpec(port=0), lambda running: os.kill(os.getpid(), signal.SIGTERM))

@@ -48,6 +48,7 @@ def test_more_sizes_of_batches_than_there_is_room_for() -> None:
     assert board.read(0) == {"m": ModelStatistics(records=5)}
 
 
+@pytest.mark.slow
 def test_more_versions_than_there_is_room_for() -> None:
     """The last ones remain, also of workers that have ended."""
     board = StatisticsBoard(1)

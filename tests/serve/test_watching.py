@@ -412,6 +412,7 @@ def test_answers_of_a_second_version_are_compared_and_not_sent(
         assert router.statistics("shop").version == ""
 
 
+@pytest.mark.slow
 def test_versions_follow_their_run_only_where_the_server_allows_it(trained: TrainedRun, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(trained.path, run)

@@ -1,32 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
 """Input that errors quote: cut to a stated bound, on one line, at no cost that grows with the input."""
 
+from collections.abc import Callable
+
 import pytest
 
 from terarec.errors import ConfigError
 from terarec.spec import ServingSpec, from_data
 from terarec.spec.checks import MESSAGE_CHARACTERS, QUOTED_CHARACTERS, one_line, quoted, shortened
 
-DEEP: list[object] = []
-for _ in range(100_000):
-    DEEP = [DEEP]
+
+def make_deep() -> object:
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+    return deep
 
 
-LARGE: dict[str, object] = {
-    "text": "x" * 10**6,
-    "bytes": b"x" * 10**6,
-    "list": [0] * 10**6,
-    "object": {"a": [1] * 10**6},
-    "integer": 10**5000,
-    "deep": DEEP,
-    "lines": "\n" * 99,
+LARGE: dict[str, Callable[[], object]] = {
+    "text": lambda: "x" * 10**6,
+    "bytes": lambda: b"x" * 10**6,
+    "list": lambda: [0] * 10**6,
+    "object": lambda: {"a": [1] * 10**6},
+    "integer": lambda: 10**5000,
+    "deep": make_deep,
+    "lines": lambda: "\n" * 99,
 }
 
 
 @pytest.mark.parametrize("case", LARGE)
 def test_s3_a_quotation_is_short_and_on_one_line(case: str) -> None:
+    value = LARGE[case]()
     for is_json in (False, True):
-        text = quoted(LARGE[case], is_json=is_json)
+        text = quoted(value, is_json=is_json)
         assert len(text) <= QUOTED_CHARACTERS
         assert text.isprintable()
 
@@ -51,7 +57,7 @@ def test_s3_a_message_is_cut_and_its_control_characters_are_escaped() -> None:
 SPECS: dict[str, dict[str, object]] = {
     "value": {"max_batch": 0, "name": "x" * 10**6},
     "name": {"name": "/" * 10**6},
-    "type": {"name": DEEP},
+    "type": {"name": make_deep()},
     "field": {"n" * 10**6: 1},
     "number": {"max_batch": -(10**4000)},
     "text": {"max_batch": "\x1b[2J" * 10**5},

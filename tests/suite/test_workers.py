@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Workers of the suite that crash or hang, and tests that are skipped for want of a program."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,10 +17,12 @@ def run_suite(folder: Path, *options: str, **files: str) -> tuple[int, str]:
     for name, content in files.items():
         (folder / f"{name}.py").write_text(content)
     (folder / "pytest.ini").write_text("[pytest]\nfaulthandler_timeout = 1\nfaulthandler_exit_on_timeout = true\n")
-    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", "-q", *options, folder]
+    plugins = ("-p", "tests.conftest", "-p", "xdist", "-p", "_hypothesis_pytestplugin", "-p", "no:cacheprovider")
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # plugins take seconds on a busy machine
+    command = map(str, (sys.executable, "-m", "pytest", *plugins, "-q", *options, folder))
     output = folder / "output.txt"  # no pipe: processes that a crashed worker has left would keep it open
     with output.open("w") as file:
-        ended = subprocess.run([*map(str, command)], cwd=ROOT, stdout=file, timeout=100, check=False)
+        ended = subprocess.run([*command], cwd=ROOT, env=environment, stdout=file, timeout=250, check=False)
     return ended.returncode, output.read_text()
 
 

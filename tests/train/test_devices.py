@@ -185,6 +185,7 @@ print(int(kept), left, faults())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc only")
 def test_large_blocks_are_reused_without_page_faults() -> None:
     # What a process of `run_python` has allocated before it was forked decides where its large blocks go.

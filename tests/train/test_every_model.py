@@ -33,9 +33,9 @@ def _with_draws(spec):
 
 
 SPECS = {kind: _with_draws(spec) for kind, spec in every.MODELS.items() if kind == spec.kind}
-# A model takes some seconds, most of them for its export to ONNX; these differ much from each other and from a DLRM,
-# with which the tests of the commands do the same.
-QUICK = {"two_tower", "graph"}
+# A model takes some seconds, most of them for its export to ONNX; this one differs much from a DLRM, with which the
+# tests of the commands do the same.
+QUICK = {"two_tower"}
 KINDS = [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in SPECS]
 
 

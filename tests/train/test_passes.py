@@ -49,6 +49,7 @@ def in_passes(spec, data, **training):
     return dataclasses.replace(changed(spec, passes=True, **training), data=str(data))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", in_every_run(["static"], MODELS))
 def test_passes_equal_reading_by_parts_in_memory(tmp_path, spec, parted, model):
     described, kib = MODELS[model]

@@ -3,6 +3,7 @@
 
 import dataclasses
 import shutil
+from itertools import product
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from terarec.spec import (
 )
 from terarec.train import Callback, build, predict
 from tests.errors import at
+from tests.params import in_every_run
 from tests.train.small_run import assert_same, changed, weights
 
 
@@ -173,8 +175,13 @@ def test_a_run_stays_after_its_first_step_and_may_be_restarted(tmp_path, spec):
         assert build(changed(spec, max_steps=1), tmp_path / name).fit().steps == 1
 
 
-@pytest.mark.parametrize("hook", ["on_evaluation", "on_step", "on_epoch_end", "on_finish"])
-@pytest.mark.parametrize("epoch", [1, 2])
+@pytest.mark.parametrize(
+    ("hook", "epoch"),
+    in_every_run(
+        [("on_evaluation", 1), ("on_step", 2), ("on_finish", 2)],
+        product(["on_evaluation", "on_step", "on_epoch_end", "on_finish"], [1, 2]),
+    ),
+)
 def test_an_error_of_a_callback_keeps_the_epoch(tmp_path, spec, hook, epoch):
     """B4: raising in on_evaluation, a common early stop, lost the epoch's checkpoint, or the whole first one."""
 

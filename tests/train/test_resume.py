@@ -71,7 +71,8 @@ def curve(run):
 @pytest.mark.parametrize(
     ("case", "steps"),
     in_every_run(
-        [("adam, adagrad", 3), ("adam, adagrad", 8), *((case, 11) for case in CASES)], product(CASES, (3, 8, 11))
+        [("adam, adagrad", 3), ("adam, adagrad", 8), *((case, 11) for case in list(CASES)[::2])],
+        product(CASES, (3, 8, 11)),
     ),
 )
 def test_a_resumed_run_equals_one_without_a_stop(tmp_path, spec, case, steps):

@@ -144,7 +144,7 @@ OPTIONS = {"plain": {}, "accumulated": {"accumulate": 2, "clip_norm": 0.1}, "sca
 @pytest.mark.parametrize(
     ("schedule", "more"),
     in_every_run(
-        [("cosine", "plain"), ("exponential", "scaled"), ("hugectr", "accumulated"), ("plateau", "plain")],
+        [("exponential", "scaled"), ("plateau", "plain")],
         itertools.product(SCHEDULES, OPTIONS),
     ),
 )

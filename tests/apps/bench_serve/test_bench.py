@@ -84,6 +84,7 @@ def test_a_server_of_grpc_alone(server: RunningServer) -> None:
         ServingBench(load(), None, f"127.0.0.1:{server.grpc_port}")
 
 
+@pytest.mark.slow
 def test_errors_are_reported_with_their_reasons(server: RunningServer) -> None:
     # More records than the server takes.
     bench = ServingBench(load(protocols=("json", "grpc"), sizes=(65537,), bodies=1, concurrency=(1,)), server.url,
@@ -105,6 +106,7 @@ def test_an_unknown_model_or_server_is_reported(server: RunningServer) -> None:
         ServingBench(load(model="other", protocols=("grpc",)), None, f"127.0.0.1:{server.grpc_port}")
 
 
+@pytest.mark.slow
 def test_real_records_from_the_command_line(
     server: RunningServer, trained: TrainedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

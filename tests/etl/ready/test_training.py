@@ -16,6 +16,7 @@ ADULT = Path(__file__).parents[3] / "examples" / "data" / "adult"
 MODEL = DLRMSpec(width=16, bottom=(32, 16), top=(64, 32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "rows", "min_count", "epochs", "share"),
     [

@@ -50,6 +50,7 @@ def client_of(url: str, **headers: str) -> httpx.Client:
     return httpx.Client(base_url=url, timeout=PATIENCE, headers=headers)
 
 
+@pytest.mark.slow
 def test_versions_change_as_by_the_command_line(repository: Path, trained: TrainedRun) -> None:
     model = ModelRepository(repository).model("shop")
     with serving(repository) as server, client_of(server.url) as client:
