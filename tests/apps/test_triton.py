@@ -75,6 +75,7 @@ def repository(trained: TrainedRun, tmp_path_factory: pytest.TempPathFactory) ->
     return out
 
 
+@pytest.mark.slow
 def test_the_stages_score_as_the_session(trained: TrainedRun, session: InferenceSession, repository: Path) -> None:
     records = trained.records(0, 200)
     workflow = WorkflowStage(repository / "clicks_workflow" / "1" / DATASET)

@@ -13,6 +13,7 @@ from tests.cli.conftest import Workshop, figures, rejected
 SHAPE = ("--width", 4, "--bottom", "8-4", "--top", "8", "--batch-size", 128, "--tables", "dynamic")
 
 
+@pytest.mark.slow
 def test_a_model_of_dynamic_tables(workshop: Workshop, tmp_path: Path) -> None:
     limits = ("--set", "model.tables.max_rows=200", "--set", "model.tables.evict.kind=lru")
     trained = figures("train", "--data", workshop.data, "--out", tmp_path / "run", *SHAPE, *limits)

@@ -60,6 +60,7 @@ def test_a_drop_in_trains_in_one_graph_for_every_size(kind):
     assert counter.frame_count == 2  # the first size alone, then any
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "how"),
     in_every_run(

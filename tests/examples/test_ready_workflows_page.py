@@ -23,7 +23,11 @@ def section_of(block: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "block", [pytest.param(block, id=f"{section_of(block)}-{n}") for n, block in enumerate(BLOCKS)]
+    "block",
+    [
+        pytest.param(block, id=f"{section_of(block)}-{n}", marks=pytest.mark.slow if n % 2 else ())
+        for n, block in enumerate(BLOCKS)
+    ],
 )
 def test_the_commands_run_on_fewer_rows(tmp_path, block):
     rows = ROWS.get(section_of(block), 3_000)

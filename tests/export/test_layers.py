@@ -186,7 +186,7 @@ FEW = ["interaction", "gru", "multi_head_attention with a mask", "softmax with a
     ("cases", "file_format"),
     in_every_run(
         # torch's exporter of ONNX files takes seconds for all.
-        [(FEW, "onnx"), (OF_ANY_BATCH, "torchscript")],
+        [(OF_ANY_BATCH, "torchscript")],
         [
             (FEW, "onnx"),
             *itertools.product((OF_ANY_BATCH, OF_ONE_BATCH), ("onnx", "torchscript", "torch", "aotinductor")),
@@ -223,6 +223,7 @@ def small(*layers) -> GraphModel:
     return dense_graph(1, [*layers, layer("binary_cross_entropy", "x label", "loss")])
 
 
+@pytest.mark.slow
 def test_the_batch_is_open(tmp_path):
     export_onnx(small(ONE_LOGIT), tmp_path / "model.onnx")
     for size in (0, 1, 17):

@@ -121,9 +121,8 @@ def check(out: Path, model: nn.Module, *batches: Batch) -> None:
         np.testing.assert_allclose(found, logits_of(model, batch).sigmoid().numpy(), **TOLERANCE)
 
 
-ALWAYS = {("din", "onnx", False), ("lr", "torch", True), ("graph", "onnx", False)}
-"""Tried in each run of the suite; the long run tries all. DIN and a graph with their tables in ONNX files are in
-tests/train/test_every_model.py, too."""
+ALWAYS = {("lr", "torch", True), ("graph", "onnx", False)}
+"""Tried in each run of the suite; the long run tries all."""
 
 
 def case(name: str, file_format: str, *, tables: bool) -> Any:
@@ -250,6 +249,7 @@ def test_a_column_named_as_the_dense_input(tmp_path: Path) -> None:
     check(tmp_path / "out", model, random_batch(columns, 13))
 
 
+@pytest.mark.slow
 def test_scores_are_what_is_requested(tmp_path: Path) -> None:
     columns = dataset(dense=0, labels=3, rows=7)
     model = Pooled(TableSpec(name="a", rows=7, width=3), FeatureSpec(name="a", table="a"))

@@ -187,6 +187,7 @@ def test_any_set_of_keys_is_found(keys, absent):
     assert torch.equal(found[:, 0], collection(jagged({"a": wanted[:, None].tolist()})).pooled)
 
 
+@pytest.mark.slow
 def test_static_tables_need_no_search(tmp_path):
     import onnx
 
@@ -208,6 +209,7 @@ def test_without_embeddings_their_tops_are_inputs(tmp_path, file_format):
     check(model, run_export(tmp_path / "out", feed), BAGS)
 
 
+@pytest.mark.slow
 def test_large_constants_are_next_to_the_file(tmp_path, monkeypatch):
     monkeypatch.setattr("torch.onnx._internal.exporter._onnx_program._LARGE_MODEL_THRESHOLD", 10)
     # A file holds constants of less than 1 KiB itself.

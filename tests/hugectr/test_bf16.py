@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """bfloat16 finds what float32 finds, to a thousandth of AUC."""
 
+import pytest
 import torch
 
 from terarec.data.records import NormSource, RecordReader
@@ -22,6 +23,7 @@ def auc_of(spec, precision, sources):
     return trainer.evaluate(valid).auc
 
 
+@pytest.mark.slow
 def test_bf16_keeps_auc_within_a_thousandth(tmp_path):
     sources = write_norm(tmp_path / "train", Planted(20_000)), write_norm(tmp_path / "valid", Planted(20_000, seed=1))
     spec = dcn(*sources).module.spec

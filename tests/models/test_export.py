@@ -49,6 +49,7 @@ def test_an_exported_model_gives_the_same_scores(model: DLRM) -> None:
             torch.testing.assert_close(loaded(*tensors(batch)), model(batch))
 
 
+@pytest.mark.slow
 def test_one_graph_serves_every_batch_size(model: DLRM) -> None:
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(model, backend=counter, fullgraph=True)
@@ -59,6 +60,7 @@ def test_one_graph_serves_every_batch_size(model: DLRM) -> None:
     assert counter.frame_count == 2  # the first size alone, then any
 
 
+@pytest.mark.slow
 def test_d11_a_model_exports_with_a_batch_as_its_input(model: DLRM) -> None:
     any_size = {0: torch.export.Dim.AUTO}
     sizes = [any_size, any_size, [any_size, any_size, None]]

@@ -130,7 +130,7 @@ def test_it_learns_whether_the_target_is_in_the_history(name: str) -> None:
     assert accuracy(model, batches(-1, 2000)) > 0.9
 
 
-@pytest.mark.parametrize("name", TWO_TOWER_MODELS)
+@pytest.mark.parametrize("name", in_every_run(["two_tower"], TWO_TOWER_MODELS))
 def test_two_towers_learn_who_takes_what(name: str) -> None:
     def batches(seed: int, size: int = 64) -> Batch:
         batch = random_batch(COLUMNS, size, seed=seed)

@@ -281,7 +281,7 @@ class Dying(Cache):
         super().write(batch, values)
 
 
-@pytest.mark.parametrize("num_tiers", [1, 2])
+@pytest.mark.parametrize("num_tiers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_dead_tier_does_not_stop_updates(
     live: Live, trained: TrainedRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, num_tiers: int
 ) -> None:

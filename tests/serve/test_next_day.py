@@ -138,7 +138,7 @@ def publish(run: Path, spec: UpdateStreamSpec) -> tuple[int, int]:
 @pytest.mark.parametrize(
     ("kind", "cached"),
     [
-        ("static", None),
+        pytest.param("static", None, marks=pytest.mark.slow),
         pytest.param("static", CacheSpec(share=0.5), marks=pytest.mark.slow),
         ("dynamic", None),
     ],

@@ -99,6 +99,7 @@ def test_records_are_read_in_their_order_by_all(stream: UpdateStream, spec: Upda
     assert [record.content for record in stream.read(positions[-1])] == [b"more"]
 
 
+@pytest.mark.slow
 @POLLS_OFTEN
 def test_a_replica_follows_a_trainer_through_evictions_and_crashes(
     live: Live, trained: TrainedRun, spec: UpdateStreamSpec, tmp_path: Path

@@ -26,6 +26,7 @@ from terarec.spec.sequences import SequenceSpec
 from terarec.spec.tables import TablesSpec
 from terarec.train.run import build
 from terarec.train.sequence_ranking import evaluate_sequences
+from tests.params import in_every_run
 from tests.train.small_run import assert_same, weights
 
 ITEMS, WIDTH = 2000, 16
@@ -68,7 +69,7 @@ def trained(data: Path, out: Path, kind: str, tables: TablesSpec) -> tuple[dict[
     return weights(run.model), dict(metrics), report
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", in_every_run(["sasrec"], MODELS))
 def test_rows_in_tiers_are_those_in_memory(data: Path, tmp_path: Path, kind: str) -> None:
     expected, metrics, _ = trained(data, tmp_path / "plain", kind, StaticTablesSpec(**INITIAL))
     tiers = Tiers(host=TENTH, file=str(tmp_path / "rows"))
@@ -78,7 +79,7 @@ def test_rows_in_tiers_are_those_in_memory(data: Path, tmp_path: Path, kind: str
     assert of_tiers == metrics
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", in_every_run(["sasrec"], MODELS))
 def test_rows_by_key_are_those_by_id(data: Path, tmp_path: Path, kind: str) -> None:
     expected, _, _ = trained(data, tmp_path / "static", kind, StaticTablesSpec(**INITIAL))
     found, _, _ = trained(data, tmp_path / "dynamic", kind, DynamicTablesSpec(**INITIAL))

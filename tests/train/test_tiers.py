@@ -102,7 +102,7 @@ class FillsDisk(Callback):
             resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limit))
 
 
-@pytest.mark.parametrize("delta_every", [None, 2])
+@pytest.mark.parametrize("delta_every", in_every_run([2], [None, 2]))
 def test_a_full_disk_stops_the_training_and_leaves_whole_tables(tmp_path, spec, delta_every):
     spec = changed(dataclasses.replace(spec, model=MODELS["static"][0]), checkpoint_every=3, delta_every=delta_every)
     plain = build(spec, tmp_path / "plain")

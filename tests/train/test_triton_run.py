@@ -26,7 +26,7 @@ def interpreted(tmp_path_factory):
     return torch.load(directory / "result.pt")
 
 
-@pytest.mark.parametrize("tables", MODELS)
+@pytest.mark.parametrize("tables", in_every_run(["static", "dynamic in tiers"], MODELS))
 def test_training_on_triton_equals_training_on_the_core(tables, interpreted, tmp_path):
     found, expected = interpreted[tables], train(tmp_path, MODELS[tables])
     assert found["kernels"] == dict.fromkeys(OPS, "triton")
