@@ -3,6 +3,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ import pytest
 
 from terarec.apps.recommend import Catalogue, Recommender
 from terarec.apps.retrieval_model import RetrievalModel
+from terarec.config import load_run
 from terarec.errors import ConfigError
 from terarec.serve import InferenceSession
-from terarec.spec import ItemIndexSpec
+from terarec.spec import ItemIndexSpec, MFBPRSpec, NCFSpec
+from terarec.train.run import build
 from tests.apps.conftest import FilmRuns
 from tests.cli.conftest import figures, rejected
 from tests.cli.test_docs import unnamed
@@ -51,6 +54,21 @@ def test_the_towers_alone_give_the_items_of_the_greatest_scores(film_runs: FilmR
         scores, _ = of_all_items(film_runs, USERS, user)
         assert items == in_order(films, scores)[:6]
         assert np.allclose(1 / (1 + np.exp(-np.array(found.scores[user]))), np.sort(scores)[::-1][:6], atol=1e-5)
+
+
+def test_factors_of_users_and_items_retrieve_and_ncf_ranks_alone(film_runs: FilmRuns, tmp_path: Path) -> None:
+    spec = load_run(film_runs.towers / "run.json")
+    for model in (MFBPRSpec(user="userId", item="movieId", width=4), NCFSpec(user="userId", item="movieId")):
+        build(replace(spec, model=model, training=replace(spec.training, max_steps=4)), tmp_path / model.kind).fit()
+    found = Recommender.open(tmp_path / "mf_bpr", film_runs.catalogue()).recommend(USERS, 6)
+    films = film_runs.films.column("movieId").to_pylist()
+    for user, items in enumerate(found.items):
+        records = {name: [values[user]] * len(films) for name, values in USERS.items()} | {"movieId": films}
+        assert items == in_order(films, InferenceSession.open(tmp_path / "mf_bpr").predict(records)[:, 0])[:6]
+    with pytest.raises(ConfigError, check=at("run", "'ncf', whose scores are no dots")):
+        Recommender.open(tmp_path / "ncf", film_runs.catalogue())
+    ranked = Recommender.open(film_runs.towers, film_runs.catalogue(), ranker=tmp_path / "ncf").recommend(USERS, 3)
+    assert [len(items) for items in ranked.items] == [3] * 4
 
 
 def test_candidates_are_ranked_by_the_ranking_model(film_runs: FilmRuns, recommender: Recommender) -> None:

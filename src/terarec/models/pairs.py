@@ -252,6 +252,8 @@ class NCF(PairModel):
         ConfigError: See `PairModel`.
     """
 
+    scores_are_dots = False
+
     def __init__(self, spec: NCFSpec, dataset: DatasetSpec, *, num_outputs: int | None = None, seed: int = 0) -> None:
         width = spec.width * (2 if spec.form == "neumf" else 1)
         super().__init__(spec, dataset, width=width, kind=spec.kind, num_outputs=num_outputs, seed=seed)

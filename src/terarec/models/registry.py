@@ -135,12 +135,14 @@ def vectors_of(model: nn.Module, kind: str) -> VectorModel:
     """Return `model` as one that retrieves.
 
     Raises:
-        ConfigError: A model, of this `kind`, that has no vectors of users and items.
+        ConfigError: A model, of this `kind`, that has no vectors of users and items, or others than dots for scores.
     """
     # By attribute and not by a base class, so that a model of the user's own code may have them.
-    if not all(hasattr(model, name) for name in ("user_vectors", "item_vectors")):
-        kinds = [spec.kind for spec, made in MODELS.items() if hasattr(made, "item_vectors")]
-        raise ConfigError("run", f"holds a model of the kind {kind!r}, expected one of {', '.join(kinds)}")
+    has_vectors = all(hasattr(model, name) for name in ("user_vectors", "item_vectors"))
+    if not has_vectors or not getattr(model, "scores_are_dots", True):
+        kinds = [spec.kind for spec, made in MODELS.items() if getattr(made, "scores_are_dots", False)]
+        reason = ", whose scores are no dots of vectors: it can rank what another one finds" if has_vectors else ""
+        raise ConfigError("run", f"holds a model of the kind {kind!r}{reason}, expected one of {', '.join(kinds)}")
     return cast(VectorModel, model)
 
 

@@ -40,6 +40,9 @@ class RetrievalModel(nn.Module):
     adds_up: ClassVar[bool] = True
     """Whether the loss of a rank is its part of that of the whole batch, and no mean over its own samples."""
 
+    scores_are_dots: ClassVar[bool] = True
+    """Whether the score of a pair is the dot of its vectors, by which an index finds items."""
+
     def user_vectors(self, batch: Batch) -> Tensor:
         """Return the vectors of the users float[B, W]."""
         return cast(Pairs, self(batch)).user

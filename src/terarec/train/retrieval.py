@@ -120,7 +120,7 @@ def evaluate_towers(
         _lists(relevant, len(users)),
         seen=_lists(seen, len(users)),
         k=k,
-        pair_scores=model.pair_scores if isinstance(model, PairModel) else None,
+        pair_scores=None if isinstance(model, TwoTower) or model.scores_are_dots else model.pair_scores,
     )
     undefined = [name for name, value in results.values.items() if math.isnan(value)]
     if undefined:
