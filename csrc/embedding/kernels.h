@@ -90,15 +90,17 @@ struct AddBags {
   float* buffer;  // width floats, used when the width is not one of those compiled in
 };
 
-// The formulas of kernels/row_rules.py.
-enum class Rule { kSgd, kAdagrad, kRowwiseAdagrad, kAdam, kMomentum, kNesterov, kRmsprop, kAdamw, kFtrl };
+// The formulas of kernels/row_rules.py, and Keras's AdaMax and AdaDelta, which the tables of TensorFlow have alone.
+enum class Rule {
+  kSgd, kAdagrad, kRowwiseAdagrad, kAdam, kMomentum, kNesterov, kRmsprop, kAdamw, kFtrl, kAdamax, kAdadelta
+};
 
 struct RuleConstants {
   float lr;
   float eps;
   float beta1, beta2;
   float gain1, gain2;  // 1 - beta1, 1 - beta2, subtracted in double: in float they would lose four digits
-  float first_scale;   // of Adam: 1 / first bias correction; of momentum: factor of the gradient
+  float first_scale;   // of Adam and AdaMax: 1 / first bias correction; of momentum: factor of the gradient
   float second_scale;  // of Adam: 1 / sqrt(second bias correction)
   float weight_decay;
   float beta, l1, l2;  // of FTRL

@@ -109,6 +109,7 @@ const Rule* RowRule::formula_of(const char* kind) {
                    {"nesterov", Rule::kNesterov}, {"adagrad", Rule::kAdagrad},
                    {"rowwise_adagrad", Rule::kRowwiseAdagrad}, {"rmsprop", Rule::kRmsprop},
                    {"adam", Rule::kAdam},         {"adamw", Rule::kAdamw},
+                   {"adamax", Rule::kAdamax},     {"adadelta", Rule::kAdadelta},
                    {"ftrl", Rule::kFtrl}};
   for (const auto& known : kFormulas) {
     if (!strcmp(known.kind, kind)) return &known.formula;
@@ -124,6 +125,8 @@ RuleConstants RowRule::constants(int64_t step) const {
   } else if (formula == Rule::kAdam || formula == Rule::kAdamw) {
     first_scale = 1 / (1 - std::pow(beta1, step));
     second_scale = 1 / std::sqrt(1 - std::pow(beta2, step));
+  } else if (formula == Rule::kAdamax) {
+    first_scale = 1 / (1 - std::pow(beta1, step));
   }
   RuleConstants k{};
   k.lr = static_cast<float>(lr_in_momentum ? -1 : lr);

@@ -61,6 +61,27 @@ def adam(lr: float, beta1: float, beta2: float, eps: float, *, lazy: bool) -> Fo
     return Formula(step, (0.0, 0.0))
 
 
+def adamax(lr: float, beta1: float, beta2: float, eps: float) -> Formula:
+    def step(w: Floats, g: Floats, states: list[Floats], rows: NDArray[np.bool_], t: int) -> None:
+        m, u = states
+        m[rows] = beta1 * m[rows] + (1 - beta1) * g[rows]
+        u[rows] = np.maximum(beta2 * u[rows], np.abs(g[rows]))
+        w[rows] -= lr / (1 - beta1**t) * m[rows] / (u[rows] + eps)
+
+    return Formula(step, (0.0, 0.0))
+
+
+def adadelta(lr: float, rho: float, eps: float) -> Formula:
+    def step(w: Floats, g: Floats, states: list[Floats], rows: NDArray[np.bool_], t: int) -> None:
+        of_grads, of_steps = states
+        of_grads[rows] = rho * of_grads[rows] + (1 - rho) * g[rows] ** 2
+        moved = np.sqrt(of_steps[rows] + eps) / np.sqrt(of_grads[rows] + eps) * g[rows]
+        of_steps[rows] = rho * of_steps[rows] + (1 - rho) * moved**2
+        w[rows] -= lr * moved
+
+    return Formula(step, (0.0, 0.0))
+
+
 def adagrad(lr: float, initial: float, eps: float) -> Formula:
     def step(w: Floats, g: Floats, states: list[Floats], rows: NDArray[np.bool_], t: int) -> None:
         (s,) = states

@@ -17,6 +17,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 import terarec.tensorflow as sok
+from terarec.errors import ConfigError
 from terarec.tensorflow import horovod as hvd
 from tests.tensorflow import formulas
 
@@ -216,6 +217,28 @@ def graphs(_: Path) -> None:
         np.testing.assert_allclose(found, expected[variable.table.placement.rows], rtol=1e-5)
 
 
+def checkpoints(folder: Path) -> None:
+    """Save and restore the part of each rank; what another one has written, and Keras's files, are refused."""
+    size, rank = sok.num_gpus(), sok.rank()
+    variable, start = sok.Variable(start_of(0), name="saved"), start_of(0)
+    path = tf.train.Checkpoint(rows=variable).write(str(folder / str(rank)))
+    variable.assign(tf.zeros_like(variable))
+    hvd.barrier()
+    tf.train.Checkpoint(rows=variable).read(path)
+    np.testing.assert_array_equal(variable.numpy(), start[variable.table.placement.rows])
+    model = keras.Sequential([sok.keras.Embedding(ROWS, WIDTH)])
+    model.build((None, 2))
+    weights = folder / f"{rank}.weights.h5"
+    if size == 1:
+        model.save_weights(weights)
+        return
+    other = (rank + 1) % size
+    with pytest.raises(ConfigError, match=f"got a checkpoint of rank {other} of {size}, expected one of rank {rank}"):
+        tf.train.Checkpoint(rows=variable).read(str(folder / str(other)))
+    with pytest.raises(ConfigError, match=f"its rows are on {size} ranks"):
+        model.save_weights(weights)
+
+
 NAMES = ("static table", "dynamic table", "local table")
 
 
@@ -267,6 +290,7 @@ CASES = {
     "keras": in_keras,
     "faults": faults,
     "graphs": graphs,
+    "checkpoints": checkpoints,
     "write": write,
     "read": read,
 }

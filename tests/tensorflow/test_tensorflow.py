@@ -153,6 +153,8 @@ OPTIMIZERS = {
         lambda: formulas.momentum(0.1, 0.9, nesterov=True),
     ),
     "adam": (lambda: keras.optimizers.Adam(0.01), lambda: formulas.adam(0.01, 0.9, 0.999, 1e-7, lazy=True)),
+    "adamax": (lambda: keras.optimizers.Adamax(0.01), lambda: formulas.adamax(0.01, 0.9, 0.999, 1e-7)),
+    "adadelta": (lambda: keras.optimizers.Adadelta(0.5), lambda: formulas.adadelta(0.5, 0.95, 1e-7)),
     "adagrad": (lambda: keras.optimizers.Adagrad(0.05), lambda: formulas.adagrad(0.05, 0.1, 1e-7)),
     "ftrl": (
         lambda: keras.optimizers.Ftrl(0.05, l1_regularization_strength=0.01, l2_regularization_strength=0.02, beta=0.5),
@@ -165,7 +167,10 @@ OPTIMIZERS = {
 @pytest.mark.parametrize(
     ("kind", "is_dynamic"),
     in_every_run(
-        [("sgd", False), ("nesterov", False), ("adam", False), ("adam", True), ("adagrad", False), ("ftrl", True)],
+        [
+            *[("sgd", False), ("nesterov", False), ("adam", False), ("adam", True), ("adagrad", False)],
+            *[("adamax", False), ("adadelta", True), ("ftrl", True)],
+        ],
         itertools.product(OPTIMIZERS, [False, True]),
     ),
 )
@@ -249,23 +254,29 @@ def _compare(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["SGD", "Adagrad", "Ftrl", "Adam", "RMSprop"])
-def test_a_hundred_steps_equal_those_of_the_legacy_optimizer(rng: np.random.Generator, name: str) -> None:
+@pytest.mark.parametrize("name", ["SGD", "Adagrad", "Ftrl", "Adam", "Adamax", "Adadelta", "RMSprop"])
+def test_a_hundred_steps_equal_those_of_the_legacy_optimizer_wrapped_and_alone(
+    rng: np.random.Generator, name: str
+) -> None:
     tf_keras = pytest.importorskip("tf_keras", reason=lacks("tf_keras", "pip install tf_keras"))
+    sok.init()
     start = table(rng)
-    ours, theirs = sok.Variable(start), tf.Variable(start)
-    stock = getattr(tf_keras.optimizers.legacy, name)(0.05)
-    wrapper = sok.OptimizerWrapper(getattr(tf_keras.optimizers.legacy, name)(0.05), lazy=False)
+    wrapped, alone, theirs = sok.Variable(start), sok.Variable(start), tf.Variable(start)
+    schedule = tf_keras.optimizers.schedules.ExponentialDecay(0.05, 50, 0.5)
+    first, second, stock = (getattr(tf_keras.optimizers.legacy, name)(schedule) for _ in range(3))
+    sides = ((theirs, stock), (wrapped, sok.OptimizerWrapper(first, lazy=False)), (alone, second))
     for ids, target in batches(rng, 100):
         losses = []
-        for variable, optimizer in ((ours, wrapper), (theirs, stock)):
+        for variable, optimizer in sides:
             with tf.GradientTape() as tape:
                 vectors = tf.nn.embedding_lookup_sparse(variable, ids, None, "mean")
                 loss = tf.reduce_sum((vectors - target) ** 2)
             optimizer.apply_gradients([(tape.gradient(loss, variable), variable)])
             losses.append(loss)
-        np.testing.assert_allclose(*losses, rtol=1e-5)
-    np.testing.assert_allclose(ours.numpy(), theirs.numpy(), atol=2e-6)
+        np.testing.assert_allclose(losses[1:], losses[0], rtol=1e-5)
+    for ours in (wrapped, alone):
+        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), atol=2e-6)
+    assert (int(first.iterations), int(second.iterations)) == (0, 100)
 
 
 def test_a_schedule_and_dense_variables_go_through_the_wrapper(rng: np.random.Generator) -> None:

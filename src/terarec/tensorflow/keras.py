@@ -18,7 +18,7 @@ from terarec.keras import EmbeddingBag as PlainBag
 from terarec.tensorflow.communication import num_ranks
 from terarec.tensorflow.lookups import combine, embedding_lookup
 from terarec.tensorflow.ops import POOLINGS
-from terarec.tensorflow.optimizers import apply_rule, rows_of
+from terarec.tensorflow.optimizers import apply_rule, parted, rows_of
 from terarec.tensorflow.rules import learning_rate, rule_of
 from terarec.tensorflow.tables import Growth, RowTable
 from terarec.tensorflow.variables import RowsVariable, Variable, live_variable, placement_of
@@ -58,7 +58,37 @@ class RowsWeight(keras.Variable):
         return self._value
 
 
-class _Rows(keras.layers.Layer):
+class RowsLayer(keras.layers.Layer):
+    """A layer whose weight is the table `embeddings`."""
+
+    embeddings: RowsWeight
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.supports_jit = False  # XLA does not know the ops of tables
+
+    def save_own_variables(self, store: Any) -> None:
+        """Save the rows.
+
+        Raises:
+            ConfigError: They are on several ranks, of which each would save its part as all, or have ids of any value.
+        """
+        _check_one_rank("layer")
+        if self.built and self.embeddings.rows.table.grows:
+            raise ConfigError("layer", f"{self.name!r} has ids of any value, expected sok.Saver or tf.train.Checkpoint")
+        super().save_own_variables(store)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Restore the rows.
+
+        Raises:
+            ConfigError: They are on several ranks.
+        """
+        _check_one_rank("layer")
+        super().load_own_variables(store)
+
+
+class _Rows(RowsLayer):
     """A layer with a table [input_dim, output_dim]."""
 
     def __init__(
@@ -78,7 +108,6 @@ class _Rows(keras.layers.Layer):
         super().__init__(**kwargs)
         if keras.backend.backend() != "tensorflow":
             raise ConfigError("KERAS_BACKEND", f"got {keras.backend.backend()!r}, expected 'tensorflow'")
-        self.supports_jit = False  # XLA does not know the ops of tables
         self.input_dim, self.output_dim = input_dim, output_dim
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
         self.embeddings_regularizer = keras.regularizers.get(embeddings_regularizer)
@@ -196,8 +225,7 @@ def plain(model: Any) -> Any:
     Raises:
         ConfigError: Another kind of model, or rows that are on several ranks.
     """
-    if num_ranks() > 1:
-        raise ConfigError("model", f"its rows are on {num_ranks()} ranks, expected one: sok.dump and sok.load them")
+    _check_one_rank("model")
 
     def layer_of(layer: Any) -> Any:
         config = layer.get_config()
@@ -218,7 +246,7 @@ class OptimizerWrapper(keras.optimizers.Optimizer):
     """An optimizer for `Model.compile` whose updates of embedding layers are the core's; see `sok.OptimizerWrapper`.
 
     Args:
-        optimizer: SGD, Adam, Adagrad, Ftrl or RMSprop of Keras, or its name.
+        optimizer: SGD, Adam, Adamax, Adadelta, Adagrad, Ftrl or RMSprop of Keras, or its name.
         lazy: Whether rows without a gradient are left alone.
         name: Name.
 
@@ -259,12 +287,10 @@ class OptimizerWrapper(keras.optimizers.Optimizer):
         if not self.built:
             with tf.init_scope():
                 self.build(variables)
-        pairs = [(grad, one) for grad, one in zip(grads, variables, strict=True) if grad is not None]
-        ours = [(grad, rows) for grad, one in pairs if (rows := rows_of(one)) is not None]
-        others = [(grad, one) for grad, one in pairs if rows_of(one) is None]
+        ours, others = parted(zip(grads, variables, strict=True))
         self.iterations.assign_add(1)
         # Before the wrapped optimizer's step, which moves its schedule on.
-        apply_rule(self.rule, learning_rate(self.inner), self.iterations.value, ours)
+        apply_rule(self.rule, learning_rate(self.inner, self.inner.iterations), self.iterations.value, ours)
         if others:
             self.inner.apply([grad for grad, _ in others], [one for _, one in others])
         else:
@@ -299,6 +325,12 @@ class OptimizerWrapper(keras.optimizers.Optimizer):
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> OptimizerWrapper:
         """Return the optimizer of `get_config`."""
         return cls(**{**config, "optimizer": keras.optimizers.deserialize(config["optimizer"])})
+
+
+def _check_one_rank(argument: str) -> None:
+    """Raise `ConfigError` if this process has a part of the rows only."""
+    if num_ranks() > 1:
+        raise ConfigError(argument, f"its rows are on {num_ranks()} ranks, expected one: sok.dump and sok.load them")
 
 
 def _free_name(path: str) -> str:

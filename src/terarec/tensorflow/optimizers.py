@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable
+from functools import wraps
 from typing import Any
 
 import tensorflow as tf
@@ -26,6 +28,18 @@ def filter_variables(variables: Iterable[tf.Variable]) -> tuple[list[tf.Variable
     every = list(variables)
     ours = [one for one in every if rows_of(one) is not None]
     return ours, [one for one in every if rows_of(one) is None]
+
+
+def parted(pairs: Iterable[Pair]) -> tuple[list[tuple[object, RowsVariable]], list[Pair]]:
+    """Return the pairs of gradients and embedding variables, and the others; a gradient of None is left out."""
+    ours, others = [], []
+    for grad, variable in pairs:
+        rows = rows_of(variable)
+        if grad is not None and rows is not None:
+            ours.append((grad, rows))
+        elif grad is not None:
+            others.append((grad, variable))
+    return ours, others
 
 
 def rows_of(variable: object) -> RowsVariable | None:
@@ -132,7 +146,8 @@ class OptimizerWrapper(tf.Module):
         iterations: Number of steps.
 
     Args:
-        optimizer: SGD, Adam, Adagrad, Ftrl or RMSprop, of Keras 3, tf_keras, or tf_keras's legacy ones.
+        optimizer: SGD, Adam, Adamax, Adadelta, Adagrad, Ftrl or RMSprop, of Keras 3, tf_keras, or tf_keras's legacy
+            ones. Steps of embedding variables alone leave its own number of steps as it is.
         lazy: Whether rows without a gradient are left alone.
 
     Raises:
@@ -147,8 +162,8 @@ class OptimizerWrapper(tf.Module):
 
     @property
     def lr(self) -> tf.Tensor:
-        """The present learning rate."""
-        return learning_rate(self.optimizer)
+        """The learning rate of the next step."""
+        return learning_rate(self.optimizer, self.iterations)
 
     # Not `get_slot`: checkpoints take objects with this method for optimizers whose states are variables.
     def states(self, variable: RowsVariable) -> dict[str, tf.Tensor]:
@@ -165,17 +180,39 @@ class OptimizerWrapper(tf.Module):
     @_as_it_is
     def apply_gradients(self, grads_and_vars: Iterable[Pair], global_step: object = None, name: object = None) -> None:
         """Update the variables; a gradient of None is skipped."""
-        pairs = [(grad, variable) for grad, variable in grads_and_vars if grad is not None]
-        ours = [(grad, rows) for grad, variable in pairs if (rows := rows_of(variable)) is not None]
-        others = [(grad, variable) for grad, variable in pairs if rows_of(variable) is None]
-        # Before the wrapped optimizer's step, which moves its schedule on.
-        apply_rule(self.rule, self.lr, self.iterations.assign_add(1), ours)
+        ours, others = parted(grads_and_vars)
+        rate = self.lr
+        apply_rule(self.rule, rate, self.iterations.assign_add(1), ours)
         if others:
             self.optimizer.apply_gradients(others)
-        else:
-            self.optimizer.iterations.assign_add(1)
         if global_step is not None:
             tf.convert_to_tensor(global_step.assign_add(1))  # type: ignore[attr-defined]
+
+
+def wrap_legacy_optimizers() -> None:
+    """Let tf_keras's legacy optimizers update embedding variables without `OptimizerWrapper`, as dense ones.
+
+    By themselves they write to the resource of a variable, where a table has no rows.
+    """
+    kind = importlib.import_module("tf_keras").optimizers.legacy.Optimizer
+    original = kind.apply_gradients
+    if hasattr(original, "updates_rows"):
+        return
+
+    @_as_it_is
+    @wraps(original)
+    def apply_gradients(self: Any, grads_and_vars: Iterable[Pair], *args: object, **kwargs: object) -> object:
+        pairs = list(grads_and_vars)
+        ours, others = parted(pairs)
+        if not ours:
+            return original(self, pairs, *args, **kwargs)
+        with tf.init_scope():
+            step = self.iterations
+        apply_rule(rule_of(self, lazy=False), learning_rate(self, step), step + 1, ours)
+        return original(self, others, *args, **kwargs) if others else step.assign_add(1)
+
+    apply_gradients.updates_rows = True
+    kind.apply_gradients = apply_gradients
 
 
 def _rows_alone(pairs: Iterable[Pair]) -> list[tuple[object, RowsVariable]]:

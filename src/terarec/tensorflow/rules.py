@@ -35,7 +35,8 @@ def rule_of(optimizer: object, *, lazy: bool) -> Rule:
     """Return the rule of an optimizer for rows.
 
     Args:
-        optimizer: Optimizer of Keras 3, tf_keras or tf_keras's legacy ones: SGD, Adam, Adagrad, Ftrl or RMSprop.
+        optimizer: Optimizer of Keras 3, tf_keras or tf_keras's legacy ones: SGD, Adam, Adamax, Adadelta,
+            Adagrad, Ftrl or RMSprop.
         lazy: Whether rows without a gradient are left alone in a step, also by Adam, which would decay their moments.
 
     Raises:
@@ -52,12 +53,18 @@ def rule_of(optimizer: object, *, lazy: bool) -> Rule:
     return replace(rule, is_global=not lazy and name in ("Adam", "RMSprop"))
 
 
-def learning_rate(optimizer: Any) -> tf.Tensor:
-    """Return the present learning rate, that of a schedule included."""
-    if hasattr(optimizer, "_decayed_lr"):  # the legacy ones' name for it
-        return optimizer._decayed_lr(tf.float32)
-    rate = optimizer.learning_rate
-    return rate(optimizer.iterations) if callable(rate) else tf.convert_to_tensor(rate)
+def learning_rate(optimizer: Any, step: tf.Tensor) -> tf.Tensor:
+    """Return the learning rate at a step from 0, whatever step the optimizer itself is at."""
+    if hasattr(optimizer, "_decayed_lr"):  # the legacy ones' name for it; they read their own number of the step
+        own, optimizer._iterations = optimizer._iterations, step
+        try:
+            return optimizer._decayed_lr(tf.float32)
+        finally:
+            optimizer._iterations = own
+    rate = optimizer._learning_rate
+    if hasattr(rate, "get_config"):  # a schedule
+        return rate(step)
+    return tf.convert_to_tensor(rate() if callable(rate) else rate)
 
 
 def _sgd(config: Mapping[str, Any]) -> Rule:
@@ -71,6 +78,16 @@ def _sgd(config: Mapping[str, Any]) -> Rule:
 def _adam(config: Mapping[str, Any]) -> Rule:
     numbers = {"beta1": config["beta_1"], "beta2": config["beta_2"], "eps_hat": config["epsilon"]}
     return Rule(kind="adam", numbers=numbers, states=("m", "v"))
+
+
+def _adamax(config: Mapping[str, Any]) -> Rule:
+    numbers = {"beta1": config["beta_1"], "beta2": config["beta_2"], "eps": config["epsilon"]}
+    return Rule(kind="adamax", numbers=numbers, states=("m", "v"))
+
+
+def _adadelta(config: Mapping[str, Any]) -> Rule:
+    numbers = {"beta2": config["rho"], "eps": config["epsilon"]}
+    return Rule(kind="adadelta", numbers=numbers, states=("accum_grad", "accum_var"))
 
 
 def _adagrad(config: Mapping[str, Any]) -> Rule:
@@ -106,6 +123,8 @@ def _rmsprop(config: Mapping[str, Any]) -> Rule:
 _RULES: dict[str, Callable[[Mapping[str, Any]], Rule]] = {
     "SGD": _sgd,
     "Adam": _adam,
+    "Adamax": _adamax,
+    "Adadelta": _adadelta,
     "Adagrad": _adagrad,
     "Ftrl": _ftrl,
     "RMSprop": _rmsprop,

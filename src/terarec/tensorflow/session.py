@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import tensorflow as tf
 
 from terarec.errors import ConfigError
 from terarec.tensorflow.communication import DEFAULT_TIMEOUT, join
+from terarec.tensorflow.optimizers import wrap_legacy_optimizers
 
 tf_version: list[int] = [int(part) for part in tf.__version__.split("-")[0].split("rc")[0].split(".")[:3]]
 """Major, minor and patch number of TensorFlow."""
@@ -16,8 +19,9 @@ def init(comm_tool: str | None = None, use_legacy_optimizer: bool = True, *, tim
     """Join the other processes that torchrun or mpirun started; a process alone need not call it.
 
     Args:
-        comm_tool: None, or "horovod", which is not needed.
-        use_legacy_optimizer: No effect; optimizers of Keras 3, tf_keras and tf_keras's legacy ones work.
+        comm_tool: None, "horovod" or "single", which make no difference: the launcher says who is there.
+        use_legacy_optimizer: Whether tf_keras's legacy optimizers, where it is installed, update embedding variables
+            without `OptimizerWrapper`.
         timeout: Seconds within which all have to come, and without progress in which an exchange fails later.
 
     Raises:
@@ -26,13 +30,15 @@ def init(comm_tool: str | None = None, use_legacy_optimizer: bool = True, *, tim
     """
     set_comm_tool(comm_tool)
     join(timeout)
+    if use_legacy_optimizer and importlib.util.find_spec("tf_keras") is not None:
+        wrap_legacy_optimizers()
 
 
 def set_comm_tool(tool: str | None) -> None:
     """Check the name of a library for communication, of which none is needed.
 
     Raises:
-        ConfigError: Neither None nor "horovod".
+        ConfigError: Neither None, "horovod" nor "single".
     """
-    if tool not in (None, "horovod"):
-        raise ConfigError("comm_tool", f"got {tool!r}, expected None or 'horovod'")
+    if tool not in (None, "horovod", "single"):
+        raise ConfigError("comm_tool", f"got {tool!r}, expected None, 'horovod' or 'single'")

@@ -212,27 +212,38 @@ class RowsVariable(ResourceVariable):
     scatter_nd_add = scatter_nd_sub = scatter_nd_update = scatter_nd_max = scatter_nd_min = _not_for_rows
     _strided_slice_assign = count_up_to = __deepcopy__ = __copy__ = _not_for_rows
 
-    # What `tf.train.Checkpoint` and Keras save and restore: all of the table.
+    # What `tf.train.Checkpoint` and Keras save and restore: all of the table on this rank.
     def _serialize_to_tensors(self) -> dict[str, TensorCallable]:
-        contents: list[list[np.ndarray]] = []
+        contents: list[np.ndarray] = []
 
         def part(number: int) -> tf.Tensor:
             if number == 0 or not contents:  # they are read one after the other, of one state of the table
                 ids, rows, states = self.table.read()
                 states += [np.zeros((0, self.table.width), np.float32)] * (2 - len(states))
-                contents[:] = [[ids, rows, *states]]
-            return tf.constant(contents[0][number])
+                contents[:] = [ids, rows, *states, self._place()]
+            return tf.constant(contents[number])
 
-        types = {"ids": tf.int64, "rows": tf.float32, "state_0": tf.float32, "state_1": tf.float32}
+        types = {"ids": tf.int64, "rows": tf.float32, "state_0": tf.float32, "state_1": tf.float32, "place": tf.int64}
         return {
             name: TensorCallable(lambda number=number: part(number), dtype, self.device)
             for number, (name, dtype) in enumerate(types.items())
         }
 
     def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> tf.Operation:
-        ids, rows, *states = (restored_tensors[name].numpy() for name in ("ids", "rows", "state_0", "state_1"))
+        names = ("ids", "rows", "state_0", "state_1", "place")
+        ids, rows, *states, place = (restored_tensors[name].numpy() for name in names)
+        if not np.array_equal(place, own := self._place()):
+            raise ConfigError(
+                f"variable {self.table.name!r}",
+                f"got a checkpoint of rank {place[0]} of {place[1]}, expected one of rank {own[0]} of {own[1]}: "
+                "sok.dump writes files for any number of ranks",
+            )
         self.restore(ids, rows, [state for state in states if len(state)])
         return tf.no_op()
+
+    def _place(self) -> np.ndarray:
+        """Return this rank and the number of ranks, int64[2]."""
+        return np.array([self.table.placement.rank, self.table.placement.size], np.int64)
 
     def restore(self, ids: np.ndarray, rows: np.ndarray, states: Sequence[np.ndarray]) -> None:
         """Replace ids int64[n], rows float32[n, D] and states float32[n, D] by saved ones.
