@@ -8,7 +8,7 @@ import pytest
 
 from terarec.apps.item_index import ItemIndex
 from terarec.errors import ConfigError, FormatError, MissingDependencyError
-from terarec.export.table_rows import table_vectors
+from terarec.export.table_rows import table_chunks
 from terarec.spec import ItemIndexSpec
 from tests.errors import at
 from tests.serve.conftest import TrainedRun
@@ -129,7 +129,7 @@ def test_lists_need_faiss(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_rows_of_a_table(trained: TrainedRun) -> None:
-    [(keys, vectors)] = table_vectors(trained.path, "C3")
+    [(keys, vectors, _)] = table_chunks(trained.path, "C3")
     index = ItemIndex.of_table(trained.path, "C3")
     found = index.search(vectors[5:6], 3)
     products = vectors @ vectors[5]

@@ -5,11 +5,13 @@ from pathlib import Path
 
 import numpy as np
 
+from terarec.checkpoint import load
+from terarec.config import load_run
 from terarec.data import Reader
 from terarec.errors import DataNotFoundError, FormatError
 from terarec.formats import read_dataset
 from terarec.formats.hugectr.weights import open_sparse_folder
-from terarec.models.artifact import load_model, tables
+from terarec.models.artifact import find_checkpoint, load_model, tables
 from tests.cli.conftest import Workshop, figures, rejected, terarec
 from tests.data.sources import assert_same_batches
 from tests.formats.samples import METADATA, make_block, make_spec, write_split
@@ -72,6 +74,12 @@ def test_tables_become_files_of_sok_and_models_of_hugectr(workshop: Workshop, tm
         vectors = np.fromfile(tmp_path / "sok" / f"{name}-weight", "<f4", offset=296).reshape(len(table), -1)
         np.testing.assert_array_equal(keys[np.argsort(keys)], rows.keys.sort().values)
         np.testing.assert_array_equal(vectors[np.argsort(keys)], rows.weights[rows.keys.argsort()])
+        (piece,) = load(find_checkpoint(workshop.run, load_run(workshop.run / "run.json"))).table_files().pieces(name)
+        sums = np.fromfile(tmp_path / "sok" / f"{name}-Adagrad-accumulator", "<f4", offset=296).reshape(vectors.shape)
+        rows_with_states = piece.get("keys", np.arange(len(piece["state.sum"])))
+        kept = dict(zip(rows_with_states.tolist(), piece["state.sum"], strict=True))
+        np.testing.assert_array_equal(sums, [kept.get(key, np.zeros(table.width)) for key in keys.tolist()])
+        assert sums.any()
         folder = open_sparse_folder(tmp_path / "models" / name, table.width)
         np.testing.assert_array_equal(folder.keys(), keys)
         np.testing.assert_array_equal(np.concatenate([chunk.vectors for chunk in folder.chunks()]), vectors)

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from terarec.errors import ConfigError, FormatError, MissingDependencyError
-from terarec.export.table_rows import table_vectors
+from terarec.export.table_rows import table_chunks
 from terarec.formats.container import read_tensors, write_tensors
 from terarec.io.directories import atomic_dir
 from terarec.io.files import read_versioned_json, write_versioned_json
@@ -90,7 +90,7 @@ class ItemIndex:
             DataNotFoundError: `run` is not a run, or holds no complete checkpoint.
             FormatError: A damaged file.
         """
-        pieces = list(table_vectors(run, table, checkpoint))
+        pieces = [(chunk.keys, chunk.vectors) for chunk in table_chunks(run, table, checkpoint)]
         if not pieces:
             raise ConfigError("table", f"{table!r} has no rows, expected at least one")
         keys, vectors = (np.concatenate(parts) for parts in zip(*pieces, strict=True))

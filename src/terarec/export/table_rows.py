@@ -39,7 +39,7 @@ _CHUNK_ROWS = 65_536
 _COMPARED_ROWS = 10_000
 
 
-class _Chunk(NamedTuple):
+class TableChunk(NamedTuple):
     """Rows of a table: keys int64[n], vectors float32[n, D] and states of the row optimizer, [n] or [n, D].
 
     Rows that training has not changed have no states.
@@ -50,7 +50,7 @@ class _Chunk(NamedTuple):
     states: Mapping[str, NDArray[Any]]
 
 
-Chunks = Iterator[_Chunk]
+Chunks = Iterator[TableChunk]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -193,16 +193,15 @@ def write_table_file(
         return _write_parquet(partial, rows.chunks(), rows.width, with_states=True)
 
 
-def table_vectors(
+def table_chunks(
     run: Path | str, table: str, checkpoint: int | str | None = None, *, allow_import: Sequence[str] = ()
-) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
-    """Yield keys int64[n] and their vectors float32[n, D] of a table of a run, piece by piece.
+) -> Chunks:
+    """Yield all rows of a table of a run, piece by piece.
 
     Arguments and errors are those of `export_table`.
     """
     run = Path(run)
-    for chunk in _Rows(_open(run, checkpoint), table, run, allow_import).chunks():
-        yield chunk.keys, chunk.vectors
+    yield from _Rows(_open(run, checkpoint), table, run, allow_import).chunks()
 
 
 def _open(run: Path, checkpoint: int | str | None) -> Checkpoint:
@@ -244,7 +243,7 @@ class _Rows:
             states = {name: tensor for name, tensor in piece.items() if name.startswith(STATE_PREFIX)}
             for begin in range(0, count, _CHUNK_ROWS):
                 part = slice(begin, begin + _CHUNK_ROWS)
-                yield _Chunk(
+                yield TableChunk(
                     keys=keys[part].astype(np.int64, copy=False),
                     vectors=_wide(piece[WEIGHTS][part]).astype(np.float32, copy=False),
                     states={name.removeprefix(STATE_PREFIX): _wide(tensor[part]) for name, tensor in states.items()},
@@ -254,7 +253,7 @@ class _Rows:
             others = np.flatnonzero(left_out)
             for begin in range(0, len(others), _CHUNK_ROWS):
                 keys = others[begin : begin + _CHUNK_ROWS]
-                yield _Chunk(keys, self._first_rows(torch.from_numpy(keys)).numpy(), {})
+                yield TableChunk(keys, self._first_rows(torch.from_numpy(keys)).numpy(), {})
 
 
 def _wide(values: NDArray[Any]) -> NDArray[Any]:

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -12,19 +14,30 @@ from terarec.checkpoint import load
 from terarec.config import load_run
 from terarec.config.files import RUN_FILE
 from terarec.errors import DataNotFoundError, FormatError
-from terarec.export.table_rows import table_vectors
+from terarec.export.table_rows import TableChunk, table_chunks
 from terarec.formats.hugectr.weights import SparseRows, write_sparse_folder
 from terarec.io.directories import atomic_dir, check_replaceable
 from terarec.models.artifact import find_checkpoint
-from terarec.tensorflow.sok_files import KEY, WEIGHT, file_name, header_of, read_numbers
+from terarec.tensorflow.sok_files import KEY, STATE, WEIGHT, file_name, header_of, read_numbers
+
+_KERAS_STATES = {
+    ("exp_avg", "exp_avg_sq"): ("Adam", ("m", "v")),
+    ("exp_avg_sq",): ("RMSprop", ("rms",)),
+    ("linear", "sum"): ("Ftrl", ("linear", "accumulator")),
+    ("sum",): ("Adagrad", ("accumulator",)),
+}
+"""Sorted names of a table's states -> the optimizer of Keras with the same ones, and its names of them."""
 
 
 def write_dump(run: Path, out: Path, *, allow_import: Sequence[str] = ()) -> dict[str, int]:
-    """Write the keys and vectors of all tables of a run as `sok.load` reads them.
+    """Write the keys, vectors and optimizer states of all tables of a run as `sok.load` reads them.
+
+    States are those of Adam, RMSprop, FTRL and AdaGrad; of others, and of rows that make up for missed steps later,
+    the files have none.
 
     Args:
         run: Directory of the run.
-        out: New directory for two files for each table.
+        out: New directory for the files of each table.
         allow_import: Packages whose code a model of the kind "python" may name.
 
     Returns:
@@ -36,19 +49,58 @@ def write_dump(run: Path, out: Path, *, allow_import: Sequence[str] = ()) -> dic
         FormatError: A damaged file.
     """
     check_replaceable(out)
-    names = load(find_checkpoint(run, load_run(run / RUN_FILE))).table_files().names
-    counts = dict.fromkeys(names, 0)
+    spec = load_run(run / RUN_FILE)
+    names = load(find_checkpoint(run, spec)).table_files().names
+    optimizers = (spec.sparse_optimizer, *spec.row_optimizers.values())
+    initial = {getattr(one, "initial_accumulator", 0.0) for one in optimizers}
     with atomic_dir(out) as partial:
-        for name in names:
-            base = partial / file_name(name)
-            with Path(f"{base}-key").open("wb") as keys, Path(f"{base}-weight").open("wb") as weights:
-                keys.write(header_of(name, KEY, "", np.dtype(np.int64)))
-                weights.write(header_of(name, WEIGHT, "", np.dtype(np.float32)))
-                for ids, vectors in table_vectors(run, name, allow_import=allow_import):
-                    keys.write(ids.astype("<i8", copy=False).tobytes())
-                    weights.write(np.ascontiguousarray(vectors, "<f4").tobytes())
-                    counts[name] += len(ids)
-    return counts
+        return {
+            name: _write_table(partial, name, table_chunks(run, name, allow_import=allow_import), initial)
+            for name in names
+        }
+
+
+def _write_table(folder: Path, name: str, chunks: Iterator[TableChunk], initial: set[float]) -> int:
+    """Write the files of a table, and return the number of its rows.
+
+    Args:
+        folder: Where they belong.
+        name: Name of the table.
+        chunks: Its rows.
+        initial: Initial sums of AdaGrad and FTRL, which rows have that training has not changed.
+    """
+    count = 0
+    with ExitStack() as opened:
+
+        def start(end: str, kind: int, state: str = "", dtype: type[np.generic] = np.float32) -> BinaryIO:
+            file = opened.enter_context((folder / f"{file_name(name)}-{end}").open("wb"))
+            file.write(header_of(name, kind, state, np.dtype(dtype)))
+            return file
+
+        keys, weights = start("key", KEY, dtype=np.int64), start("weight", WEIGHT)
+        states: dict[str, BinaryIO] | None = None
+        for chunk in chunks:
+            if states is None:  # they are known with the first rows
+                optimizer, slots = _keras_states(chunk, initial)
+                states = {
+                    own: start(f"{optimizer}-{slot}", STATE, slot)
+                    for own, slot in zip(sorted(chunk.states) if slots else (), slots, strict=True)
+                }
+            keys.write(chunk.keys.astype("<i8", copy=False).tobytes())
+            weights.write(np.ascontiguousarray(chunk.vectors, "<f4").tobytes())
+            for own, file in states.items():
+                first = min(initial) if own == "sum" else 0.0
+                values = chunk.states.get(own, np.full_like(chunk.vectors, first))
+                file.write(np.ascontiguousarray(values, "<f4").tobytes())
+            count += len(chunk.keys)
+    return count
+
+
+def _keras_states(chunk: TableChunk, initial: set[float]) -> tuple[str, tuple[str, ...]]:
+    """Return the optimizer of Keras that has a table's states, and its names of them; none if there is no such."""
+    names = tuple(sorted(chunk.states))
+    is_known = names in _KERAS_STATES and all(values.ndim == 2 for values in chunk.states.values())
+    return _KERAS_STATES[names] if is_known and ("sum" not in names or len(initial) == 1) else ("", ())
 
 
 def write_sparse_models(dump: Path, out: Path) -> dict[str, int]:
