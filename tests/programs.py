@@ -97,6 +97,14 @@ PROGRAMS = (
 )
 
 
+def two_processes(launcher: str) -> tuple[str, ...]:
+    """Return the words with which "torchrun" or "mpirun" starts ``python -m`` in two processes of this machine."""
+    if launcher == "torchrun":
+        return (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")
+    options = ("--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", "2")
+    return (MPIRUN.require(), *options, sys.executable, "-m")
+
+
 def lacks(name: str, command: str) -> str:
     """Return the reason of a test that is skipped for want of a program or package."""
     return f"needs {name}: `{command}`"

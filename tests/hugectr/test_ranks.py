@@ -19,11 +19,9 @@ from terarec.dist import ColumnWise, DataParallel, Hybrid, RowWise, TableWise
 from terarec.hugectr.network import Network
 from terarec.hugectr.sharding import sharding_plan
 from tests.hugectr.scripts import ADAM, embed, solver
-from tests.programs import MPIRUN
+from tests.programs import two_processes
 
 SCRIPT = Path(__file__).with_name("ranks_script.py")
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")
-MPIRUN_OPTIONS = ("--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", "2", sys.executable, "-m")
 
 
 def run_script(launcher: tuple[str, ...], planted: Any, folder: Path, gpus: list[list[int]]) -> str:
@@ -75,9 +73,8 @@ def alone(planted: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
 def test_a_script_on_several_processes_finds_and_saves_what_one_does(
     launcher: str, alone: tuple[Path, str], planted: Any, tmp_path: Path
 ) -> None:
-    words = TORCHRUN if launcher == "torchrun" else (MPIRUN.require(), *MPIRUN_OPTIONS)
     (wanted, printed), folder = alone, tmp_path / "many"
-    output = run_script(words, planted, folder, [[0, 1]])
+    output = run_script(two_processes(launcher), planted, folder, [[0, 1]])
     assert output.count("Iter: 4 ") == 1
     expected = found_by(printed)
     close = {"auc": pytest.approx(expected["auc"], abs=1e-5), "loss": pytest.approx(expected["loss"], rel=1e-4)}

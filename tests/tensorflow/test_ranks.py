@@ -2,6 +2,7 @@
 """Tables over several processes: the exchange between ranks without TensorFlow, and training with it."""
 
 import importlib.util
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,8 @@ import pytest
 
 from tests.params import in_every_run
 from tests.processes import Ended
-from tests.programs import lacks
-from tests.tensorflow.ranks import run_ranks
+from tests.programs import lacks, two_processes
+from tests.tensorflow.ranks import ROOT, run_ranks
 
 EXCHANGE = """
 import os, sys, time
@@ -89,21 +90,32 @@ def test_a_rank_that_does_not_come_is_named() -> None:
 
 
 PROGRAM = "tests.tensorflow.rank_program"
+needs_tensorflow = pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow") is None, reason=lacks("tensorflow", "pip install 'terarec[tensorflow]'")
+)
 
 
 @pytest.mark.slow
+@needs_tensorflow
+@pytest.mark.parametrize("launcher", ["torchrun", "mpirun"])
+def test_launchers_start_ranks_that_train_as_one_process_does(launcher: str, tmp_path: Path) -> None:
+    command = [*two_processes(launcher), PROGRAM, "train", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("done") == 2
+
+
+@pytest.mark.slow
+@needs_tensorflow
 @pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("case", ["train", "horovod", "keras", "faults", "graphs"])
+@pytest.mark.parametrize("case", ["train", "horovod", "keras", "faults", "graphs", "checkpoints"])
 def test_training_on_ranks(size: int, case: str, tmp_path: Path) -> None:
-    if importlib.util.find_spec("tensorflow") is None:
-        pytest.skip(lacks("tensorflow", "pip install 'terarec[tensorflow]'"))
     assert outputs(run_ranks(size, ["-m", PROGRAM, case, tmp_path], timeout=900)) == ["done\n"] * size
 
 
 @pytest.mark.slow
+@needs_tensorflow
 def test_files_of_ranks_are_those_of_one_process(tmp_path: Path) -> None:
-    if importlib.util.find_spec("tensorflow") is None:
-        pytest.skip(lacks("tensorflow", "pip install 'terarec[tensorflow]'"))
     for size in (1, 2, 3):
         assert (
             outputs(run_ranks(size, ["-m", PROGRAM, "write", tmp_path / str(size)], timeout=900)) == ["done\n"] * size
