@@ -9,13 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-LATER = {
-    "tensorflow": "TensorFlow, a later part",
-    "hierarchical_parameter_server": "the package for TensorFlow, a later part",
-    "sparse_operation_kit": "the package for TensorFlow, a later part",
-}
-"""Package that a file needs -> what comes later."""
-
 NOT_HERE = {
     "cudf": "needs cuDF, which is for GPUs only",
     "cupy": "needs CuPy, which is for GPUs only",
@@ -33,6 +26,28 @@ NOT_HERE = {
 }
 """Package that a file needs -> why it cannot run on a CPU."""
 
+INSTALLABLE = {
+    "tensorflow": "needs TensorFlow: pip install 'terarec[tensorflow]'",
+    "tf_keras": "needs tf_keras",
+    "pytz": "needs pytz",
+}
+"""Package that a file needs, and that an environment of terarec need not have -> the reason where it does not."""
+
+SOK = "sparse_operation_kit/sparse_operation_kit/test/function_test/"
+"""Upstream's tests of the plugin for TensorFlow."""
+
+LEGACY_KERAS = tuple(
+    f"{SOK}tf2/{name}_test.py"
+    for name in (
+        "variable/hkv",
+        "lookup/all2all_dense_embedding",
+        "lookup/lookup_sparse_localized",
+        "lookup_sp_weight/lookup_sparse_distributed",
+        "lookup_sp_weight/lookup_sparse_localized",
+    )
+)
+"""Tests of the plugin that train two variables by one optimizer in turns, which those of Keras 3 refuse."""
+
 _PRIVATE = "compares with numbers of a model that upstream does not publish"
 NOT_RUN = (
     ("test/pybind_test/wdl_etc_mpi.py", "not run", "not tried since training caches train on several processes"),
@@ -49,8 +64,11 @@ NOT_RUN = (
     ("tools/data_source/test_data_source.py", "not run", "needs a Hadoop cluster"),
     ("notebooks/*remote_filesystem.ipynb", "not run", "needs a Hadoop cluster"),
     ("notebooks/movie-lens-example.ipynb", "not run", "downloads a data set"),
-    ("test/sok_perf_test/*", "later", LATER["sparse_operation_kit"]),
-    ("hps_tf/*", "later", LATER["hierarchical_parameter_server"]),
+    ("test/sok_perf_test/*", "not run", "measures the time of GPUs"),
+    (f"{SOK}tf1/*", "not run", "needs TensorFlow 1"),
+    (f"{SOK}*_big_table.py", "not run", "needs 100 GB of memory: a table of 41 million rows, in float64 first"),
+    (f"{SOK}*/dynamic_variable_test.py", "not run", "upstream leaves it out: needs the optimizers of TensorFlow 2.10"),
+    ("hps_tf/*", "later", "the layers for TensorFlow, which were not tried"),
     ("hps_trt/*", "not run", NOT_HERE["tensorrt"]),
     ("docs/*hps_trt*", "not run", NOT_HERE["tensorrt"]),
     ("notebooks/multi-modal-data/*", "not run", NOT_HERE["nvtabular"]),
@@ -117,8 +135,10 @@ _ROOTS = (
     "hps_trt",
     "docs",
     "onnx_converter",
+    SOK.rstrip("/"),
 )
-_USES = re.compile(r"^\s*(?:import|from)\s+(hugectr|hugectr2onnx|hps_torch|hierarchical_parameter_server)\b", re.M)
+_PACKAGES = "hugectr|hugectr2onnx|hps_torch|hierarchical_parameter_server|sparse_operation_kit"
+_USES = re.compile(rf"^\s*(?:import|from)\s+({_PACKAGES})\b", re.M)
 _IMPORTS = re.compile(r"^\s*(?:import|from)\s+([A-Za-z_][A-Za-z_0-9]*)", re.M)
 
 
@@ -132,6 +152,7 @@ class Case:
         outcome: "later" or "not run" if it is not run; else empty.
         reason: Why it is not run.
         chain: Cases of one chain run one after another in one folder.
+        processes: Number of processes that mpirun starts; 1 for none of it.
     """
 
     path: str
@@ -139,12 +160,14 @@ class Case:
     outcome: str = ""
     reason: str = ""
     chain: str = ""
+    processes: int = 1
 
     @property
     def title(self) -> str:
         """The file with its arguments, for the table."""
         shown = [argument for argument in self.arguments if argument.endswith(".json")]
-        return " ".join([self.path, *(Path(argument).name for argument in shown)])
+        processes = [f"({self.processes} processes)"] if self.processes > 1 else []
+        return " ".join([self.path, *(Path(argument).name for argument in shown), *processes])
 
     @property
     def group(self) -> str:
@@ -152,6 +175,8 @@ class Case:
         parts = self.path.split("/")
         if self.path.endswith(".md"):
             return "documentation"
+        if self.path.startswith(SOK):
+            return "Sparse Operation Kit"
         if self.path.endswith(".ipynb"):
             return "notebooks"
         if "inference" in self.path or parts[0].startswith("hps"):
@@ -196,9 +221,19 @@ def _cases(checkout: Path, path: str) -> list[Case]:
             # A script of the tests that needs TensorFlow only at its end is run up to there.
             if package in NOT_HERE:
                 return [Case(path=path, outcome="not run", reason=NOT_HERE[package])]
+    if path.startswith(SOK):
+        return [Case(path=path, processes=number, chain=f"{path} {number}") for number in _processes(path, text)]
     return [
         Case(path=path, arguments=arguments, chain=_chain(path, arguments)) for arguments in _runs(checkout, path, text)
     ]
+
+
+_ALONE = ("sparse_read_evict", "with_sample_key_zero", "/variable/")
+"""Tests of the plugin that upstream starts on one process, or whose checks are about one."""
+
+
+def _processes(path: str, text: str) -> tuple[int, ...]:
+    return (1,) if "horovod" not in text or any(name in path for name in _ALONE) else (1, 2)
 
 
 def code_of(path: str, text: str) -> str:

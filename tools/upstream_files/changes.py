@@ -57,6 +57,8 @@ def _batch(number: int) -> int:
 RULES = (
     # Snapshots are named by iterations, so all counts of these shrink alike.
     _value("max_iter|display|eval_interval|snapshot", _fewer, "iterations"),
+    _value("iters", lambda number: min(number, 10), "iterations"),
+    _value("sleep_seconds", lambda number: min(number, 1), "seconds"),
     Rule("iterations", re.compile(r"range\(([0-9]{4,})\)"), _fewer),
     Rule("iterations", re.compile(r"_([0-9]{3,})(?=\.model|\.npy|[\"'])"), _fewer),
     Rule("iterations", re.compile(r"str\(([0-9]{3,})\)"), _fewer),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from tools.upstream_files import setups
-from tools.upstream_files.cases import LATER, MISTAKES, NOT_HERE, Case
+from tools.upstream_files.cases import INSTALLABLE, LEGACY_KERAS, MISTAKES, NOT_HERE, SOK, Case
 from tools.upstream_files.changes import CONVERTED, Changes, shrink
 from tools.upstream_files.data import LEAST_ROWS, Generated, generate, place_named_files
 from tools.upstream_files.pages import notebook_arguments, notebook_scripts
@@ -26,6 +26,8 @@ _OLDER_LIBRARIES = Path(__file__).with_name("older_libraries")
 _COPIED = (".py", ".json", ".txt", ".ipynb", ".md")
 _PROBE_SECONDS = 300
 _NO_END = -1
+_MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np")
+_LEGACY_KERAS = "TF_USE_LEGACY_KERAS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,22 +130,26 @@ class Folder:
             placed.append(str(self.copy / text) if text.startswith("test/scripts/") else text)
         return placed
 
-    def call(self, command: list[str], timeout: float) -> tuple[int, str]:
+    def call(self, command: list[str], timeout: float, case: Case | None = None) -> tuple[int, str]:
         """Run a command of this Python in the working directory; return its exit code and output."""
+        words = [*_MPIRUN, str(case.processes)] if case is not None and case.processes > 1 else []
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(map(str, (PROJECT, MODULES, _OLDER_LIBRARIES))),
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
             "TERAREC_HUGECTR_RELEASE": self._options.release,
             "MPLBACKEND": "agg",
+            "TF_CPP_MIN_LOG_LEVEL": "2",
         }
+        if case is not None and case.path in LEGACY_KERAS:
+            environment[_LEGACY_KERAS] = "1"
         with self._log.open("ab") as log:
             log.write(f"$ {' '.join(command)}\n".encode())
             log.flush()
             start = log.tell()
             try:
                 code = subprocess.run(
-                    [sys.executable, *command],
+                    [*words, sys.executable, *command],
                     cwd=self.work,
                     env=environment,
                     stdin=subprocess.DEVNULL,
@@ -187,7 +193,7 @@ def _run(case: Case, folder: Folder, generated: list[Generated], options: Option
         command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", str(script)]
     else:
         command = ["-m", "terarec.hugectr", "--compat-release", options.release, str(script), *folder.arguments(case)]
-    code, output = folder.call(command, options.timeout)
+    code, output = folder.call(command, options.timeout, case)
     outcome, detail = ("", "") if code == 0 else explain(code, output, folder, options)
     for pattern, error, mistake in MISTAKES:
         if outcome == "failed" and fnmatch.fnmatch(case.title, pattern) and error in detail:
@@ -198,6 +204,8 @@ def _run(case: Case, folder: Folder, generated: list[Generated], options: Option
     if missed or not outcome:
         changes = "; ".join(str(folder.changes[file]) for file in files if str(folder.changes[file]))
         outcome, detail = ("changed", changes) if changes else ("unchanged", "")
+        if case.path in LEGACY_KERAS:
+            detail = f"{detail}; with {_LEGACY_KERAS}=1".removeprefix("; ")
         left_out = re.findall(r"^block at line (\d+): ", output, re.M)
         if left_out:
             detail = f"{detail}; without blocks that are not complete, lines {', '.join(left_out)}".removeprefix("; ")
@@ -223,7 +231,7 @@ def _prepare(case: Case, folder: Folder, generated: list[Generated], options: Op
             script.write_text(code)
             scripts[script] = notebook_arguments(text, name) if name else []
     lines = setups.prepare(case, folder)
-    if case.path.endswith(".md"):
+    if case.path.endswith(".md") or case.path.startswith(SOK):
         return lines
     out = folder.copy / "demands.json"
     for script, arguments in scripts.items():
@@ -262,10 +270,8 @@ def explain(code: int, output: str, folder: Folder, options: Options) -> tuple[s
     errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Interrupt)\b", line)]
     error = errors[-1] if errors else (output.strip().splitlines() or ["no output"])[-1]
     missing = _MISSING.search(error)
-    if missing and missing.group(1) in LATER:
-        return "later", f"from {place} on: {LATER[missing.group(1)]}"
-    if missing and missing.group(1) in NOT_HERE:
-        return "not run", f"from {place} on: {NOT_HERE[missing.group(1)]}"
+    if missing and (reason := (NOT_HERE | INSTALLABLE).get(missing.group(1))):
+        return "not run", f"from {place} on: {reason}"
     if _GPU.search(output):
         return "not run", f"from {place} on: needs a GPU"
     return "failed", f"{place}: {error}".replace(str(folder.copy) + "/", "").replace(str(folder.root), "")[:400]

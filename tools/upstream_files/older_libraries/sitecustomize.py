@@ -19,6 +19,8 @@ def _with_old_keyword(a: Any, *args: Any, **options: Any) -> Any:
 
 
 np.reshape = _with_old_keyword
+if "in1d" not in np.__dict__:
+    np.in1d = np.isin  # of one axis, for which both give the same
 for _name, _type in (("bool", bool), ("float", float), ("int", int), ("object", object)):
     if _name not in np.__dict__:
         setattr(np, _name, _type)
