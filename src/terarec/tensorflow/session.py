@@ -21,7 +21,8 @@ def init(comm_tool: str | None = None, use_legacy_optimizer: bool = True, *, tim
     Args:
         comm_tool: None, "horovod" or "single", which make no difference: the launcher says who is there.
         use_legacy_optimizer: Whether tf_keras's legacy optimizers, where it is installed, update embedding variables
-            without `OptimizerWrapper`.
+            without `OptimizerWrapper`. Where `tf.keras` is tf_keras, `tf.keras.optimizers` and `tf.optimizers` become
+            these, as in SOK.
         timeout: Seconds within which all have to come, and without progress in which an exchange fails later.
 
     Raises:
@@ -32,6 +33,9 @@ def init(comm_tool: str | None = None, use_legacy_optimizer: bool = True, *, tim
     join(timeout)
     if use_legacy_optimizer and importlib.util.find_spec("tf_keras") is not None:
         wrap_legacy_optimizers()
+        legacy = getattr(tf.keras.optimizers, "legacy", None)
+        if legacy is not None and legacy.Optimizer.__name__ == "OptimizerV2":
+            tf.keras.optimizers = tf.optimizers = legacy
 
 
 def set_comm_tool(tool: str | None) -> None:
