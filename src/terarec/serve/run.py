@@ -126,7 +126,7 @@ def serve(
     if isinstance(source, RepositorySpec) and (stream is not None or checkpoint is not None):
         what = "stream" if stream is not None else "checkpoint"
         raise FieldError("", what, "got one for a model repository, expected none: its versions have one checkpoint")
-    _check_workers(source, spec, device, stream)
+    _check_workers(source, spec, device)
     if stream is not None and spec.tables is None:
         raise FieldError("ServingSpec", "tables", "got none with a stream, expected tiers, which updates change")
     # The port first: a replica may wait for hours for its first checkpoint, and a taken port shows at once.
@@ -147,14 +147,19 @@ def serve(
         sockets = _Sockets(bound, tuple(admins))
         if spec.workers == 1:
             with contextlib.nullcontext() if spec.threads is None else _threads(spec.threads):
-                models = _models(source, spec, options, stream)
+                models = (
+                    repository_models(source, _loader(source, spec, options))
+                    if isinstance(source, RepositorySpec)
+                    else _run_models(source, spec, options, stream)
+                )
                 _run(sockets, models, spec, accept, drift, recommendations, stopping=partial(notify, STOPPING))
         else:
-            working = (
-                _repository_work(source, spec, options)
-                if isinstance(source, RepositorySpec)
-                else _run_work(source, spec, options)
-            )
+            if isinstance(source, RepositorySpec):
+                working = _repository_work(source, spec, options)
+            elif spec.tables is not None:
+                working = _tiers_work(source, spec, options, stream)
+            else:
+                working = _run_work(source, spec, options)
             _run_workers(sockets, working, spec, accept, drift, recommendations)
 
 
@@ -281,16 +286,18 @@ def _grpc(api: InferenceApi, spec: ServingSpec) -> Iterator[int | None]:
         server.stop(_GRACE_SECONDS)
 
 
-def _check_workers(
-    source: Path | RepositorySpec, spec: ServingSpec, device: torch.device | None, stream: UpdateStreamSpec | None
-) -> None:
+def _check_workers(source: Path | RepositorySpec, spec: ServingSpec, device: torch.device | None) -> None:
     """Raise `FieldError` if the workers of the spec cannot serve this."""
     if spec.workers == 1:
         return
-    # A fork of a process that has used a GPU cannot use it, and each process would hold the tables once more.
-    where = "on a GPU" if device is not None and device.type != "cpu" else "with a stream" if stream is not None else ""
-    if spec.tables is not None:
-        where = "with tiers"
+    where = ""
+    if device is not None and device.type != "cpu":  # a fork of a process that has used a GPU cannot use it
+        where = "on a GPU"
+    elif spec.tables is not None and isinstance(source, RepositorySpec):
+        where = "with tiers of a model repository"
+    elif spec.tables is not None:
+        kinds = spec.tables.exclusive_kinds
+        where = f"with a tier of kind {kinds[0]!r}, which one process opens unless it is read_only" if kinds else ""
     elif isinstance(source, RepositorySpec) and source.follow_runs:
         where = "with follow_runs"
     elif isinstance(source, RepositorySpec) and source.control != "poll":
@@ -323,6 +330,18 @@ def _run_work(run_dir: Path, spec: ServingSpec, options: _SessionOptions) -> Ite
 
     with session:
         yield work
+
+
+@contextlib.contextmanager
+def _tiers_work(
+    run_dir: Path, spec: ServingSpec, options: _SessionOptions, stream: UpdateStreamSpec | None
+) -> Iterator[Work]:
+    """Let each worker open a run in tiers that all reach; the first one loads them, and receives the stream."""
+
+    def work(statistics: WorkerStatistics, run: RunModels) -> None:
+        run(_run_models(run_dir, spec, options, stream, statistics))
+
+    yield work
 
 
 @contextlib.contextmanager
@@ -395,18 +414,24 @@ class _SessionOptions(NamedTuple):
 
 
 @contextlib.contextmanager
-def _models(
-    source: Path | RepositorySpec, spec: ServingSpec, options: _SessionOptions, stream: UpdateStreamSpec | None
+def _run_models(
+    run_dir: Path,
+    spec: ServingSpec,
+    options: _SessionOptions,
+    stream: UpdateStreamSpec | None,
+    statistics: WorkerStatistics | None = None,
 ) -> Iterator[ServedModels]:
-    """Load what is served, and close it at the end."""
-    if isinstance(source, RepositorySpec):
-        with repository_models(source, _loader(source, spec, options)) as models:
-            yield models
-        return
-    with _receiving(source, stream):
-        session = _open(source, spec, options, executor=spec.executor)
-        updates = _following(session, source, spec, is_received=stream is not None)
-        with session, _installed(ServedModel(session, spec.model_options(), name=spec.name, updates=updates)) as models:
+    """Load a run, and close it at the end. `statistics` has the counters of a worker, which are those of all."""
+    receives = statistics is None or statistics.index == 0
+    with _receiving(run_dir, stream if receives else None):
+        session = _open(run_dir, spec, options, executor=spec.executor)
+        updates = _following(session, run_dir, spec, is_received=stream is not None)
+        counter = None if statistics is None else statistics.counter(spec.name)
+        others = None if statistics is None else partial(statistics.others, spec.name)
+        model = ServedModel(
+            session, spec.model_options(), name=spec.name, updates=updates, statistics=counter, others=others
+        )
+        with session, _installed(model) as models:
             yield models
 
 

@@ -98,13 +98,17 @@ def _models(text: bytes) -> dict[str, ModelStatistics]:
 class WorkerStatistics(Repeating):
     """Counters of a worker, which it writes to a board twice a second, and when it is closed.
 
+    Attributes:
+        index: Number of the worker.
+
     Args:
         board: The board.
         index: Number of the worker.
     """
 
     def __init__(self, board: StatisticsBoard, index: int) -> None:
-        self._board, self._index = board, index
+        self.index = index
+        self._board = board
         self._counters: dict[str, StatisticsCounter] = {}
         # The thread and `close` may write at once, while models come.
         self._lock = threading.Lock()
@@ -120,12 +124,12 @@ class WorkerStatistics(Repeating):
 
     def others(self, model: str) -> ModelStatistics:
         """Return the counters of a model in all other workers, also in those that have ended."""
-        return self._board.others(self._index, model)
+        return self._board.others(self.index, model)
 
     def poll(self) -> int:
         """Write the counters."""
         with self._lock:
-            self._board.write(self._index, {name: counter.read() for name, counter in self._counters.items()})
+            self._board.write(self.index, {name: counter.read() for name, counter in self._counters.items()})
         return 1
 
     def close(self) -> None:

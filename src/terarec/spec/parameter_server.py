@@ -365,6 +365,11 @@ class ServedTablesSpec:
         """The parameter server."""
         return ParameterServerSpec(tiers=self.tiers)
 
+    @property
+    def exclusive_kinds(self) -> tuple[str, ...]:
+        """Kinds of the tiers that only one process can open."""
+        return tuple(tier.kind for tier in self.tiers if not getattr(tier, "read_only", True))
+
 
 def _check_disk(spec: RowFileSpec | RocksDBSpec) -> None:
     if not isinstance(spec.path, str) or not spec.path:
