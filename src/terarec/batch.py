@@ -35,6 +35,7 @@ class Jagged:
         weights: float32[N], factors of the keys' vectors where they are pooled; None for ones.
         ends: Number of the first key of each feature, and N behind them, in host memory; None where only `offsets` have
             them. With them, lookups on a device need not wait for it to read them.
+        ready: Event of a device after which all of this is there; None for work of the current stream.
     """
 
     names: tuple[str, ...]
@@ -42,6 +43,7 @@ class Jagged:
     offsets: Tensor
     weights: Tensor | None = None
     ends: tuple[int, ...] | None = None
+    ready: torch.Event | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         bags = self.offsets.numel() - 1

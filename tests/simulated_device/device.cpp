@@ -5,9 +5,9 @@
 // It is a backend of PyTorch with the dispatch key PrivateUse1. Operators run on the CPU, but raise where CUDA raises:
 // for tensors on different devices, for a random number generator of the CPU, and for operators of other libraries that
 // have a kernel for the CPU alone. PyTorch itself refuses to make NumPy arrays of the tensors. It counts what makes a
-// host wait for a GPU or copies between the two. Two kinds of mistakes do not show: code that passes the address of a
-// tensor to a library finds its memory, and work is synchronous, so that none is read before it is written. Only the
-// collectives of group.py end late.
+// host wait for a GPU or copies between the two. Work is done at once, but a stream that touches memory without having
+// waited for what another one does with it raises, as does memory that is freed while another stream uses it. One kind
+// of mistakes does not show: code that passes the address of a tensor to a library finds its memory.
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/autocast_mode.h>
@@ -22,9 +22,13 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <map>
+#include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -40,6 +44,92 @@ using MaybeTensor = std::optional<Tensor>;
 constexpr auto kType = c10::DeviceType::PrivateUse1;
 const c10::Device kDevice(kType, 0);
 
+// ---- Streams: which work of each is known to be done where others, or the host, go on
+
+using Clock = std::map<int64_t, uint64_t>;  // stream -> number of its works, all up to which are done
+
+// What streams do with an allocation.
+struct Uses {
+  int64_t owner;  // whose next allocation may get the memory as soon as the host frees it
+  std::pair<int64_t, uint64_t> last_write;
+  Clock reads;
+  std::set<int64_t> recorded;  // streams for which the memory is kept until their work is done
+};
+
+// Guarded by `mutex`, since autograd and readers have threads of their own. All threads of the host count as one, so
+// that what one of them has waited for is known to the others.
+// They are never destroyed: tensors of a process that ends are freed late.
+std::mutex& mutex = *new std::mutex;
+std::map<int64_t, Clock>& clocks = *new std::map<int64_t, Clock>;
+Clock& host = *new Clock;
+std::unordered_map<const void*, Uses>& uses = *new std::unordered_map<const void*, Uses>;
+std::string& freed_early = *new std::string;
+std::map<int64_t, int64_t>& waits_for = *new std::map<int64_t, int64_t>;  // stream -> how often the host waited for it
+int64_t num_streams = 1;
+
+thread_local int64_t current_stream = 0;
+
+void merge(Clock& into, const Clock& from) {
+  for (const auto& [stream, done] : from) into[stream] = std::max(into[stream], done);
+}
+
+uint64_t done(Clock& clock, int64_t stream) { return clock.count(stream) ? clock[stream] : 0; }
+
+void host_waits_for(int64_t stream) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  merge(host, clocks[stream]);
+  waits_for[stream]++;
+}
+
+// Notes that the current stream reads or writes memory; raises unless it has waited for those that did so before.
+void touch(const void* memory, bool is_written) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  TORCH_CHECK(freed_early.empty(), std::exchange(freed_early, ""));
+  const auto found = uses.find(memory);
+  if (found == uses.end()) return;
+  Clock& clock = clocks[current_stream];
+  merge(clock, host);
+  const uint64_t now = ++clock[current_stream];
+  Uses& of_memory = found->second;
+  const auto check = [&](int64_t stream, uint64_t number, const char* what) {
+    TORCH_CHECK(stream == current_stream || done(clock, stream) >= number, "stream ", current_stream,
+                is_written ? " writes" : " reads", " memory that stream ", stream, what,
+                ", expected to wait for that stream");
+  };
+  check(of_memory.last_write.first, of_memory.last_write.second, " writes");
+  if (is_written) {
+    for (const auto& [stream, number] : of_memory.reads) check(stream, number, " reads");
+    of_memory.last_write = {current_stream, now};
+    of_memory.reads.clear();
+  } else {
+    of_memory.reads[current_stream] = now;
+  }
+}
+
+void note_allocation(const void* memory) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  // Work that the stream began before may still use the memory.
+  uses[memory] = {current_stream, {current_stream, done(clocks[current_stream], current_stream)}, {}, {}};
+}
+
+// Notes a mistake, which the next work raises: a destructor must not.
+void note_freeing(const void* memory) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto found = uses.find(memory);
+  if (found == uses.end()) return;
+  Uses& of_memory = found->second;
+  Clock known = clocks[of_memory.owner];
+  merge(known, host);
+  of_memory.reads[of_memory.last_write.first] =
+      std::max(of_memory.reads[of_memory.last_write.first], of_memory.last_write.second);
+  for (const auto& [stream, number] : of_memory.reads) {
+    if (stream == of_memory.owner || of_memory.recorded.count(stream) || done(known, stream) >= number) continue;
+    freed_early = "memory of stream " + std::to_string(of_memory.owner) + " was freed while stream " +
+                  std::to_string(stream) + " uses it, expected a wait for that stream, or record_stream";
+  }
+  uses.erase(found);
+}
+
 // ---- Memory
 
 int64_t largest_allocation = std::numeric_limits<int64_t>::max();
@@ -50,14 +140,25 @@ class HostMemory final : public c10::Allocator {
     TORCH_CHECK_WITH(OutOfMemoryError, static_cast<int64_t>(bytes) <= largest_allocation,
                      "simulated out of memory. Tried to allocate ", bytes, " bytes.");
     void* memory = c10::alloc_cpu(bytes);
-    return {memory, memory, &c10::free_cpu, kDevice};
+    if (memory) note_allocation(memory);
+    return {memory, memory, &release, kDevice};
   }
-  c10::DeleterFnPtr raw_deleter() const override { return &c10::free_cpu; }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
   void copy_data(void* to, const void* from, size_t bytes) const override { std::memcpy(to, from, bytes); }
+
+ private:
+  static void release(void* memory) {
+    note_freeing(memory);
+    c10::free_cpu(memory);
+  }
 };
 
 HostMemory memory;
 REGISTER_ALLOCATOR(kType, &memory);
+
+void touch(const Tensor& tensor, bool is_written) {
+  if (!tensor.is_cpu() && tensor.numel()) touch(tensor.storage().data(), is_written);
+}
 
 // Returns a tensor of the CPU over the memory of `tensor`.
 Tensor on_host(const Tensor& tensor) {
@@ -81,6 +182,11 @@ void count(int64_t& number) {
   if (!uncounted) number++;
 }
 
+// Waits for the current stream, unless this is work of the device.
+void wait_here() {
+  if (!uncounted) host_waits_for(current_stream);
+}
+
 // ---- The device itself, as PyTorch asks for it
 
 class Guard final : public c10::impl::NoOpDeviceGuardImpl<kType> {
@@ -90,8 +196,58 @@ class Guard final : public c10::impl::NoOpDeviceGuardImpl<kType> {
 
   c10::Device getDevice() const override { return kDevice; }
   c10::Device exchangeDevice(c10::Device) const override { return kDevice; }
-  c10::Stream getStream(c10::Device) const noexcept override { return c10::Stream(c10::Stream::DEFAULT, kDevice); }
-  c10::Stream exchangeStream(c10::Stream) const noexcept override { return c10::Stream(c10::Stream::DEFAULT, kDevice); }
+  c10::Stream getStream(c10::Device) const noexcept override { return stream(current_stream); }
+  c10::Stream getDefaultStream(c10::Device) const override { return stream(0); }
+  c10::Stream getNewStream(c10::Device, int) const override {
+    const std::lock_guard<std::mutex> lock(mutex);
+    return stream(num_streams++);
+  }
+  c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override { return getNewStream(device, 0); }
+  c10::Stream exchangeStream(c10::Stream next) const noexcept override {
+    return stream(std::exchange(current_stream, next.id()));
+  }
+  bool queryStream(const c10::Stream&) const override { return false; }
+  void synchronizeStream(const c10::Stream& waited) const override { host_waits_for(waited.id()); }
+  void synchronizeDevice(c10::DeviceIndex) const override {
+    for (int64_t id = 0; id < num_streams; id++) host_waits_for(id);
+  }
+  void recordDataPtrOnStream(const c10::DataPtr& pointer, const c10::Stream& user) const override {
+    const std::lock_guard<std::mutex> lock(mutex);
+    const auto found = uses.find(pointer.get());
+    if (found != uses.end()) found->second.recorded.insert(user.id());
+  }
+
+  void record(void** event, const c10::Stream& recorded, c10::DeviceIndex, c10::EventFlag) const override {
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (!*event) *event = new Event;
+    *static_cast<Event*>(*event) = {clocks[recorded.id()], false};
+  }
+  void block(void* event, const c10::Stream& waiting) const override {
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (event) merge(clocks[waiting.id()], static_cast<Event*>(event)->clock);
+  }
+  // An event has not come the first time that the host asks.
+  bool queryEvent(void* event) const override {
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (!event) return true;
+    auto* asked = static_cast<Event*>(event);
+    if (!std::exchange(asked->was_asked, true)) return false;
+    merge(host, asked->clock);
+    return true;
+  }
+  void synchronizeEvent(void* event) const override {
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (event) merge(host, static_cast<Event*>(event)->clock);
+  }
+  void destroyEvent(void* event, c10::DeviceIndex) const noexcept override { delete static_cast<Event*>(event); }
+
+ private:
+  struct Event {
+    Clock clock;
+    bool was_asked;
+  };
+
+  static c10::Stream stream(int64_t id) { return c10::Stream(c10::Stream::UNSAFE, kDevice, id); }
 };
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
 
@@ -131,10 +287,13 @@ Tensor empty_strided(IntArrayRef size, IntArrayRef stride, std::optional<ScalarT
   return at::detail::empty_strided_generic(size, stride, &memory, keys, c10::dtype_or_default(dtype));
 }
 
-Tensor copy_from(const Tensor& from, const Tensor& to, bool) {
+Tensor copy_from(const Tensor& from, const Tensor& to, bool non_blocking) {
   if (from.is_cpu() && to.numel()) count(copies_to_device);
   if (to.is_cpu() && to.numel()) count(copies_to_host);
+  touch(from, false);
+  touch(to, true);
   on_host(to).copy_(on_host(from));
+  if (!non_blocking && (from.is_cpu() || to.is_cpu())) wait_here();
   return to;
 }
 
@@ -146,6 +305,8 @@ Tensor copy_from_and_resize(const Tensor& from, const Tensor& to) {
 
 Scalar item(const Tensor& tensor) {
   count(waits);
+  touch(tensor, false);
+  wait_here();
   return on_host(tensor).item();
 }
 
@@ -248,9 +409,15 @@ void run_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   if (name != "aten::is_pinned" && name != "aten::_pin_memory") {
     check_devices(name, op.schema().arguments(), torch::jit::last(*stack, op.schema().arguments().size()));
   }
-  if (waits_for_size(name, torch::jit::last(*stack, op.schema().arguments().size()))) count(waits);
-  const Uncounted own;
-  at::native::cpu_fallback(op, stack);
+  const bool is_waited_for = waits_for_size(name, torch::jit::last(*stack, op.schema().arguments().size()));
+  {
+    const Uncounted own;
+    at::native::cpu_fallback(op, stack);
+  }
+  if (is_waited_for) {
+    count(waits);
+    wait_here();
+  }
 }
 
 // The schema does not say that it writes the running mean and variance, so `run_on_host` would change copies of them.
@@ -261,13 +428,19 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm(const Tensor& input, const MaybeTe
     if (!tensor || !tensor->defined()) return std::nullopt;
     TORCH_CHECK(tensor->device() == input.device(), "aten::native_batch_norm: expected all tensors to be on the same ",
                 "device, got ", input.device(), " and ", tensor->device());
+    touch(*tensor, is_training && (&tensor == &mean || &tensor == &variance));
     return on_host(*tensor);
   };
+  touch(input, false);
   const auto [output, batch_mean, inverse_deviation] =
       at::native_batch_norm(on_host(input), checked(weight), checked(bias), checked(mean), checked(variance),
                             is_training, momentum, eps);
   const Uncounted own;
   return {output.to(kDevice), batch_mean.to(kDevice), inverse_deviation.to(kDevice)};
+}
+
+void record_stream(Tensor& tensor, c10::Stream user) {
+  c10::impl::getDeviceGuardImpl(kType)->recordDataPtrOnStream(tensor.storage().data_ptr(), user);
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
@@ -283,6 +456,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("set_.source_Storage", &set_storage);
   library.impl("set_.source_Storage_storage_offset", &set_part_of_storage);
   library.impl("native_batch_norm", &batch_norm);
+  library.impl("record_stream", &record_stream);
 }
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
@@ -293,13 +467,20 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
 
 std::vector<int64_t> counts() { return {copies_to_host, copies_to_device, waits}; }
 
+int64_t waits_for_stream(int64_t stream) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  return waits_for[stream];
+}
+
 void set_largest_allocation(int64_t bytes) { largest_allocation = bytes; }
 
 void set_counting(bool counts_from_now_on) { uncounted += counts_from_now_on ? -1 : 1; }
 
 TORCH_LIBRARY(simulated_device, library) {
   library.def("on_host(Tensor(a) tensor) -> Tensor(a)", &on_host);
+  library.def("touch(Tensor tensor, bool is_written) -> ()", static_cast<void (*)(const Tensor&, bool)>(&touch));
   library.def("counts() -> int[]", &counts);
+  library.def("waits_for_stream(int stream) -> int", &waits_for_stream);
   library.def("set_largest_allocation(int bytes) -> ()", &set_largest_allocation);
   library.def("set_counting(bool counts_from_now_on) -> ()", &set_counting);
 }

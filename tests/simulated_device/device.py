@@ -137,7 +137,8 @@ def _module() -> types.ModuleType:
         is_available=lambda: True,
         device_count=lambda: 1,
         current_device=lambda: 0,
-        synchronize=lambda device=None: None,  # all work is done
+        Stream=torch.Stream,
+        synchronize=lambda device=None: torch.accelerator.synchronize(),
         # Each process has one of its own, unless a test says otherwise.
         get_device_properties=lambda device=None: types.SimpleNamespace(
             name=os.environ.get("SIMULATED_NAME", NAME), uuid=os.environ.get("SIMULATED_UUID", str(os.getpid()))

@@ -97,7 +97,8 @@ def group_of_one() -> SimulatedGroup:
 def results_of_a_collective_are_there_after_its_wait(device: torch.device) -> None:
     sent, came = torch.arange(4.0, device=device), torch.zeros(4, device=device)
     work = group_of_one().all_to_all_single(came, sent, [4], [4], AllToAllOptions())
-    assert not torch.equal(came, sent)
+    with pytest.raises(RuntimeError, match=r"reads memory that stream [0-9]+ writes"):
+        came.sum()
     work.wait()
     assert torch.equal(came, sent)
 
@@ -106,9 +107,90 @@ def results_of_a_collective_are_there_after_its_wait(device: torch.device) -> No
 def a_write_to_what_a_collective_reads_raises(device: torch.device) -> None:
     sent, came = torch.arange(4.0, device=device), torch.zeros(4, device=device)
     work = group_of_one().all_to_all_single(came, sent, [4], [4], AllToAllOptions())
+    with pytest.raises(RuntimeError, match=r"writes memory that stream [0-9]+ reads"):
+        sent[0] = 7.0
+    work.wait()
     sent[0] = 7.0
-    with pytest.raises(RuntimeError, match="changed while a collective read it"):
-        work.wait()
+
+
+@case
+def what_another_stream_writes_is_read_after_a_wait_alone(device: torch.device) -> None:
+    other, here = torch.Stream(device), torch.accelerator.current_stream(device)
+    waits: dict[str, Callable[[], object]] = {
+        "for the stream": lambda: here.wait_stream(other),
+        "for an event": lambda: here.wait_event(other.record_event()),
+        "of the host": other.synchronize,
+        "of the host for an event": lambda: other.record_event().synchronize(),
+        "of the host for all": lambda: torch.get_device_module(device).synchronize(),
+    }
+    for name, wait in waits.items():
+        with other:
+            there = torch.ones(3, device=device)
+        with pytest.raises(RuntimeError, match=r"stream 0 reads memory that stream [0-9]+ writes, expected to wait"):
+            there + 1
+        with pytest.raises(RuntimeError, match="stream 0 reads"):
+            there.cpu()
+        wait()
+        assert (there + 1).tolist() == [2.0] * 3, name
+        other.wait_stream(here)  # before it gets memory that this stream reads
+
+
+@case
+def what_another_stream_reads_is_written_after_a_wait_alone(device: torch.device) -> None:
+    other, there = torch.Stream(device), torch.ones(3, device=device)
+    other.wait_stream(torch.accelerator.current_stream(device))
+    with other:
+        kept = there + 1
+    with pytest.raises(RuntimeError, match=r"stream 0 writes memory that stream [0-9]+ reads"):
+        there.zero_()
+    torch.accelerator.current_stream(device).wait_stream(other)
+    there.zero_()
+    assert kept.tolist() == [2.0] * 3
+
+
+@case
+def an_event_that_was_recorded_too_early_does_not_help(device: torch.device) -> None:
+    other = torch.Stream(device)
+    early = other.record_event()
+    with other:
+        there = torch.ones(3, device=device)
+    torch.accelerator.current_stream(device).wait_event(early)
+    with pytest.raises(RuntimeError, match="stream 0 reads"):
+        there.sum()
+    other.synchronize()
+
+
+@case
+def memory_that_is_freed_while_another_stream_reads_it_raises(device: torch.device) -> None:
+    def freed(*, is_recorded: bool, is_waited_for: bool) -> None:
+        other, there = torch.Stream(device), torch.ones(3, device=device)
+        other.wait_stream(torch.accelerator.current_stream(device))
+        with other:
+            there.sum()
+        if is_recorded:
+            there.record_stream(other)
+        if is_waited_for:
+            torch.accelerator.current_stream(device).wait_stream(other)
+
+    for is_recorded, is_waited_for in ((True, False), (False, True)):
+        freed(is_recorded=is_recorded, is_waited_for=is_waited_for)
+        torch.ones(3, device=device).sum()
+    freed(is_recorded=False, is_waited_for=False)
+    with pytest.raises(RuntimeError, match=r"memory of stream 0 was freed while stream [0-9]+ uses it"):
+        torch.ones(3, device=device)
+
+
+@case
+def a_backward_pass_waits_for_the_streams_of_its_forward_pass(device: torch.device) -> None:
+    other, x = torch.Stream(device), torch.ones(3, device=device, requires_grad=True)
+    other.wait_stream(torch.accelerator.current_stream(device))
+    with other:
+        y = (x * 2).sum()
+    torch.accelerator.current_stream(device).wait_stream(other)
+    (y * 3).backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [6.0] * 3
+    other.synchronize()
 
 
 @case

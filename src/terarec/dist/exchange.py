@@ -10,7 +10,7 @@ of rank 0's keys, then of rank 1's, so that sums over ranks have one order.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ from terarec.dist.placement import PlacedTable
 from terarec.dist.plan import Wire
 from terarec.dist.ranks import PendingResult, Ranks
 from terarec.dist.routing import BagPart, Routed, StepKeys, packed_size, unpacked
+from terarec.dist.streams import KeyStream
 from terarec.embedding import EmbeddingCollection
 from terarec.embedding.lookups import FoundRows
 from terarec.errors import CollectiveError, NoSpaceError
@@ -82,9 +83,12 @@ class Exchange:
         """Device of the rows, on which keys, vectors and gradients lie."""
         return self.local.arenas[0].device
 
-    def begin(self, what: str, values: Tensor, sent: Sequence[int], received: Sequence[int]) -> PendingResult:
-        """Begin a collective of this collection; see `Ranks.begin_all_to_all`."""
-        return self.ranks.begin_all_to_all(f"{what} of {self._name}", values, sent, received)
+    def begin(
+        self, what: str, values: Tensor, sent: Sequence[int], received: Sequence[int], stream: KeyStream | None = None
+    ) -> PendingResult:
+        """Begin a collective of this collection, that of a stream in its order; see `Ranks.begin_all_to_all`."""
+        ranks = self.ranks if stream is None else stream.ranks
+        return ranks.begin_all_to_all(f"{what} of {self._name}", values, sent, received)
 
     @contextmanager
     def named_memory(self) -> Iterator[None]:
@@ -207,6 +211,7 @@ class KeyRequest:
         is_trained: Whether gradients will come; dynamic tables in training mode then insert new keys.
         is_valid: bool[], whether the keys are valid, if a device has not told; the others are told if not.
         occurrences: Occurrences of keys of each feature, or None for each if this rank has raised an error.
+        stream: Stream of the keys and of this call; None for that of the step.
     """
 
     def __init__(
@@ -217,8 +222,9 @@ class KeyRequest:
         is_trained: bool,
         is_valid: Tensor | None = None,
         occurrences: Sequence[Occurrences | None] = (),
+        stream: KeyStream | None = None,
     ) -> None:
-        self.exchange, self._is_trained = exchange, is_trained
+        self.exchange, self._is_trained, self._stream = exchange, is_trained, stream
         self.occurrences = [each for each in occurrences if each is not None]
         self._num_occurring = len(occurrences)
         self.wanted: Sequence[Routed] = ()
@@ -247,7 +253,7 @@ class KeyRequest:
         self._numbers = numbers
         self.sent = self._counts_of(numbers)
         each = [numbers.shape[1]] * size
-        self._counts = exchange.begin("exchange of counts", numbers.flatten(), each, each)
+        self._counts = exchange.begin("exchange of counts", numbers.flatten(), each, each, stream)
         self._received: Counts | None = None
         self._keys: PendingResult | None = None
         self._failed: list[int] = []
@@ -264,8 +270,14 @@ class KeyRequest:
             CollectiveError: Another rank does not join.
         """
         # The lookup of the batch before calls it for a batch that was announced, and `find` for any other.
-        if self._received is not None or self._failed:
-            return
+        if self._received is None and not self._failed:
+            with self._on_stream():
+                self._send_keys()
+
+    def _on_stream(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._stream is None else self._stream.again()
+
+    def _send_keys(self) -> None:
         exchange, size = self.exchange, self.exchange.ranks.size
         got = self._counts.wait().view(size, -1)
         self.sent, received = self._read(got)
@@ -292,13 +304,15 @@ class KeyRequest:
             ]
             whole.append(torch.cat(mine) if mine else torch.empty(0, dtype=torch.int64, device=exchange.device))
         sizes = [tensor.numel() for tensor in whole]
-        self._keys = exchange.begin("exchange of keys", torch.cat(whole), sizes, self._sizes(received.host))
+        self._keys = exchange.begin(
+            "exchange of keys", torch.cat(whole), sizes, self._sizes(received.host), self._stream
+        )
 
     def _read(self, got: Tensor) -> tuple[Counts, Counts]:
         """Return the numbers of keys that go and that come, with copies of both in host memory."""
         sent, came = self._counts_of(self._numbers), self._counts_of(got)
         if not got.is_cpu:
-            # The one time in a step that the host waits for the device.
+            # The one time in a step that the host waits for the device, in `Trainer` for the stream of the keys alone.
             sent_here, came_here = torch.stack([self._numbers, got]).cpu().unbind()
             sent.host, came.host = self._counts_of(sent_here), self._counts_of(came_here)
         return sent, came
@@ -323,6 +337,11 @@ class KeyRequest:
         received = self._received
         assert received is not None, "keys were sent"
         assert self._keys is not None, "keys were sent"
+        # Waited for on the stream that owns the memory of what was sent.
+        with self._on_stream():
+            of_sources = torch.split(self._keys.wait(), self._sizes(received.host))
+        if self._stream is not None:
+            self._stream.join()
         takes_counts = self.exchange.takes_counts
         keys: list[list[Tensor]] = [[] for _ in self.wanted]
         counts: list[list[Tensor]] = [[] for _ in self.wanted]
@@ -330,7 +349,7 @@ class KeyRequest:
         bags: dict[int, list[BagPart]] = {number: [] for number in self.exchange.pooled}
         of_bags = received.host.bags.tolist()
         # As `send_keys` has put them: the keys and occurrences of each table, then the bags.
-        for source, of_source in enumerate(torch.split(self._keys.wait(), self._sizes(received.host))):
+        for source, of_source in enumerate(of_sources):
             first = 0
             for number in range(len(self.wanted)):
                 size = every[source][number]

@@ -24,6 +24,7 @@ from terarec.dist.routing import (
     hashed_keys,
 )
 from terarec.dist.sorting import sorted_keys
+from terarec.dist.streams import KeyStream
 from terarec.dist.vectors import FetchedVectors
 from terarec.embedding import EmbeddingCollection, EmbeddingOutput
 from terarec.embedding.output import assemble, bags_of
@@ -134,8 +135,14 @@ class Lookups:
         self._groups, self._matrices = _grouped(collection, exchange.pooled)
         self._occurring = self._in_backward_order() if is_exact else []
 
-    def begin(self, jagged: Jagged, *, is_trained: bool) -> PendingLookups:
-        """Begin to send the keys of a batch; errors in them are raised where its rows are looked up."""
+    def begin(self, jagged: Jagged, *, is_trained: bool, stream: KeyStream | None = None) -> PendingLookups:
+        """Begin to send the keys of a batch; errors in them are raised where its rows are looked up.
+
+        Args:
+            jagged: The keys.
+            is_trained: Whether gradients will come.
+            stream: Stream of the keys and of this call; None for that of the step.
+        """
         is_valid, is_here = None, jagged.keys.is_cpu
         try:
             # Those of a device are checked there, and told to the host with the numbers of distinct keys.
@@ -150,7 +157,7 @@ class Lookups:
         except Exception as error:
             # The other ranks wait for counts of this one, so that it reports the error to them before it raises.
             none = [None] * (len(self._occurring) if is_trained else 0)
-            failed = KeyRequest(self.exchange, None, is_trained=is_trained, occurrences=none)
+            failed = KeyRequest(self.exchange, None, is_trained=is_trained, occurrences=none, stream=stream)
             return PendingLookups(jagged, [], [], failed, error)
         request = KeyRequest(
             self.exchange,
@@ -158,6 +165,7 @@ class Lookups:
             is_trained=is_trained,
             is_valid=is_valid,
             occurrences=occurring if is_trained else (),
+            stream=stream,
         )
         return PendingLookups(jagged, parts, places, request, check=partial(self._check, jagged, parts))
 

@@ -23,6 +23,7 @@ from terarec.dist.placement import PlacedTable
 from terarec.dist.plan import ShardingPlan
 from terarec.dist.ranks import Ranks
 from terarec.dist.routing import is_poolable
+from terarec.dist.streams import KeyStream, has_streams
 from terarec.dist.tables import sharded_table
 from terarec.embedding import EmbeddingCollection, EmbeddingOutput
 from terarec.embedding.output import cast
@@ -117,6 +118,7 @@ class ShardedCollection(nn.Module):
             self.local.pending.has_norm = not self.local.has_hot_rows  # copies of a row would count several times
         self._started: PendingLookups | None = None
         self._announced: PendingLookups | None = None
+        self._key_stream: KeyStream | None = None
         # One rank has nothing to exchange, and a lookup that begins early would only keep its vectors longer.
         self._is_ahead = ranks.size > 1
         self._ranks_ahead = ranks
@@ -177,8 +179,18 @@ class ShardedCollection(nn.Module):
         Args:
             jagged: Keys of this rank's samples; `start` or a call with the same object follows.
         """
-        if self._is_ahead and self._is_trained:
+        if not self._is_ahead or not self._is_trained:
+            return
+        device, stream = jagged.keys.device, self._key_stream
+        if not has_streams(device):
             self._announced = self._lookups.begin(jagged, is_trained=True)
+            return
+        if stream is None or stream.device != device:
+            stream = self._key_stream = KeyStream(device, self._lookups.exchange.ranks)
+        stream.ranks.step = self._lookups.exchange.ranks.step
+        with stream.after(jagged.ready):
+            self._announced = self._lookups.begin(jagged, is_trained=True, stream=stream)
+        stream.keep(self._announced)
 
     def no_memory(self, error: torch.OutOfMemoryError) -> NoSpaceError:
         """Return the error of a step without memory on the device, with this rank and its largest table."""

@@ -297,7 +297,9 @@ def without_keys(jagged: Jagged | PaddedKeys, missing: Mapping[str, int]) -> Jag
     # The number of kept keys before an old offset is the new one.
     ends = torch.cat([jagged.offsets[:1], kept.cumsum(0)])
     weights = None if jagged.weights is None else jagged.weights[kept]
-    return dataclasses.replace(jagged, keys=keys[kept], offsets=ends[jagged.offsets], weights=weights, ends=None)
+    return dataclasses.replace(
+        jagged, keys=keys[kept], offsets=ends[jagged.offsets], weights=weights, ends=None, ready=None
+    )
 
 
 def samples_of_keys(jagged: Jagged) -> Tensor:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import reduce
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,6 +22,7 @@ from terarec.data.decode import has_shared_offsets
 from terarec.data.reader import BatchReader
 from terarec.data.sampling import RankShare
 from terarec.dist.shard import ShardedCollection
+from terarec.dist.streams import has_streams
 from terarec.embedding import EmbeddingCollection
 from terarec.errors import ConfigError, KernelError
 from terarec.kernels.environment import Launch, triton_interprets
@@ -142,14 +144,15 @@ def batches_on(
     # Triton's interpreter runs in one thread at a time.
     is_interpreted = triton_interprets() and active(Op.HASH_INDEX, device.type).implementation == "triton"
     in_tiers = model is not None and bool(collections_in_tiers(model)) and not is_interpreted
-    read = _read(reader, with_state=in_tiers or device.type == "cuda" or is_ahead)
+    is_copied = has_streams(device)
+    read = _read(reader, with_state=in_tiers or is_copied or is_ahead)
     with ExitStack() as open_streams:
         if model is not None and in_tiers:
             # The thread that copies to a GPU takes as many batches ahead again.
-            distance = (_AHEAD + 1) * (2 if device.type == "cuda" else 1)
+            distance = (_AHEAD + 1) * (2 if is_copied else 1)
             is_share = share_of_reader(reader) is not None
             for module in collections_in_tiers(model):
-                if isinstance(module, ShardedCollection) and device.type == "cuda":
+                if isinstance(module, ShardedCollection) and is_copied:
                     module.read_ahead_apart()  # by the thread that copies
             rows = (read_ahead_on_ranks if is_share else read_ahead)(read, model, distance)
             read = open_streams.enter_context(closing(rows))
@@ -226,15 +229,16 @@ def copied_ahead(batches: Iterable[tuple[Batch, T]], device: torch.device) -> Ge
     computed on: 80 % of the throughput of bare steps, where the thread that launches the steps reached 35 % (DLRM,
     batches of 65,536, H100).
     """
-    if device.type != "cuda":
+    if not has_streams(device):
         for batch, payload in batches:
             yield (batch if device == CPU else to_device(batch, device)), payload
         return
-    compute = torch.cuda.current_stream(device)
+    compute = torch.accelerator.current_stream(device)
     copies = prefetched(_copies(batches, device), _AHEAD)
     try:
-        for batch, payload, copied in copies:
-            compute.wait_event(copied)
+        for batch, payload in copies:
+            assert batch.sparse.ready is not None, "an event after the copy"
+            compute.wait_event(batch.sparse.ready)
             # The allocator must not hand the batch's memory to the copying stream while the compute still reads it.
             for tensor in batch_tensors(batch):
                 tensor.record_stream(compute)
@@ -243,22 +247,19 @@ def copied_ahead(batches: Iterable[tuple[Batch, T]], device: torch.device) -> Ge
         copies.close()
 
 
-def _copies(
-    batches: Iterable[tuple[Batch, T]], device: torch.device
-) -> Generator[tuple[Batch, T, torch.cuda.Event], None, None]:
+def _copies(batches: Iterable[tuple[Batch, T]], device: torch.device) -> Generator[tuple[Batch, T], None, None]:
     """Yield each batch on a GPU, as soon as its copy has begun, with the event after the copy."""
-    copying = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    copying = torch.Stream(device)
     shared: torch.Tensor | None = None
     for batch, payload in batches:
         # Two fifths of the bytes of Criteo's batches.
         is_shared = has_shared_offsets(batch)
         is_there = is_shared and shared is not None and shared.shape == batch.sparse.offsets.shape
         # Only copies from pinned memory run next to the compute; others wait for it.
-        with torch.cuda.stream(copying):
+        with copying:
             there = to_device(batch, device, pin=True, offsets=shared if is_there else None)
-            copied = copying.record_event()
         shared = there.sparse.offsets if is_shared else None
-        yield there, payload, copied
+        yield replace(there, sparse=replace(there.sparse, ready=copying.record_event())), payload
 
 
 def batch_tensors(batch: Batch) -> list[torch.Tensor]:
