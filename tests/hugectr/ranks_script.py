@@ -76,6 +76,7 @@ world = MPI.COMM_WORLD
 auc = evaluate()[0][1]
 model.export_predictions(f"{folder}/predictions", f"{folder}/labels")
 found = {"auc": auc, "loss": loss, "logits": logits.shape[0], "size": world.Get_size()}
+found["device"] = str(model.module.device)
 print("FOUND", json.dumps({**found, "readers": 1 if own is None else own.size}))
 model.save_params_to_files(f"{folder}/again", 12)
 world.Barrier()

@@ -6,7 +6,9 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,21 +17,34 @@ import torch
 
 import terarec.hugectr as hugectr
 from terarec.batch import Batch, Jagged
-from terarec.dist import ColumnWise, DataParallel, Hybrid, RowWise, TableWise
+from terarec.dist import ColumnWise, DataParallel, Hybrid, Ranks, RowWise, TableWise
+from terarec.hugectr.devices import placement_of_rank
 from terarec.hugectr.network import Network
 from terarec.hugectr.sharding import sharding_plan
+from tests.dist.launch import run_ranks
+from tests.dist.test_device_matrix import library
 from tests.hugectr.scripts import ADAM, embed, solver
 from tests.programs import two_processes
+from tests.simulated_device.device import NAME
+
+__all__ = ["library"]  # a fixture
 
 SCRIPT = Path(__file__).with_name("ranks_script.py")
+ROOT = SCRIPT.parents[2]
 
 
-def run_script(launcher: tuple[str, ...], planted: Any, folder: Path, gpus: list[list[int]]) -> str:
+def run_script(
+    launcher: tuple[str, ...],
+    planted: Any,
+    folder: Path,
+    gpus: list[list[int]],
+    runner: tuple[str | Path, ...] = ("terarec.hugectr",),
+) -> str:
     folder.mkdir()
-    command = [*launcher, "terarec.hugectr", SCRIPT, *planted[:2], folder, json.dumps(gpus)]
+    command = [*launcher, *runner, SCRIPT, *planted[:2], folder, json.dumps(gpus)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [*map(str, command)], capture_output=True, text=True, timeout=600, check=False, env=environment
+        [*map(str, command)], capture_output=True, text=True, timeout=600, check=False, env=environment, cwd=ROOT
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -84,6 +99,61 @@ def test_a_script_on_several_processes_finds_and_saves_what_one_does(
     np.testing.assert_allclose(*predictions, rtol=1e-3, atol=1e-5)
     check_same_files(folder, wanted)
     check_same_files(folder, wanted, prefix="again")
+
+
+@pytest.mark.slow
+def test_a_script_on_devices_finds_and_saves_what_one_process_does(
+    library: Path, alone: tuple[Path, str], planted: Any, tmp_path: Path
+) -> None:
+    (wanted, printed), folder = alone, tmp_path / "many"
+    output = run_script(two_processes("torchrun"), planted, folder, [[0, 1]], ("tests.hugectr.simulated_run", library))
+    expected, found = found_by(printed), found_by(output)
+    assert found["device"] == f"{NAME}:0"
+    assert found["auc"] == pytest.approx(expected["auc"], abs=1e-5)
+    assert found["loss"] == pytest.approx(expected["loss"], rel=1e-4)
+    check_same_files(folder, wanted)
+    check_same_files(folder, wanted, prefix="again")
+
+
+def placed(ranks: Ranks, cases: list[tuple[list[list[int]], list[int], list[str]]]) -> list[tuple[str, str]]:
+    """Return the device of this process, and the message, in each case: vvgpu, GPUs and name of the GPU of each."""
+    found = []
+    for gpus, counts, names in cases:
+        named = f"{{}} {names[ranks.rank]}" if names else "{}"
+        properties = partial(lambda text, device: SimpleNamespace(uuid=text.format(device.index)), named)
+        torch.cuda.get_device_properties = properties  # type: ignore[assignment]
+        device, message = placement_of_rank(gpus, ranks, counts[ranks.rank])
+        found.append((str(device), message))
+    return found
+
+
+def test_each_process_has_a_gpu_of_vvgpu_and_all_train_on_cpus_if_one_lacks_it() -> None:
+    cases: list[tuple[list[list[int]], list[int], list[str]]] = [
+        ([[0, 1]], [2, 2], []),
+        ([[3, 1]], [4, 4], []),
+        ([[0, 1, 2, 3]], [4, 4], []),
+        ([[0], [0]], [1, 1], ["of one machine", "of another"]),
+        ([[6, 7]], [1, 1], ["seen by rank 0", "seen by rank 1"]),
+        ([[0, 1]], [0, 0], []),
+        ([[0, 1]], [1, 0], []),
+        ([[0]], [1, 1], []),
+    ]
+    first, second = run_ranks(2, placed, cases)
+    pairs = [(mine, other) for (mine, _), (other, _) in zip(first, second, strict=True)]
+    gpus, cpus = pairs[:5], pairs[5:]
+    assert gpus == [
+        ("cuda:0", "cuda:1"),
+        ("cuda:3", "cuda:1"),
+        ("cuda:0", "cuda:2"),
+        ("cuda:0", "cuda:0"),
+        ("cuda:0", "cuda:0"),
+    ]
+    assert cpus == [("cpu", "cpu")] * 3
+    messages = [message for _, message in first]
+    assert messages == [message for _, message in second]
+    assert messages[:6] == [""] * 6
+    assert messages[6].startswith("process 1 (")
+    assert messages[7].startswith("processes 0 and 1 have the same GPU of ")
 
 
 def network(*parts: Any, slots: int = 2) -> Network:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import distributed
@@ -47,30 +47,48 @@ def check_devices(ranks: Ranks, device: torch.device, *, is_shared: bool) -> Non
         CollectiveError: Ranks with devices of other kinds, other drivers, or other settings of sharing.
         ConfigError: Ranks that share a device.
     """
-    facts, identity = _described(device)
-    ranks.check_same("devices", facts | {"share_device": is_shared})
-    if device.type == "cpu" or is_shared:
-        return
-    owners: dict[str, int] = {}
-    for rank, other in enumerate(ranks.gather("devices of the ranks", identity)):
-        first = owners.setdefault(f"{ranks.hosts[rank]}: {other}", rank)
+    ranks.check_same("devices", _facts(device) | {"share_device": is_shared})
+    shared = None if device.type == "cpu" or is_shared else shared_device(ranks, device)
+    if shared is not None:
+        raise ConfigError(
+            "device",
+            f"got device {shared.name} of {ranks.hosts[shared.first]} for ranks {shared.first} and {shared.second}, "
+            "expected one for each rank, or --share-device",
+        )
+
+
+class SharedDevice(NamedTuple):
+    """A device that two ranks have.
+
+    Attributes:
+        first, second: The ranks.
+        name: Its name on their machine.
+    """
+
+    first: int
+    second: int
+    name: str
+
+
+def shared_device(ranks: Ranks, device: torch.device) -> SharedDevice | None:
+    """Return the first device that two ranks have, if any; all ranks call this with theirs."""
+    properties = torch.get_device_module(device).get_device_properties(device)
+    owners: dict[tuple[str, str], int] = {}
+    for rank, name in enumerate(ranks.gather("devices of the ranks", str(getattr(properties, "uuid", device)))):
+        first = owners.setdefault((ranks.hosts[rank], name), rank)
         if first != rank:
-            raise ConfigError(
-                "device",
-                f"got device {other} of {ranks.hosts[rank]} for ranks {first} and {rank}, expected one for each rank, "
-                "or --share-device",
-            )
+            return SharedDevice(first, rank, name)
+    return None
 
 
-def _described(device: torch.device) -> tuple[dict[str, Any], str]:
-    """Return what has to be the same on all ranks, and what names the device on its machine."""
+def _facts(device: torch.device) -> dict[str, Any]:
+    """Return what has to be the same on all ranks."""
     if device.type == "cpu":
-        return {"type": "cpu"}, ""
-    module = torch.get_device_module(device)
-    properties = module.get_device_properties(device)
+        return {"type": "cpu"}
+    properties = torch.get_device_module(device).get_device_properties(device)
     facts = {"type": device.type, "name": properties.name, "runtime": torch.version.cuda or torch.version.hip}
     if device.type == "cuda" and torch.version.cuda is not None:
         facts["driver"] = torch._C._cuda_getDriverVersion()  # type: ignore[attr-defined]
     if device.type == "cuda" and distributed.is_nccl_available():
         facts["nccl"] = list(torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
-    return facts, str(getattr(properties, "uuid", device))
+    return facts

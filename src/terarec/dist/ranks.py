@@ -125,6 +125,7 @@ class Ranks:
         links: Connections to all processes, to find those that do not answer if a collective has failed.
         members: Numbers of these ranks among all processes; empty for all.
         is_staged: Whether tensors of a device travel through host memory.
+        backend: Backends of the group; None for those of the process group of all processes.
     """
 
     def __init__(
@@ -136,8 +137,10 @@ class Ranks:
         links: Links | None = None,
         members: Sequence[int] = (),
         is_staged: bool = False,
+        backend: str | None = None,
     ) -> None:
         self._group = group
+        self._backend = backend
         self._is_staged = is_staged
         self._transport: Transport | None = None
         if group is not None:
@@ -303,8 +306,12 @@ class Ranks:
             differences=tuple(place for place, _ in faults),
         )
 
-    def subset(self, members: Sequence[int]) -> Ranks | None:
+    def subset(self, members: Sequence[int], backend: str | None = None) -> Ranks | None:
         """Return a group of some of these ranks, and None on the others; all ranks have to call it.
+
+        Args:
+            members: Their numbers.
+            backend: Backends of the group, as of `torch.distributed`; None for those of this one.
 
         Raises:
             ConfigError: No ranks, or ranks that are not there.
@@ -314,7 +321,8 @@ class Ranks:
         if self._group is None:
             return self
         # All ranks have to call it, members or not.
-        group = distributed.new_group(list(members), timeout=timedelta(seconds=self._timeout))
+        backend = backend or self._backend
+        group = distributed.new_group(list(members), timeout=timedelta(seconds=self._timeout), backend=backend)
         if self.rank not in members:
             return None
         return Ranks(
@@ -324,11 +332,16 @@ class Ranks:
             links=self._links,
             members=[self._members[member] for member in members],
             is_staged=self._is_staged,
+            backend=backend,
         )
 
-    def twin(self) -> Ranks:
-        """Return the same ranks with an order of collectives of its own, for another thread; all ranks call it."""
-        twin = self.subset(range(self.size))
+    def twin(self, backend: str | None = None) -> Ranks:
+        """Return the same ranks with an order of collectives of its own, for another thread or device.
+
+        Args:
+            backend: Backends of its group; None for those of this one. All ranks call this.
+        """
+        twin = self.subset(range(self.size), backend)
         assert twin is not None, "it has all ranks"
         twin.sent_bytes = self.sent_bytes
         return twin

@@ -18,6 +18,7 @@ from typing_extensions import override
 from terarec.data import RankShare
 from terarec.dist import Ranks, ShardingPlan, shard
 from terarec.embedding.tables import record_tables
+from terarec.hugectr.devices import placement, placement_of_rank
 from terarec.hugectr.enums import Tensor_t
 from terarec.hugectr.errors import IllegalCallError, OutOfBoundError, WrongInputError, as_hugectr_errors
 from terarec.hugectr.evaluation import SolverMetrics
@@ -31,7 +32,7 @@ from terarec.hugectr.objects import (
     SparseEmbedding,
 )
 from terarec.hugectr.optimizer import optimizer_rule
-from terarec.hugectr.processes import ranks
+from terarec.hugectr.processes import ranks, ranks_on
 from terarec.hugectr.readers import (
     DataReader,
     async_layout_of,
@@ -47,7 +48,7 @@ from terarec.hugectr.training_cache import with_cache_tiers, with_folders_of_fir
 from terarec.kernels.environment import checks_overflow
 from terarec.models import GraphModel
 from terarec.models.artifact import tables
-from terarec.nn.precision import mixed_precision
+from terarec.nn.precision import CPU, mixed_precision
 from terarec.spec import DenseOptimizerSpec, RecordLayout, TrainingSpec
 from terarec.train import Callback, Optimizers, Trainer
 from terarec.train.devices import keep_freed_memory
@@ -187,10 +188,11 @@ def compile_network(
         WrongInputError: No loss, an unknown label, shapes or options that do not fit.
     """
     together = ranks()
-    device, message = placement(solver.vvgpu)
-    if together.size > 1:
-        # Ranks exchange rows in host memory, by gloo.
-        device, message = torch.device("cpu"), ""
+    if together.size == 1:
+        device, message = placement(solver.vvgpu)
+    else:
+        device, message = placement_of_rank(solver.vvgpu, together)
+        together = ranks_on(device)
     messages: list[str] = []
     plan = in_memory = network.plan(loss_weights)
     if cache is not None:
@@ -211,8 +213,9 @@ def compile_network(
     # A seed of 0 is drawn again by every process, so all take that of the first.
     first_seed = together.gather("seed of the model", solver.seed or secrets.randbits(62) + 1)[0]
     build = partial(_trainer, plan, solver, dense, device, first_seed)
-    # The first of several processes has all rows for a moment, and not in the tiers of its own.
-    build_alone = partial(_trainer, in_memory, solver, dense, device, first_seed)
+    # The first of several processes has all rows for a moment, which a GPU may not have room for, and not
+    # in the tiers of its own.
+    build_alone = partial(_trainer, in_memory, solver, dense, CPU, first_seed)
     if together.size == 1:
         trainer = build()
     else:
@@ -327,7 +330,7 @@ def _trainer(
             # Tables have one row here: `shard` allocates the part of this rank.
             with record_tables():
                 model = GraphModel(plan.spec, seed=seed)
-            shard(model, sharding, together)
+            shard(model, sharding, together).to(device)
         spec = TrainingSpec(
             batch_size=solver.batchsize,
             seed=seed,
@@ -338,24 +341,3 @@ def _trainer(
         )
         optimizers = Optimizers.of(model, dense, plan.rules, seed=seed)
         return Trainer(model, spec, optimizers, check_loss=False, ranks=together)  # a display checks the loss
-
-
-def placement(vvgpu: Sequence[Sequence[int]], num_gpus: int | None = None) -> tuple[torch.device, str]:
-    """Return the one device that a model trains on, and a message about requested devices that are not used.
-
-    It is the first device of `vvgpu` that exists, else another GPU, else the CPU. The message is empty if that is all
-    that `vvgpu` names.
-
-    Args:
-        vvgpu: Numbers of GPUs, node by node.
-        num_gpus: Number of existing GPUs; None counts them.
-    """
-    present = range(torch.cuda.device_count() if num_gpus is None else num_gpus)
-    named = [number for node in vvgpu for number in node]
-    # Scripts name the GPUs of the machine that they were written for.
-    chosen = next((number for number in named if number in present), 0)
-    device = torch.device("cuda", chosen) if present else torch.device("cpu")
-    if present and named == [chosen]:
-        return device, ""
-    what = f"{len(named)} devices" if len(named) > 1 else f"GPU {named[0]}, which is not there"
-    return device, f"vvgpu names {what}: training runs on {device}, with the same results"

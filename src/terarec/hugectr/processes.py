@@ -13,6 +13,8 @@ from terarec.hugectr.errors import as_hugectr_errors
 from terarec.kernels.environment import launch
 
 if TYPE_CHECKING:
+    import torch
+
     from terarec.dist import Ranks
 
 Data = TypeVar("Data")
@@ -32,6 +34,27 @@ def ranks() -> Ranks:
         joined = join()
     atexit.register(_leave, joined)
     return joined
+
+
+@cache
+def ranks_on(device: torch.device) -> Ranks:
+    """Return the ranks with collectives for tensors of a device; all processes call it with theirs.
+
+    Raises:
+        IllegalCallError: Devices of other kinds or drivers, or a torch without collectives for them.
+    """
+    joined = ranks()
+    if device.type == "cpu":
+        return joined
+    import torch
+
+    from terarec.dist.devices import check_devices, group_backend
+
+    with as_hugectr_errors("start"):
+        check_devices(joined, device, is_shared=False)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        return joined.twin(group_backend(device, is_staged=False))
 
 
 def rank() -> int:
