@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -84,15 +84,15 @@ class Summary(NamedTuple):
     copies_per_step: int
     failed: list[str]
 
-    def plus(self, in_tiers: Summary) -> Summary:
-        """Return the results with those of tables in tiers, in whose steps the host chooses rows and waits."""
+    def plus(self, further: Summary) -> Summary:
+        """Return the results with those of further cells."""
         return Summary(
-            self.cells + in_tiers.cells,
-            max(self.worst, in_tiers.worst),
-            max(self.worst_bf16, in_tiers.worst_bf16),
-            self.missing + in_tiers.missing,
-            self.copies_per_step,
-            self.failed + in_tiers.failed,
+            self.cells + further.cells,
+            max(self.worst, further.worst),
+            max(self.worst_bf16, further.worst_bf16),
+            self.missing + further.missing,
+            max(self.copies_per_step, further.copies_per_step),
+            self.failed + further.failed,
         )
 
 
@@ -161,13 +161,7 @@ def run(
     """
     cells = Cells(list(todo), steps, where, shares_device, tables)
     size = max(case.size for case in todo)
-    rules = {case.optimizer for case in todo}
-    expected = expected_rows(steps, tables, rules)
-    if where != "cpu":
-        # Sums of other kernels have other last bits: equal ones are those of one process on the device.
-        (of_device,) = run_ranks(1, _expected_on_device, cells, rules, joins=False)
-        assert isinstance(of_device, dict), of_device
-        expected |= of_device
+    expected = _expected(steps, where, tables, frozenset(case.optimizer for case in todo))
     with TemporaryDirectory() as files:
         results = run_ranks(size, _run_cases, cells, expected, Path(files), joins=False)
     broken = [f"rank {rank}: {result}" for rank, result in enumerate(results) if isinstance(result, Raised | str)]
@@ -181,6 +175,20 @@ def run(
         found[case] = errors[0] if errors else merged([part for part, _ in parts])
         copies[case] = 0 if errors else max(count for _, count in parts)
     return _summed(found, copies, len(tables)), found
+
+
+@cache
+def _expected(
+    steps: int, where: str | Path, tables: tuple[str, ...], rules: frozenset[str]
+) -> dict[tuple[str, bool], dict[str, tuple[Tensor, Tensor]]]:
+    """Return the rows of one process, which pieces of the matrix share: optimizer and whether layers train -> rows."""
+    expected = expected_rows(steps, tables, rules)
+    if where != "cpu":
+        # Sums of other kernels have other last bits: equal ones are those of one process on the device.
+        (of_device,) = run_ranks(1, _expected_on_device, Cells([], steps, where, tables=tables), rules, joins=False)
+        assert isinstance(of_device, dict), of_device
+        expected |= of_device
+    return expected
 
 
 def _summed(found: dict[Case, Any], copies: dict[Case, int], num_tables: int) -> Summary:
@@ -271,8 +279,26 @@ def _counting(counted: list[int], device: torch.device) -> Iterator[None]:
     counted.append(sum(simulated.counts().since(before)))
 
 
-def main(device: str, *, is_quick: bool, is_json: bool) -> None:
-    """Run the matrix, print what is wrong and then the summary; exit with 1 where something is."""
+def pieces(todo: Sequence[Case], *, is_quick: bool) -> list[list[Case]]:
+    """Return the runs in pieces, each of some minutes: by mode, size and placement, or all at once if they are few."""
+    if is_quick:
+        return [list(todo)] if todo else []
+    by_piece: dict[tuple[str, int, str], list[Case]] = {}
+    for case in todo:
+        by_piece.setdefault((case.mode, case.size, case.placement), []).append(case)
+    return list(by_piece.values())
+
+
+def main(device: str, *, modes: Sequence[str], sizes: Sequence[int], is_quick: bool, is_json: bool) -> None:
+    """Run the matrix in pieces, print what is wrong and then the summary; exit with 1 where something is.
+
+    Args:
+        device: "cpu", "cuda" or "simulated".
+        modes: The modes that are run.
+        sizes: The numbers of ranks that are run.
+        is_quick: Whether to run some of the cells.
+        is_json: Whether to print the summary and what is wrong alone.
+    """
     begin = time.monotonic()
     where: str | Path = device
     if device == simulated.NAME:
@@ -280,15 +306,21 @@ def main(device: str, *, is_quick: bool, is_json: bool) -> None:
             raise SystemExit(reason)
         simulated.BUILT.mkdir(parents=True, exist_ok=True)
         where = simulated.build(simulated.BUILT)
-    todo = quick_cases() if is_quick else [case for case in cases() if not rejection(case)]
-    steps = FEW_STEPS if is_quick else STEPS
-    summary, found = run(todo, steps, where)
-    in_tiers, more = run(tiered_cases() if is_quick else todo, steps, where, tables=IN_TIERS)
-    summary = summary.plus(in_tiers)
-    if not is_json:
-        for case, result in (*found.items(), *more.items()):
-            print(case, result)
-        print(f"{time.monotonic() - begin:.0f} s")
+    steps, summary = FEW_STEPS if is_quick else STEPS, Summary(0, 0.0, 0.0, 0, 0, [])
+    every = [case for case in cases() if not rejection(case)]
+    for tables, chosen in ((TABLES, quick_cases()), (IN_TIERS, tiered_cases())):
+        todo = [case for case in (chosen if is_quick else every) if case.mode in modes and case.size in sizes]
+        for piece in pieces(todo, is_quick=is_quick):
+            try:
+                of_piece, found = run(piece, steps, where, tables=tables)
+            except TimeoutError as error:
+                of_piece, found = Summary(0, 0.0, 0.0, len(piece) * len(tables), 0, [f"{piece[0]}, ...: {error}"]), {}
+            # In steps of tables in tiers the host chooses rows and waits.
+            summary = summary.plus(of_piece._replace(copies_per_step=0) if tables == IN_TIERS else of_piece)
+            if not is_json:
+                for case, result in found.items():
+                    print(case, result)
+                print(f"{summary.cells} cells after {time.monotonic() - begin:.0f} s", flush=True)
     for line in summary.failed:
         print(line, file=sys.stderr)
     print(json.dumps({name: value for name, value in summary._asdict().items() if name != "failed"}))

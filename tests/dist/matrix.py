@@ -4,7 +4,8 @@
 A run trains twelve tables at once, static and dynamic ones and static ones in tiers, read by sums, means, sequences and
 weighted sums, and a layer. It is compared with the same batches in one process, table by table.
 ``python -m tests.dist.matrix [MODE]`` runs everything, or the part of a mode, and writes docs/equivalence.md. With
-``--device`` it compares tables on a device instead (`tests.dist.device_matrix`).
+``--device`` it compares tables on a device instead, of some numbers of ranks with ``--size``
+(`tests.dist.device_matrix`).
 """
 
 from __future__ import annotations
@@ -476,12 +477,23 @@ if __name__ == "__main__":
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("modes", nargs="*", metavar="MODE", help=f"of {', '.join(MODES)}; all unless given")
     parser.add_argument("--device", choices=("cpu", "cuda", "simulated"), help="compare tables on this device")
+    parser.add_argument("--size", type=int, choices=SIZES, action="append", help="of a device; all unless given")
     parser.add_argument("--quick", action="store_true", help="some of the cells of a device")
     parser.add_argument("--json", action="store_true", help="print only the summary of a device")
     options = parser.parse_args()
+    if unknown := set(options.modes) - set(MODES):
+        parser.error(f"MODE: got {', '.join(sorted(unknown))}, expected some of {', '.join(MODES)}")
     if options.device is None:
+        if options.size or options.quick or options.json:
+            parser.error("--size, --quick and --json need --device")
         main(options.modes or MODES)
     else:
         from tests.dist import device_matrix  # which imports this module
 
-        device_matrix.main(options.device, is_quick=options.quick, is_json=options.json)
+        device_matrix.main(
+            options.device,
+            modes=options.modes or MODES,
+            sizes=options.size or SIZES,
+            is_quick=options.quick,
+            is_json=options.json,
+        )

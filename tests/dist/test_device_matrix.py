@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables on ranks whose exchange is on a device: cells of `tests.dist.device_matrix`."""
 
+from collections import Counter
 from itertools import product
 from pathlib import Path
 
 import pytest
 
-from tests.dist.device_matrix import IN_TIERS, TABLES, quick_cases, run, tiered_cases
-from tests.dist.matrix import FEW_STEPS, MODES, OPTIMIZERS, PLACEMENTS, SIZES, Case, rejection
+from tests.dist.device_matrix import IN_TIERS, TABLES, pieces, quick_cases, run, tiered_cases
+from tests.dist.matrix import FEW_STEPS, MODES, OPTIMIZERS, PLACEMENTS, SIZES, Case, cases, rejection
 from tests.simulated_device.device import build, missing_to_build
 
 MODES_TRIED = ("fp32", "bf16 wire", "pooled there", "deterministic", "pooled there", "fp32")
@@ -31,6 +32,15 @@ def test_the_quick_cells_hold_every_placement_optimizer_size_and_mode() -> None:
     assert {(case.placement, case.mode) for case in chosen} == {
         pair for pair in allowed if not rejection(Case(size=2, placement=pair[0], optimizer="SGD", mode=pair[1]))
     }
+
+
+def test_the_pieces_of_the_matrix_hold_every_run_once() -> None:
+    made = pieces(list(cases()), is_quick=False)
+    held = Counter(case for piece in made for case in piece)
+    assert held == Counter(cases())
+    assert max(map(len, made)) <= len(OPTIMIZERS)
+    assert len(pieces(quick_cases(), is_quick=True)) == 1
+    assert pieces([], is_quick=True) == []
 
 
 def test_sorted_keys_train_as_hashed_ones() -> None:
