@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 import torch
 
+from terarec.checkpoint import complete_checkpoints, load
 from terarec.dist import Ranks, RowWise, join, same_for_all, shard
 from terarec.dist.devices import group_backend
 from terarec.errors import ConfigError, NoSpaceError
 from terarec.kernels.environment import Launch
 from terarec.nn.objectives import build_objective
 from terarec.spec import RunSpec, SGDSpec, Tiers, TrainingSpec
-from terarec.train import Optimizers, devices
+from terarec.train import Callback, Optimizers, Trainer, devices
 from terarec.train.ranks_step import RanksStep
+from terarec.train.run import build
 from terarec.train.step import StepInput, TrainingStep
 from tests.dist.device_matrix import device_of
 from tests.dist.launch import Raised, raised, run_ranks
@@ -129,8 +131,37 @@ def test_a_rank_without_memory_is_named_with_its_largest_table(library: Path) ->
     assert first.kind == "CollectiveError"
     assert second.kind == "NoSpaceError"
     assert second.message.startswith("rank 1 (")
-    assert "step 2: simulated:0 has no memory left for lookups of tables (" in second.message
+    assert "step 2: no memory left on its device for lookups of tables (" in second.message
     assert "the largest table here is 'sum.static' with 960 bytes" in second.message
+
+
+class LittleMemory(Callback):
+    """Leaves the device of rank 0, which alone has further callbacks, without memory after a step."""
+
+    def on_step(self, trainer: Trainer) -> None:
+        if trainer.step == 7:
+            torch.ops.simulated_device.set_largest_allocation(64)
+
+
+def run_out_of_memory(rank: int, library: Path, spec: RunSpec, out: Path) -> Any:
+    ranks = joined(library)
+    try:
+        build(replace(spec, training=replace(spec.training, device=NAME)), out, [LittleMemory()], ranks=ranks).fit()
+    except Exception as error:
+        return raised(error)
+    return None
+
+
+@pytest.mark.slow
+def test_all_ranks_end_if_one_has_no_memory_left_and_the_last_checkpoint_is_whole(
+    library: Path, data: Path, tmp_path: Path
+) -> None:
+    spec = run_spec(data, checkpoint_every=3)
+    first, second = run_ranks(2, run_out_of_memory, library, spec, tmp_path, joins=False)
+    assert (first.kind, second.kind) == ("NoSpaceError", "CollectiveError")
+    assert first.message.startswith("rank 0 (")
+    assert "step 8: no memory left on its device for" in first.message
+    assert [load(path).step for path in complete_checkpoints(tmp_path / "checkpoints")][-1] == 6
 
 
 def launched(rank: int) -> Launch:

@@ -108,7 +108,7 @@ class Exchange:
         largest = max(tables, key=lambda name: tables[name].memory_bytes)
         return NoSpaceError(
             f"rank {ranks.rank} ({ranks.hosts[ranks.rank]}), step {ranks.step}",
-            f"{self.device} has no memory left for {purpose} ({one_line(str(error))}), the largest table here is "
+            f"no memory left on its device for {purpose} ({one_line(str(error))}), the largest table here is "
             f"{largest!r} with {tables[largest].memory_bytes:,} bytes, expected smaller batches, tables or parts of "
             "them",
         )

@@ -9,7 +9,8 @@ lookup.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import accumulate
 
@@ -68,6 +69,31 @@ def shard(model: nn.Module, plan: ShardingPlan, ranks: Ranks) -> nn.Module:
         parent, _, name = path.rpartition(".")
         model.get_submodule(parent)._modules[name] = collection
     return model
+
+
+@contextmanager
+def named_memory(model: nn.Module, purpose: str) -> Iterator[None]:
+    """Raise the error of a device without memory with this rank and its largest table, if a model has some on ranks.
+
+    Args:
+        model: The model.
+        purpose: What the memory is for.
+
+    Raises:
+        NoSpaceError: The device is out of memory.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        sharded = [module for module in model.modules() if isinstance(module, ShardedCollection)]
+        if not sharded:
+            raise
+        raise max(sharded, key=_largest_table).no_memory(error, purpose) from None
+
+
+def _largest_table(collection: ShardedCollection) -> int:
+    """Return the bytes of the largest table of a collection on this rank."""
+    return max(table.memory_bytes for table in collection.tables.values())
 
 
 class ShardedCollection(nn.Module):
@@ -188,13 +214,13 @@ class ShardedCollection(nn.Module):
         if stream is None or stream.device != device:
             stream = self._key_stream = KeyStream(device, self._lookups.exchange.ranks)
         stream.ranks.step = self._lookups.exchange.ranks.step
-        with stream.after(jagged.ready):
+        with self._lookups.exchange.named_memory(), stream.after(jagged.ready):
             self._announced = self._lookups.begin(jagged, is_trained=True, stream=stream)
         stream.keep(self._announced)
 
-    def no_memory(self, error: torch.OutOfMemoryError) -> NoSpaceError:
-        """Return the error of a step without memory on the device, with this rank and its largest table."""
-        return self._lookups.exchange.no_memory(error, "layers or updates")
+    def no_memory(self, error: torch.OutOfMemoryError, purpose: str) -> NoSpaceError:
+        """Return the error of a device without memory, with this rank and its largest table."""
+        return self._lookups.exchange.no_memory(error, purpose)
 
     def extra_repr(self) -> str:
         """Return one line per table with its placement."""

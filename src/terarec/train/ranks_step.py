@@ -13,7 +13,7 @@ from typing_extensions import override
 from terarec.batch import Batch, slice_samples
 from terarec.dist.gradients import GradientSums
 from terarec.dist.ranks import Ranks
-from terarec.dist.shard import ShardedCollection
+from terarec.dist.shard import ShardedCollection, named_memory
 from terarec.errors import ConfigError
 from terarec.nn.normalization import BatchNorm1d
 from terarec.nn.objectives import Objective
@@ -52,12 +52,8 @@ class RanksStep(TrainingStep):
 
     @override
     def run(self, step: StepInput) -> None:
-        try:
+        with named_memory(self._model, "layers or updates"):
             super().run(step)
-        except torch.OutOfMemoryError as error:
-            if not self._exchanged:
-                raise
-            raise max(self._exchanged, key=_largest_table).no_memory(error) from None
 
     @override
     def _add_gradients(self, step: StepInput) -> Tensor:
@@ -111,11 +107,6 @@ class RanksStep(TrainingStep):
         if self._checks_loss and is_here:
             self._check_finite(summed[0], step.number, step.epoch)
         return summed[0]
-
-
-def _largest_table(collection: ShardedCollection) -> int:
-    """Return the bytes of the largest table of a collection on this rank."""
-    return max(table.memory_bytes for table in collection.tables.values())
 
 
 def share_batches(model: nn.Module, objective: Objective, ranks: Ranks) -> None:

@@ -20,6 +20,7 @@ from terarec.config.files import load_run, with_graph
 from terarec.data import BatchReader, RankShare, open_reader, read_spec
 from terarec.dist import Ranks, ShardingPlan, shard
 from terarec.dist.plan import default_plan, described
+from terarec.dist.shard import named_memory
 from terarec.embedding import EmbeddingCollection
 from terarec.embedding.tables import record_tables
 from terarec.errors import ConfigError, RunInterruptedError
@@ -128,7 +129,9 @@ class Run:
         self.plan = self.plan or default_plan(specs, self.ranks.size)
         check_room(self.plan.rank_bytes, self.device)
         self.placements = tuple(described(self.plan, specs))
-        return shard(model, self.plan, self.ranks).to(self.device)
+        model = shard(model, self.plan, self.ranks)
+        with named_memory(model, "tables and layers"):
+            return model.to(self.device)
 
     @cached_property
     def trainer(self) -> Trainer:
@@ -137,7 +140,8 @@ class Run:
         log = MetricsLog(self.directory.metrics, split=spec.training.eval_split or DEFAULT_EVAL_SPLIT)
         shown = (log, self._checkpointing, *self.callbacks) if self.ranks.is_first else (self._checkpointing,)
         rules = {"default": spec.sparse_optimizer, **spec.row_optimizers}
-        optimizers = Optimizers.of(self.model, spec.dense_optimizer, rules, seed=spec.training.seed)
+        with named_memory(self.model, "states of optimizers"):
+            optimizers = Optimizers.of(self.model, spec.dense_optimizer, rules, seed=spec.training.seed)
         trainer = Trainer(
             self.model,
             spec.training,
