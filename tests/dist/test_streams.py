@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from terarec.batch import Batch
-from terarec.dist import RowWise, same_for_all, shard, sum_gradients
+from terarec.dist import shard, sum_gradients
 from terarec.dist.exchange import Exchange
 from terarec.dist.ranks import PendingResult, Ranks
 from terarec.dist.shard import ShardedCollection
@@ -19,7 +19,18 @@ from terarec.dist.streams import KeyStream
 from terarec.optim import RowOptimizer
 from terarec.train import devices
 from tests.dist.launch import Raised, raised, run_ranks
-from tests.dist.matrix import BATCH, OPTIMIZERS, TOLERANCES, Model, cuts, differences, expected_rows, samples
+from tests.dist.matrix import (
+    BATCH,
+    OPTIMIZERS,
+    TOLERANCES,
+    Case,
+    Model,
+    cuts,
+    differences,
+    expected_rows,
+    plan_of,
+    samples,
+)
 from tests.dist.test_device_matrix import library
 from tests.dist.test_device_runs import joined
 
@@ -29,6 +40,16 @@ SIZE = 2
 STEPS = 7
 WARM_UP = 2
 STREAM = "a stream of the keys"
+CASES = [
+    Case(size=SIZE, placement=placement, optimizer="SGD", mode=mode)
+    for placement, mode in (
+        ("row-wise", "fp32"),
+        ("row-wise", "deterministic"),
+        ("row-wise", "pooled there"),
+        ("column-wise", "pooled there"),
+        ("hybrid", "deterministic"),
+    )
+]
 NAMES = ("sum.static", "mean.static", "sequence.static", "weighted.static")
 
 
@@ -66,10 +87,10 @@ def batches(rank: int) -> Iterator[tuple[Batch, None]]:
         yield Batch(dense=labels[:, None], label=labels[:, None], sparse=jagged), None
 
 
-def train(ranks: Ranks, device: torch.device) -> tuple[Model, int]:
+def train(ranks: Ranks, case: Case, device: torch.device) -> tuple[Model, int]:
     """Train as `Trainer` does; return the model, and how often the host waited for the stream of the steps."""
     model = Model(trains_layer=True, names=NAMES)
-    shard(model, same_for_all(model.tables.specs, RowWise(), SIZE), ranks)
+    shard(model, plan_of(case, NAMES), ranks)
     model.to(device)
     tables = model.tables
     assert isinstance(tables, ShardedCollection)
@@ -95,8 +116,8 @@ def train(ranks: Ranks, device: torch.device) -> tuple[Model, int]:
     return model, waits
 
 
-def on_device(rank: int, library: Path, missing: str, expected: Any) -> Any:
-    """Train without what is missing; return the differences and waits of `train`."""
+def on_device(rank: int, library: Path, todo: list[Case], missing: str, expected: Any) -> Any:
+    """Train without what is missing; return the differences and waits of `train` for each case."""
     ranks = joined(library)
     if missing == STREAM:
         # `terarec.dist.shard` is the function.
@@ -105,8 +126,11 @@ def on_device(rank: int, library: Path, missing: str, expected: Any) -> Any:
         owner, name, without, _ = MISSING[missing]
         setattr(owner, name, without)
     try:
-        model, waits = train(ranks, torch.device("simulated", 0))
-        return differences(ranks, model, expected), waits
+        found = []
+        for case in todo:
+            model, waits = train(ranks, case, torch.device("simulated", 0))
+            found.append((differences(ranks, model, expected), waits))
+        return found
     except Exception as error:
         return raised(error)
 
@@ -115,16 +139,17 @@ def on_device(rank: int, library: Path, missing: str, expected: Any) -> Any:
 @pytest.mark.parametrize(("missing", "expected_waits"), [("", 0), (STREAM, STEPS - WARM_UP - 1)])
 def test_the_host_waits_for_the_stream_of_the_keys_alone(library: Path, missing: str, expected_waits: int) -> None:
     expected = expected_rows(STEPS, NAMES, ["SGD"])["SGD", True]
-    for result in run_ranks(SIZE, on_device, library, missing, expected, joins=False):
-        assert not isinstance(result, Raised), result
-        found, waits = result
-        assert max(value for value in found.values()) <= TOLERANCES["fp32"]
-        assert waits == expected_waits  # no batch is announced in the last step
+    todo = CASES[:1] if missing else CASES
+    for result in run_ranks(SIZE, on_device, library, todo, missing, expected, joins=False):
+        assert isinstance(result, list), result
+        for case, (found, waits) in zip(todo, result, strict=True):
+            assert max(value for value in found.values()) <= TOLERANCES["fp32"], case
+            assert waits == expected_waits, case  # no batch is announced in the last step
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("missing", MISSING)
 def test_a_missing_wait_is_reported(library: Path, missing: str) -> None:
-    results = run_ranks(SIZE, on_device, library, missing, None, joins=False)
+    results = run_ranks(SIZE, on_device, library, CASES[:1], missing, None, joins=False)
     messages = [result.message for result in results if isinstance(result, Raised)]
     assert any(MISSING[missing][3] in message for message in messages), results
