@@ -11,8 +11,9 @@ import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from terarec.errors import ClusterError, ConfigError, FormatError, NoSpaceError, RunInterruptedError, StorageError
 from terarec.io.files import (
@@ -186,13 +187,32 @@ def replace_directory(partial: Path, out: Path, replaceable: str | None = None) 
     flush(out.parent)
 
 
+HAS_LOCKS = find_spec("fcntl") is not None
+"""Whether the system has ``flock``; Windows has not."""
+
+
+def try_lock(file: int | IO[bytes], *, is_shared: bool = False) -> bool:
+    """Lock an open file until it is closed; return False where another holder has it, or the system has no locks.
+
+    The kernel releases it when the process dies, whatever kills it. Any number of holders may share a lock.
+    """
+    if not HAS_LOCKS:
+        return False
+    import fcntl
+
+    try:
+        # `flock` and not `lockf`, whose lock ends when any descriptor of the file in this process is closed.
+        fcntl.flock(file, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 @contextmanager
 def file_lock(path: Path) -> Iterator[bool]:
     """Hold the lock file `path` during the block, and yield whether it is held: False where another holder has it.
 
-    The kernel releases it when the process dies, whatever kills it.
-
-    Where the system has no ``flock`` (Windows) every caller counts as the holder.
+    Where the system has no locks (`HAS_LOCKS`) every caller counts as the holder.
 
     Args:
         path: The lock file; its holder removes it after the block.
@@ -201,22 +221,15 @@ def file_lock(path: Path) -> Iterator[bool]:
         ConfigError: A file of others is there: lock files are empty.
         FormatError: Something else than a file is there.
     """
-    try:
-        import fcntl
-    except ModuleNotFoundError:
+    if not HAS_LOCKS:
         yield True
         return
     # Not "w": until the lock is held, the content of the file belongs to its holder.
     with open_file(path, "ab") as file:
         if os.fstat(file.fileno()).st_size:
             raise ConfigError(path, "holds something, expected no file, or an empty one; it stays")
-        try:
-            # `flock` and not `lockf`, whose lock ends when any descriptor of the file in this process is closed.
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # The former holder may have removed or moved the file since it was opened: then this lock protects nothing.
-            is_held = _is_at(file.fileno(), path)
-        except BlockingIOError:
-            is_held = False
+        # The former holder may have removed or moved the file since it was opened: then this lock protects nothing.
+        is_held = try_lock(file) and _is_at(file.fileno(), path)
         if not is_held:
             file.close()  # and not at the end of the block, which may last
         try:
@@ -231,14 +244,12 @@ def remove_abandoned(directory: Path) -> bool:
 
     It stays, too, with a file that is no lock: its owner keeps nothing else there but directories.
 
-    Where the system has no ``flock`` nothing is removed.
+    Where the system has no locks nothing is removed.
 
     Returns:
         Whether it was removed.
     """
-    try:
-        import fcntl  # noqa: F401 - without it every caller of `file_lock` counts as the holder
-    except ModuleNotFoundError:
+    if not HAS_LOCKS:  # every caller of `file_lock` counts as the holder
         return False
     try:
         with ExitStack() as locks:

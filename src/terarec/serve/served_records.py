@@ -27,6 +27,7 @@ from terarec.errors import ConfigError, TerarecError
 from terarec.etl.cleaning import Cleaning
 from terarec.etl.columns import ColumnType
 from terarec.etl.workflow.raw_values import read_raw_values
+from terarec.io.directories import try_lock
 from terarec.io.files import AtomicFile
 from terarec.io.opening import open_file
 from terarec.io.remote import PARTIAL_SUFFIX
@@ -180,7 +181,7 @@ class _RecordFile:
             # The lock tells other servers that somebody writes the file; it goes with the process, whatever ends that.
             self._locked = open_file(self._file.partial, "ab")
             try:
-                _lock(self._locked.fileno())
+                try_lock(self._locked)
                 self._writer = pq.ParquetWriter(self._file.partial, schema)
             except BaseException:
                 self._locked.close()
@@ -266,21 +267,10 @@ def _remove_abandoned(directory: Path) -> None:
             if time.time() - file.stat().st_mtime < _YOUNG_SECONDS:
                 continue
             with open_file(file) as opened:
-                if not _lock(opened.fileno()):
+                if not try_lock(opened):
                     continue
                 file.unlink()
             _LOGGER.info("removed %s, which a server that is gone did not finish", file)
-
-
-def _lock(descriptor: int) -> bool:
-    """Lock an open file; return False where another process has done so, or the system has no locks."""
-    try:
-        import fcntl
-
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (ModuleNotFoundError, BlockingIOError):
-        return False
-    return True
 
 
 def _table(item: _Scored, columns: Mapping[str, pa.Array], num_records: int) -> pa.Table:

@@ -8,7 +8,6 @@ The files go with the version, and at the latest with the server; what a killed 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import tempfile
@@ -23,7 +22,7 @@ from torch import nn
 
 from terarec.embedding import EmbeddingCollection
 from terarec.errors import DataNotFoundError
-from terarec.io.directories import file_lock
+from terarec.io.directories import file_lock, try_lock
 from terarec.io.opening import open_file
 from terarec.io.removal import mark, remove_tree
 from terarec.memory.files import own_directory
@@ -90,18 +89,17 @@ class SharedTables:
     def forget(self, identity: object) -> None:
         """Let go of the files of a model, which go if no other process holds them. Rows that are mapped remain."""
         for path, file in self._held.pop(identity, {}).items():
-            with file, contextlib.suppress(BlockingIOError):
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.unlink(missing_ok=True)
+            with file:
+                if try_lock(file):
+                    path.unlink(missing_ok=True)
 
     def _hold(self, identity: object) -> None:
         held = self._held.setdefault(identity, {})
         for path in set(self._files.glob(f"{_name(identity)}-*")) - held.keys():
             with contextlib.suppress(DataNotFoundError):
                 file = open_file(path)
-                # The kernel lets go when the process ends, whatever ends it.
-                fcntl.flock(file, fcntl.LOCK_SH)
-                if os.fstat(file.fileno()).st_nlink:
+                # A process that has locked it alone removes it: then it is read, but not held.
+                if try_lock(file, is_shared=True) and os.fstat(file.fileno()).st_nlink:
                     held[path] = file
                 else:
                     file.close()
