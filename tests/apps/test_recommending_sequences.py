@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from terarec.apps.recipes.leave_one_out import prepare_sequences
+from terarec.apps.recipes.reproduce import prepare_sequences
 from terarec.apps.recommend import Catalogue, Recommender
 from terarec.apps.served_recommendations import Recommendations
 from terarec.errors import ConfigError
@@ -19,7 +19,7 @@ from terarec.serve import InferenceSession
 from terarec.serve.models import ServedModels
 from terarec.serve.served_model import ServedModel
 from terarec.spec import AdamSpec, BERT4RecSpec, MultVAESpec, RunSpec, SASRecSpec, TrainingSpec, YouTubeDNNSpec
-from terarec.spec.serving_recommendations import RecommendationSpec
+from terarec.spec.serving import RecommendationSpec
 from terarec.train.run import build
 from tests.apps.recipes.sequences import ITEMS, write_planted_sequences
 from tests.cli.conftest import figures

@@ -29,8 +29,8 @@ from terarec.serve.protocol import UnknownModelError
 from terarec.serve.repository import ModelRepository
 from terarec.serve.watching import repository_models
 from terarec.spec import BatchingSpec
-from terarec.spec.serving_models import ServedModelOptions
-from terarec.spec.serving_recommendations import RecommendationSpec
+from terarec.spec.serving import RecommendationSpec
+from terarec.spec.serving_options import ServedModelOptions
 from terarec.spec.serving_repository import PromotionSpec, RepositorySpec
 from tests.apps.conftest import FilmRuns
 from tests.apps.test_recommend import USERS

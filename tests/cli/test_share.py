@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from terarec.apps.recipes.leave_one_out import prepare_sequences
+from terarec.apps.recipes.reproduce import prepare_sequences
 from terarec.apps.recommend import Catalogue, Recommender
 from terarec.config import load_run
 from terarec.serve import InferenceSession

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from terarec.apps.recipes.leave_one_out import prepare_sequences
+from terarec.apps.recipes.reproduce import prepare_sequences
 from terarec.dist import Ranks
 from terarec.models.artifact import load_model
 from terarec.spec import AdaGradSpec, AdamSpec, GRU4RecSpec, HSTUSpec, RunSpec, SASRecSpec, TrainingSpec

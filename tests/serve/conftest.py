@@ -35,7 +35,7 @@ from terarec.spec import (
     TableSpec,
     TrainingSpec,
 )
-from terarec.spec.serving_models import ServedModelOptions
+from terarec.spec.serving_options import ServedModelOptions
 from terarec.train.run import build
 from tests.waiting import PATIENCE
 

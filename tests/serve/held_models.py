@@ -12,7 +12,7 @@ import pytest
 from terarec.serve import InferenceSession
 from terarec.serve.models import ServedModels
 from terarec.serve.served_model import ServedModel
-from terarec.spec.serving_models import ServedModelOptions
+from terarec.spec.serving_options import ServedModelOptions
 from tests.waiting import PATIENCE
 
 

@@ -31,7 +31,7 @@ from terarec.spec import (
     TrainingSpec,
     WideDeepSpec,
 )
-from terarec.spec.serving_models import ServedModelOptions
+from terarec.spec.serving_options import ServedModelOptions
 from terarec.train.predict import predict
 from terarec.train.run import build
 from tests.errors import at

@@ -13,7 +13,7 @@ from terarec.serve import InferenceSession, ServedModel, ServedModels
 from terarec.serve.models import ModelState
 from terarec.serve.protocol import InferRequest, InferResponse, Tensor, UnknownModelError
 from terarec.spec import BatchingSpec
-from terarec.spec.serving_models import ServedModelOptions
+from terarec.spec.serving_options import ServedModelOptions
 from tests.errors import at
 from tests.serve.conftest import DENSE, TrainedRun
 from tests.waiting import PATIENCE

@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from terarec.apps.recipes.leave_one_out import prepare_sequences
+from terarec.apps.recipes.reproduce import prepare_sequences
 from terarec.models.sequences import SequenceModel
 from terarec.spec import (
     AdaGradSpec,

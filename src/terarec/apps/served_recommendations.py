@@ -55,7 +55,7 @@ from terarec.serve.served_model import ServedModel, Urgency
 from terarec.serve.session import Scored
 from terarec.spec.checks import quoted
 from terarec.spec.registry import unknown_name
-from terarec.spec.serving_recommendations import RecommendationSpec
+from terarec.spec.serving import RecommendationSpec
 
 _LOGGER = logging.getLogger(__name__)
 _SEARCH_THREADS = 2

@@ -39,8 +39,7 @@ from terarec.spec.codec import (
     summary_of,
     words_of,
 )
-from terarec.spec.serving import UpdateStreamSpec
-from terarec.spec.serving_recommendations import RecommendationSpec
+from terarec.spec.serving import RecommendationSpec, UpdateStreamSpec
 
 _INDENT, _WIDTH = 2, 100
 

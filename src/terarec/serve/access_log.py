@@ -19,7 +19,7 @@ from terarec.errors import StorageError, TerarecError
 from terarec.serve.calls import Call
 from terarec.serve.sinks import QueuedSink
 from terarec.spec.checks import FieldError, shortened
-from terarec.spec.serving_watching import WatchingSpec
+from terarec.spec.serving_options import WatchingSpec
 
 STANDARD_OUTPUT = "-"
 

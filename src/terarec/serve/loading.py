@@ -25,7 +25,7 @@ from terarec.serve.statistics_board import WorkerStatistics
 from terarec.serve.tables import ServedTables
 from terarec.spec import HostMemorySpec, Numbers, ParameterServerSpec, ServedTablesSpec
 from terarec.spec.checks import one_line
-from terarec.spec.serving_models import ServedModelOptions
+from terarec.spec.serving_options import ServedModelOptions
 from terarec.spec.serving_repository import VersionSpec
 
 if TYPE_CHECKING:  # it needs a system that can fork

@@ -41,8 +41,8 @@ from terarec.serve.workers import STOP_SECONDS, WorkerContext, Workers
 from terarec.spec import Numbers, ServingSpec
 from terarec.spec.checks import FieldError
 from terarec.spec.serving import UpdateStreamSpec
+from terarec.spec.serving_options import WatchingSpec
 from terarec.spec.serving_repository import RepositorySpec
-from terarec.spec.serving_watching import WatchingSpec
 
 if TYPE_CHECKING:
     from terarec.serve.shared_tables import SharedTables

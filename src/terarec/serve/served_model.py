@@ -18,7 +18,7 @@ from terarec.serve.protocol import InferRequest, InferResponse, ModelMetadata, T
 from terarec.serve.session import InferenceSession
 from terarec.serve.statistics import ModelStatistics, StatisticsCounter
 from terarec.spec.checks import quoted
-from terarec.spec.serving_models import ServedModelOptions
+from terarec.spec.serving_options import ServedModelOptions
 
 SCORE = "score"
 """Name of the output: FP32 [B, C], the scores of the run's objective, such as the probability of each label."""

@@ -37,7 +37,7 @@ from terarec.serve.served_model import ServedModel
 from terarec.serve.session import InputColumn
 from terarec.serve.sinks import QueuedSink
 from terarec.spec.checks import FieldError
-from terarec.spec.serving_watching import WatchingSpec
+from terarec.spec.serving_options import WatchingSpec
 
 _LOGGER = logging.getLogger(__name__)
 

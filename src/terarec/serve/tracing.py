@@ -18,7 +18,7 @@ import terarec
 from terarec.errors import MissingDependencyError, UnreachableError
 from terarec.serve.calls import Call
 from terarec.serve.sinks import QueuedSink
-from terarec.spec.serving_watching import WatchingSpec
+from terarec.spec.serving_options import WatchingSpec
 
 try:
     from opentelemetry.context import Context

@@ -91,9 +91,7 @@ from terarec.spec.schedule import (
 )
 from terarec.spec.sequences import BERT4RecSpec, GRU4RecSpec, HSTUSpec, SASRecSpec
 from terarec.spec.serving import ItemIndexSpec, KafkaTopicSpec, Numbers, RedisStreamSpec, ServingSpec, TritonSpec
-from terarec.spec.serving_access import AccessSpec
-from terarec.spec.serving_models import BatchingSpec
-from terarec.spec.serving_watching import WatchingSpec
+from terarec.spec.serving_options import AccessSpec, BatchingSpec, WatchingSpec
 from terarec.spec.tables import (
     AdmissionSpec,
     DynamicTableSpec,

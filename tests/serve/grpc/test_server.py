@@ -24,7 +24,7 @@ from terarec.serve.grpc.messages import METHODS, SERVICE
 from terarec.serve.grpc.server import GrpcServer
 from terarec.serve.models import ServedModels
 from terarec.spec import AccessSpec, BatchingSpec, ServingSpec
-from terarec.spec.serving_models import ServedModelOptions
+from terarec.spec.serving_options import ServedModelOptions
 from tests.certificates import Certificates
 from tests.serve.conftest import TrainedRun
 from tests.serve.grpc.conftest import LIBRARIES, serving, tensors
