@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy, binary_cross_entropy_with_logits
 
-from terarec.nn.experts import funnel_logits, mix_experts
+from terarec.nn.gates import funnel_logits, mix_experts
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:

@@ -22,7 +22,7 @@ from terarec.models.artifact import LoadedModel, dense_state, load_model
 from terarec.models.contract import device_of
 from terarec.models.registry import vectors_of
 from terarec.nn.precision import autocast
-from terarec.serve.record_batches import RecordBatches
+from terarec.serve.record_inputs import RecordBatches
 from terarec.serve.session import InputColumn, input_columns
 
 

@@ -37,7 +37,7 @@ from terarec.io.files import read_json
 from terarec.models import GraphModel
 from terarec.models.artifact import load_without_tables
 from terarec.serve.padding import LENGTHS, MISSING, unpad, with_missing
-from terarec.serve.record_batches import RecordBatches
+from terarec.serve.record_inputs import RecordBatches
 from terarec.serve.session import InferenceSession, InputColumn, input_columns
 from terarec.serve.tables import ServedTables, serve_tables
 from terarec.spec import Numbers, ParameterServerSpec, from_data

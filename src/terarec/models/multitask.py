@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from terarec.batch import Batch
 from terarec.models.columns import embeddings, input_width, mlp, side_by_side
-from terarec.nn.experts import funnel_logits, mix_experts
+from terarec.nn.gates import funnel_logits, mix_experts
 from terarec.spec import DatasetSpec, ESMMSpec, MMoESpec, PLESpec, SharedBottomSpec
 from terarec.spec.multitask import TowersSpec
 

@@ -5,14 +5,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from terarec.batch import Batch
+import numpy as np
+import torch
+from torch import Tensor
+
+from terarec.batch import Batch, Jagged
+from terarec.errors import ConfigError
 from terarec.etl.workflow import Workflow, workflow_of
 from terarec.etl.workflow.raw_values import RawValues
+from terarec.etl.workflow.serving import EncodedRecords
 from terarec.formats import read_dataset
+from terarec.formats.block import Keys
 from terarec.formats.dataset import DATASET_FILE, workflow_files
 from terarec.formats.frames import Frame
-from terarec.serve.record_batches import RecordBatches
+from terarec.ragged import Ragged, flat_values
 from terarec.spec import DatasetSpec
 
 
@@ -69,3 +77,65 @@ def _stamps(directory: Path, dataset: DatasetSpec) -> tuple[tuple[str, int, int,
     files = (DATASET_FILE, *workflow_files(dataset, directory))
     status = ((file, (directory / file).stat()) for file in files)
     return tuple((file, found.st_size, found.st_mtime_ns, found.st_ino) for file, found in status)
+
+
+class RecordBatches:
+    """Makes batches of records that a workflow has encoded, as a model reads them.
+
+    Args:
+        workflow: The workflow.
+        dataset: Columns that the model reads.
+
+    Raises:
+        ConfigError: A column that the workflow does not make.
+    """
+
+    def __init__(self, workflow: Workflow, dataset: DatasetSpec) -> None:
+        self._features = tuple(column.name for column in dataset.categorical)
+        made = [column.name for column in workflow.dataset_spec().categorical]
+        missing = [name for name in self._features if name not in made]
+        if missing:
+            problem = f"has the column {missing[0]!r}, which its workflow does not make, expected {', '.join(made)}"
+            raise ConfigError(f"data set {dataset.name!r}", problem)
+        self._places = [made.index(name) for name in self._features]  # a workflow gives keys after ids
+        self._num_labels = len(dataset.labels)
+        self._constants = _Constants(torch.arange(1), torch.zeros(0, self._num_labels))
+
+    def __call__(self, records: EncodedRecords) -> Batch:
+        """Return a batch; its labels, which no model looks at, are zeros."""
+        num_records = len(records.dense)
+        columns = [records.keys[place] for place in self._places]
+        constants = self._constants
+        if len(constants.label) != num_records:
+            offsets = torch.arange(len(columns) * num_records + 1)
+            # Requests tend to be of one size, so the last one's are kept; threads may replace each other's.
+            self._constants = constants = _Constants(offsets, torch.zeros(num_records, self._num_labels))
+        # The usual case, of one key in every bag, for which offsets are the constants and lengths need no sum.
+        if set(map(type, columns)) == {np.ndarray}:
+            keys, offsets = torch.from_numpy(np.concatenate(columns)), constants.offsets
+        else:
+            keys, offsets = _of_lists(columns, num_records)
+        sparse = Jagged(names=self._features, keys=keys, offsets=offsets)
+        return Batch(dense=torch.from_numpy(records.dense), label=constants.label, sparse=sparse)
+
+
+class _Constants(NamedTuple):
+    """Tensors that batches of one size share.
+
+    Attributes:
+        offsets: int64[S * B + 1], where every bag has one key.
+        label: float32[B, L], zeros.
+    """
+
+    offsets: Tensor
+    label: Tensor
+
+
+def _of_lists(columns: Sequence[Keys], num_records: int) -> tuple[Tensor, Tensor]:
+    """Return the keys int64[N] and offsets int64[S * B + 1] of columns of which some hold lists."""
+    keys, lengths = [np.zeros(0, dtype=np.int64)], [np.zeros(1, dtype=np.int64)]
+    one_each = np.ones(num_records, dtype=np.int64)
+    for column in columns:
+        keys.append(flat_values(column))
+        lengths.append(np.diff(column.offsets) if isinstance(column, Ragged) else one_each)
+    return torch.from_numpy(np.concatenate(keys)), torch.from_numpy(np.concatenate(lengths).cumsum())
