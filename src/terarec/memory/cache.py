@@ -108,6 +108,7 @@ class Cache:
 
     def lower(self, capacity: int) -> None:
         """Give up slots until `capacity` are left, writing changed rows to the level below, and their memory."""
+        # Only training gives slots up, whose rows are in one part.
         (part,) = self.parts
         with self._lock:
             write_back = self._write_back_of(part)

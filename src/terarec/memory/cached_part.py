@@ -169,6 +169,7 @@ class CachedPart:
         # On one thread where others look rows up: a team of threads would wait for its slowest where cores are busy.
         # 1 M rows then took 24 s, and 3 to 7 s on one thread (14 runnable threads, two Zen 4 cores).
         scatter_rows([RowPart(self.values, 0)], slots, values, threads=None if write_back is not None else 1)
+        # Where nothing takes rows, none waits to be written.
         if write_back is not None:
             self.slots.mark_changed(slots)
         self.note_use(slots)
@@ -244,6 +245,7 @@ class CachedPart:
         held, bound = len(self.slots), overflow.max_rows
         if bound is None or held <= bound:
             return
+        # More than there are too many, so that the next writes evict nothing.
         most = held - int(bound * overflow.keep)
         gone = self._victims(overflow, new, most)
         if gone.numel() < held - bound:  # the batch itself is larger than the bound
@@ -253,6 +255,7 @@ class CachedPart:
 
     def _victims(self, overflow: OverflowSpec, spared: Tensor, most: int) -> Tensor:
         if overflow.evict == "lfu":
+            # Pinned, since rows that were just written have the fewest uses.
             self.slots.pin(spared)
             victims = self.slots.victims(most, 0)
             self.slots.unpin(spared)

@@ -153,6 +153,7 @@ class FastTier:
             return
         owners = self.slots.owners
         slots = self.slots.by_table(slots)  # so that the rows of a table lie together
+        # In parts: a copy of all would take as much memory again.
         for part in torch.split(slots, self.rows_at_once):
             batch = RowBatch(owners.rows[part], owners.keys[part], owners.tables[part].long())
             self.below.write(batch.to(torch.device("cpu")), self.packed(part))
@@ -187,6 +188,7 @@ class FastTier:
 
     def items(self, table: int, chunk_rows: int) -> Iterator[tuple[Tensor, Tensor, dict[str, Tensor]]]:
         """Yield keys int64[n], weights [n, D] and states of a table's changed rows, or of those of the tier below."""
+        # Rows that never changed have initial values, which follow from seed and key.
         if self.below is None:
             for slots in torch.split(self.changed(table), chunk_rows):
                 if slots.numel():

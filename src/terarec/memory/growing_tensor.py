@@ -71,6 +71,7 @@ class GrowingTensor:
 
     def discard(self, begin: int, end: int) -> None:
         """Give the host memory of the rows ``begin <= row < end`` back until they are written; values are lost."""
+        # The memory of a device goes with the tensor alone.
         if self._reserved is not None:
             self._reserved.discard(begin, end)
 

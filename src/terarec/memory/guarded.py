@@ -145,6 +145,7 @@ class Guarded:
     @property
     def is_complete(self) -> bool:
         """Whether it has all rows of its tables."""
+        # What comes in when it is found may lack any row.
         return self._has_all and not self.keeps_found
 
     def _noted(self, table: int) -> OwnFence:
@@ -173,11 +174,13 @@ class Guarded:
             use.num_missed += 0 if keys is None else keys.numel()
             if use.missed is not None:
                 held = sum(some.numel() for some in use.missed) + (0 if keys is None else keys.numel())
+                # The list must not grow without end while a server is away.
                 use.missed = None if keys is None or held > MOST_MISSED_KEYS else [*use.missed, keys]
 
     def fail(self, table: int, error: StorageError, keys: Tensor | None) -> None:
         """Note that a change failed: the table is stale, and misses the changes of `keys`, None for all."""
         self.note_error(table, error)
+        # Of rows of another time it is not known which are old.
         self.miss(table, None if isinstance(error, StaleRowsError) else keys)
 
     def note_renewed(self, table: int) -> None:
@@ -209,6 +212,7 @@ class Guarded:
         has_moved = self.level.refresh()
         if has_moved:
             for table, is_writable in enumerate(self.is_writable):
+                # This process knows the state of the rows that it writes.
                 if not is_writable:
                     self.fences[table] = self._noted(table)
         return has_moved
@@ -247,6 +251,7 @@ class Guarded:
         return found
 
     def _count(self, found: Tensor, spans: Sequence[TableSpan]) -> None:
+        # Most often: then no table needs a pass of its own.
         all_there = bool(found.all())
         with self._lock:
             for span in spans:
@@ -332,6 +337,7 @@ class Guarded:
         """Let a table rest. Rows of another state than they should be make it stale."""
         use = self._tables[table]
         with self._lock:
+            # One warning until all tables answer again, and not one for each lookup.
             is_first = not self._resting
             use.errors += 1
             use.pause = min(max(2 * use.pause, _FIRST_PAUSE_SECONDS), _LONGEST_PAUSE_SECONDS)
@@ -347,6 +353,7 @@ class Guarded:
             if table not in self._resting:
                 return
             self._tables[table].pause = 0.0
+            # It answers, but lookups pass it over until it is renewed.
             if self._tables[table].is_stale:
                 return
             self._resting.discard(table)

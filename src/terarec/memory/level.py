@@ -120,8 +120,10 @@ class TableSpan(NamedTuple):
 
 def table_ends(batch: RowBatch, num_tables: int) -> list[int]:
     """Return where the rows of each table end in a batch whose tables come one after the other, rising."""
+    # Nothing to search for, which small lookups notice.
     if num_tables == 1:
         return [batch.tables.numel()]
+    # The tables rise, so that one search finds all ends.
     ends: list[int] = torch.searchsorted(batch.tables, torch.arange(1, num_tables + 1)).tolist()
     return ends
 
@@ -152,6 +154,7 @@ def batch_of(keys: Tensor, table: int) -> RowBatch:
 
 def joined(batches: Sequence[RowBatch]) -> RowBatch:
     """Return the rows of all batches in one."""
+    # Most often: then nothing is copied.
     if len(batches) == 1:
         return batches[0]
     return RowBatch(*(torch.cat(parts) for parts in zip(*batches, strict=True)))
@@ -178,6 +181,7 @@ def _rotated(values: NDArray[np.uint64], bits: int) -> NDArray[np.uint64]:
 
 def by_partition(keys: Tensor, num_partitions: int) -> Iterator[tuple[int, Tensor | slice]]:
     """Yield the partitions that ``keys int64[n]`` are in, each with the places of its keys."""
+    # Hashes are not needed where all keys are in one.
     if num_partitions == 1:
         if keys.numel():
             yield 0, slice(0, keys.numel())

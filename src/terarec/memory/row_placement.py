@@ -176,6 +176,7 @@ class RowPlacement:
         """Return another pin of the same slots."""
         with self._stack.lock:
             memory = self._stack.opened()
+            # Pins are counted: the rows stay until both are released.
             memory.slots.pin(pin.slots)
             return memory.pin(pin.slots)
 
@@ -186,6 +187,7 @@ class RowPlacement:
             Whether they are still there.
         """
         with self._stack.lock:
+            # Its slots may have other rows by now, which the gradient must not change.
             if pin.is_released:
                 return False
             if pin not in self._held:
@@ -195,6 +197,7 @@ class RowPlacement:
     def take(self) -> None:
         """Note that an update by the gradients that wait begins; `updated` or another `take` ends it."""
         with self._stack.lock:
+            # An update that failed is never reported, and must not pin rows for ever.
             self._release_taken()
             self._taken, self._held = self._held, []
 
@@ -209,6 +212,7 @@ class RowPlacement:
             memory = self._stack.opened()
             for changed in slots:
                 assert changed is not None, "gradients of tiered rows have places"
+                # Rows that did not change need not be written back.
                 if table_lr is not None:
                     is_trained = table_lr.to(self._stack.device)[memory.slots.owners.tables[changed].long()] != 0.0
                     changed = changed[is_trained]
@@ -246,6 +250,7 @@ class RowPlacement:
         self._stack.sizes.fit(memory, self._stack.device)
         if memory.below is not None:
             memory.below.wait()  # rows that left the fast tier for the batch before may be wanted now
+        # Each row once, since a slot belongs to one row.
         arrivals = row_set(batch.rows)
         batch = batch.part(arrivals.firsts)
         if batch.rows.numel() > memory.room:
@@ -254,6 +259,7 @@ class RowPlacement:
         try:
             self._use = self._use.plus(self._loader.load(memory, new, batch))
         except BaseException:
+            # Their rows were not read: no lookup may find them.
             memory.slots.unpin(new)
             memory.slots.release(new)
             raise
@@ -261,6 +267,7 @@ class RowPlacement:
 
     def _evict_for(self, memory: FastTier, needed: int, purpose: str) -> None:
         missing = needed - memory.room
+        # At least a share of the slots, since choosing victims looks at all of them.
         wanted = max(missing, memory.capacity // _EVICTED_SHARE)
         # Without a slower tier a changed row has nowhere to go; one that was never trained can be drawn again.
         victims = memory.victims(wanted, self.batch, keeps_dirty=memory.below is None)
@@ -360,6 +367,7 @@ class ComingRows:
             self._placement.make_room(batch.rows.numel())
         has_room = batch.rows.numel() <= memory.room
         batch = batch.part(slice(0, memory.room))
+        # In parts, so that copies on the way take bounded memory.
         at_once = max(1, _LOADED_AT_ONCE // memory.format.num_bytes)
         for begin in range(0, batch.rows.numel(), at_once):
             _, new = self._placement.bring(memory, batch.part(slice(begin, begin + at_once)), "a keyset")

@@ -72,6 +72,7 @@ class Stack:
         keeping = [level for level in self.levels[:number] if level.keeps_found]
         if not keeping or not batch.rows.numel():
             return
+        # Changes begin and end under this lock, too: none does so between the look and the write.
         with self._keeping:
             for span in table_spans(batch, self.num_tables):
                 if self._changes.may_keep(span.table, seen):
@@ -122,6 +123,7 @@ class Stack:
         for span in table_spans(batch, self.num_tables):
             part = batch.part(span.places)
             with self._noting(span.table, part.keys):
+                # If one fails, lookups still find the former rows in the slower ones.
                 self._change(span.table, partial(Guarded.erase, batch=part), is_fastest_first=True)
 
     @contextmanager
@@ -139,6 +141,7 @@ class Stack:
     def _change(self, table: int, change: Callable[[Guarded], None], *, is_fastest_first: bool = False) -> None:
         """Do something with each level that can be written and is not stale."""
         writable = [level for level in self.levels if level.is_writable[table]]
+        # Where no level has all rows, any that takes the change is enough.
         complete = [level for level in writable if level.is_complete] or writable
         failed: list[tuple[Guarded, StorageError]] = []
         taken: list[Guarded] = []
@@ -171,6 +174,7 @@ class Stack:
             state: Name of the state that the rows are of; None for the one of before.
             source: All rows of that state; None to take them from a level that has them.
         """
+        # The usual case, without the lock that changes take.
         if not any(level.is_stale(table) for level in self.levels):
             return 0
         with self._changing[table], self._updating_tables([table]):
@@ -194,6 +198,7 @@ class Stack:
         with self._updating_tables([table]):
             for level in self.levels:
                 if level.is_writable[table]:
+                    # Past the guard: who removes a table has to know that rows stay.
                     level.level.clear(table)
                     level.fences[table].remove()
 

@@ -165,6 +165,7 @@ class TierStack:
             below = Cache(sizes.row_bytes, [host // sizes.slot_bytes], below, name=name)
         behind = None if below is None else WrittenBehind(below)
         if behind is not None:
+            # Stopped before the files close, into which it may be writing.
             self._files.writers.append(behind)
         sizes.below = behind
         memory = FastTier(self.format, sizes.fast_slots, self.device, behind, self.num_defaults)

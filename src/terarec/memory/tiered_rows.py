@@ -163,6 +163,7 @@ class TieredRows:
     def _renew(self, *, keeps_state: bool) -> None:
         """Take the rows of tiers that are there into new ones, with their states or fresh ones."""
         former = self.stack.memory
+        # Nothing was used yet: the first use makes tiers of the new format.
         if former is None:
             return
         # Staged rows have the former format.
@@ -228,14 +229,17 @@ class TieredRows:
             if not state and memory.format.state_names:
                 _, state = self._read(batch)
             slots = memory.slots.find(batch.rows)
+            # There is no other place for them: all that is written takes slots.
             if memory.below is None:
                 absent = (slots < 0).nonzero()[:, 0]
                 slots[absent], new = self.placement.bring(memory, batch.part(absent), "an import")
                 memory.slots.unpin(new)
             here = (slots >= 0).nonzero()[:, 0]
             memory.put(slots[here], weights[here], _rows_of(state, here))
+            # The tier below has the former values of these.
             memory.slots.is_dirty[slots[here]] = True
             gone = (slots < 0).nonzero()[:, 0]
+            # Past the fast tier: an import must not evict what batches need.
             if gone.numel() and memory.below is not None:
                 packed = memory.format.pack(weights[gone].cpu(), _rows_of(state, gone, _CPU))
                 memory.below.write(batch.part(gone).to(_CPU), packed)
@@ -249,6 +253,7 @@ class TieredRows:
                 return
             self._ahead.drop(batch.rows)
             slots = memory.slots.find(batch.rows)
+            # In both: a row that was brought up stays below, too.
             memory.slots.release(slots[slots >= 0])
             if memory.below is not None:
                 memory.below.erase(batch.to(_CPU))
@@ -277,6 +282,7 @@ class TieredRows:
             return 0
         if memory.below is None:
             return memory.changed(table).numel()
+        # New rows may be in the fast tier alone.
         self.flush()
         return memory.below.count(table)
 

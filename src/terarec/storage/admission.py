@@ -157,6 +157,7 @@ class CountingFilter:
         self.spec = spec
         self._table = table
         self._seed = seed
+        # Bytes that saturate: all that is asked is whether a small count was reached.
         self._cells = torch.zeros(_FILTER_ROWS, spec.num_bytes // _FILTER_ROWS, dtype=torch.uint8, device=device)
 
     @property
@@ -201,6 +202,7 @@ class CountingFilter:
             got = f"{seed.dtype}{list(seed.shape)}"
             raise StorageError(f"table {self._table!r}", f"got a counting filter's seed {got}, expected torch.int64[1]")
         self._cells.copy_(cells)
+        # With another seed, keys would have other cells.
         self._seed = int(seed)
 
     def _places(self, keys: Tensor) -> Tensor:

@@ -55,6 +55,7 @@ class ChangedRows:
 
     def discard(self) -> None:
         """Record that unknown rows changed."""
+        # The bits may stay: they are read only where `since` is known.
         self.since = None
 
     def mark(self, rows: Tensor) -> None:
@@ -73,6 +74,7 @@ class ChangedRows:
 
     def between(self, begin: int, end: int) -> Iterator[Tensor]:
         """Yield the rows ``begin <= row < end`` that changed, rising, as int64[n]."""
+        # The first and last byte may have bits of other tables, which are left out below.
         for first in range(begin >> 3, (end + _BITS - 1) >> 3, _SCANNED_BYTES):
             part = self._bits[first : min(first + _SCANNED_BYTES, (end + _BITS - 1) >> 3)]
             places = part.nonzero()[:, 0]
@@ -165,4 +167,5 @@ def _zeros(num_rows: int, device: torch.device) -> Tensor:
         return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
     purpose = f"a bit for each of {num_rows:,} rows, which delta checkpoints need"
     memory.require(num_bytes, purpose)
+    # Pages without a set bit take no memory: most rows of a large table do not change.
     return untouched_zeros(num_bytes, torch.uint8, purpose)

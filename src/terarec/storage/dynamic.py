@@ -213,6 +213,7 @@ class DynamicTable:
         Raises:
             KeyOutOfRangeError: A key without a row.
         """
+        # The lock is held until the rows are copied: an eviction between would give a row to another key.
         keys = keys.to(self.arena.device)
         with self.arena.lock:
             rows = self._held.find(keys)
@@ -251,6 +252,7 @@ class DynamicTable:
         """
         arena = self.arena
         uses = {name: arena.uses[name] for name in self._held.tracked if name in rows.uses}
+        # Before a key is inserted: rows of another shape leave the table as it was.
         check_import(self.name, rows, arena.weights, arena.state, uses)
         with arena.transaction:
             keys = rows.keys.to(arena.device)
@@ -268,11 +270,12 @@ class DynamicTable:
     def adopt(self, directory: Path) -> bool:
         """Hold the rows of a row file in place of all rows; see `Store.adopt`."""
         data = self.arena.data
+        # Which rows of the file differ from those before is not known.
         discard_changes(self.arena)
         return isinstance(data, TieredRows) and data.adopt(self.number, directory)
 
     def export_keys(self, chunk_keys: int) -> Iterator[tuple[Tensor, Mapping[str, Tensor]]]:
-        """Return the keys int64[n] and their uses; see `Store.export_keys`."""
+        """Return the keys int64[n] and their uses; see `KeyedRows.export_keys`."""
         start = 0
         while start >= 0:
             with self.arena.lock:
@@ -282,7 +285,7 @@ class DynamicTable:
                 yield keys, uses
 
     def import_keys(self, keys: Tensor, uses: Mapping[str, Tensor]) -> None:
-        """Insert ``keys int64[n]`` with their initial values; see `Store.import_keys`."""
+        """Insert ``keys int64[n]`` with their initial values; see `KeyedRows.import_keys`."""
         arena = self.arena
         with arena.transaction:
             target = self._held.insert(keys.to(arena.device))
@@ -299,6 +302,7 @@ class DynamicTable:
     def follow_changes(self, since: str) -> None:
         """Begin to note which rows change; see `Store.follow_changes`."""
         with self.arena.lock:
+            # The checkpoint knows that these keys are gone.
             self._held.removed = []
             follow_changes(self.arena, since)
 
@@ -323,14 +327,14 @@ class DynamicTable:
             yield changed
 
     def removed_since(self) -> Tensor:
-        """Return the keys that were removed after `changes_since`; see `Store.removed_since`."""
+        """Return the keys that were removed after `changes_since`; see `KeyedRows.removed_since`."""
         with self.arena.lock:
             # The empty first part gives `cat` device and type where nothing was removed.
             keys: Tensor = torch.unique(torch.cat([self._held.evicted[:0], *self._held.removed]))
             return keys[self._held.find(keys) < 0]
 
     def remove(self, keys: Tensor) -> None:
-        """Remove ``keys int64[n]``, which are not counted as evicted; see `Store.remove`."""
+        """Remove ``keys int64[n]``, which are not counted as evicted; see `KeyedRows.remove`."""
         with self.arena.lock:
             self._held.remove(keys.to(self.arena.device))
 

@@ -129,6 +129,7 @@ class DynamicArena:
         self.next_row = len(specs)
         self.recycled = torch.empty(0, dtype=torch.int64)
         self.generation = 0
+        # Reentrant: a table holds it while its arena allocates or frees rows for it.
         self.lock = threading.RLock()
         self.transaction = Transaction(self.lock)
         self._is_pinned = False
@@ -136,6 +137,7 @@ class DynamicArena:
         self.changes: ChangedRows | None = None
         self._freed_while_pinned: list[Tensor] = []
         memory.require(4 * self.num_defaults * self.width, f"default rows of dynamic tables {self._names()}")
+        # Apart from their rows, which an update may change.
         self._defaults = torch.stack([torch.tensor(spec.default).expand(self.width) for spec in specs])
         tiers = specs[0].tiers
         if any(spec.tiers != tiers for spec in specs):
@@ -223,8 +225,10 @@ class DynamicArena:
         Raises:
             StorageError: Not enough memory; nothing has changed.
         """
+        # Recycled rows first: they have their memory already.
         reused = min(count, self.recycled.numel())
         end = self.next_row + count - reused
+        # Before anything is taken, so that too little memory changes nothing.
         self._grow(end, purpose)
         recycled, first, again = self.recycled, self.next_row, self.recycled[:reused]
         self.recycled, self.next_row = recycled[reused:], end
@@ -280,6 +284,7 @@ class DynamicArena:
         if device == self.device:
             return
         check_has_memory(device)
+        # Copied before they are replaced: if the device has too little memory, all stay where they are.
         uses = {name: held.to(device) for name, held in self._uses.items()}
         self.data.move(device)
         self._uses = uses
@@ -314,6 +319,7 @@ class DynamicArena:
         """Allocate memory for at least `rows` rows."""
         if rows <= self.num_rows:
             return
+        # By a share of the rows, so that growing stays linear in their number.
         spare = max(self.num_rows // _GROWTH, _FEWEST_BYTES // self.row_bytes)
         target = max(rows, self.num_rows + spare)
         uses_bytes = sum(held.row_bytes for held in self._uses.values())

@@ -29,6 +29,7 @@ def needed_uses(policy: EvictionSpec | None) -> tuple[str, ...]:
     """Return the names of `USES` that `policy` needs."""
     if policy is None:
         return ()
+    # A score function may look at either; which one is not known before it is called.
     if isinstance(policy, ScoreEviction):
         return (COUNT, LAST_STEP)
     return (COUNT,) if isinstance(policy, LFUEviction) else (LAST_STEP,)
@@ -51,6 +52,7 @@ def keys_to_evict(
         ConfigError: A score function that does not return a number for each key.
     """
     scores = _scores(policy, keys, uses)
+    # A time to live has a limit of its own; other policies rank all rows that are not spared.
     if isinstance(policy, TTLEviction):
         found = rows_at_most(scores, clock - policy.steps, spared)
     else:
@@ -67,6 +69,7 @@ def _scores(policy: EvictionSpec, keys: Tensor, uses: Mapping[str, Tensor]) -> T
     if not isinstance(policy, ScoreEviction):
         return uses[LAST_STEP]
     scores: Tensor = policy.score(keys, uses[COUNT], uses[LAST_STEP])
+    # From a function of users: NaN has no rank, and neither have complex numbers.
     is_ordered = isinstance(scores, Tensor) and not (scores.is_complex() or scores.dtype == torch.bool)
     if not is_ordered or scores.shape != keys.shape or bool(scores.isnan().any()):
         got = f"{scores.dtype}{list(scores.shape)}" if isinstance(scores, Tensor) else type(scores).__name__
@@ -121,6 +124,7 @@ class KeyRows:
 
     def clear(self) -> None:
         """Remove all keys, uses and admission counts."""
+        # A delta has no word for all keys, so the next checkpoint is a complete one.
         discard_changes(self.arena)
         keys, rows = self.items()
         self.arena.free_rows(self.number, rows, keys)
@@ -157,6 +161,7 @@ class KeyRows:
         """
         # Before insertion, so that rows that expired make room for new keys.
         self._evict_expired(keys)
+        # All keys are inserted: one pass over the index does that and finds them.
         if self.admission is None:
             return self._insert(keys, keys)
         rows = self.index.find(keys)
@@ -166,6 +171,7 @@ class KeyRows:
             admitted = self.admission.admit(unseen, self.clock, transaction)
             if admitted.numel():
                 self._insert(admitted, keys)
+                # A key with a row is not counted until it is evicted and comes again.
                 self.admission.forget(admitted, transaction)
                 rows = self.index.find(keys)
         return rows
@@ -179,6 +185,7 @@ class KeyRows:
             if name == LAST_STEP:
                 self.arena.uses[name].index_fill_(0, rows, self.clock)
             else:
+                # Not an assignment, which would count a repeated row once.
                 self.arena.uses[name].index_add_(0, rows, torch.ones_like(rows))
 
     def insert(self, keys: Tensor) -> Tensor:
@@ -208,6 +215,7 @@ class KeyRows:
             raise ConfigError(
                 f"table {self.spec.name!r}: evict", "expected keep_at_least, as the table has no max_rows"
             )
+        # At least one row: the share of a small table rounds down to none.
         return most - max(1, math.floor(most * policy.share))
 
     def move(self) -> None:
@@ -249,7 +257,9 @@ class KeyRows:
                 where, f"{full}; expected a larger max_rows" + " or an eviction policy" * (batch is not None)
             )
         fitting = most - wanted
+        # Down to the size of the policy and not to what fits alone, so that the next batches evict nothing.
         chosen = self._choose(policy, max(0, min(fitting, self.size_after_eviction(policy))), batch)
+        # Rows of the batch stay, and young ones under a time to live: there may be too few others.
         if held - chosen.numel() > fitting:
             why = "too young or " if isinstance(policy, TTLEviction) else ""
             raise NoSpaceError(
@@ -273,6 +283,7 @@ class KeyRows:
                 f"{' and '.join(sorted(missing))}; expected a table with track_uses=True",
             )
         keys, rows = self.items()
+        # By row, so that whether a key is spared is a look at its row and no search among keys.
         stays = torch.zeros(self.arena.num_rows, dtype=torch.bool, device=rows.device)
         if spared is not None:
             found = self.index.find(spared)
@@ -283,6 +294,7 @@ class KeyRows:
 
     def remove(self, keys: Tensor) -> None:
         """Remove those of ``keys int64[n]`` that are held, which are not counted as evicted."""
+        # The index erases keys that it holds, each once.
         keys = torch.unique(keys)
         keys = keys[self.index.find(keys) >= 0]
         with self.arena.transaction:
@@ -295,10 +307,12 @@ class KeyRows:
 
     def _remove(self, keys: Tensor) -> None:
         rows, num_evicted, evicted = self.index.erase(keys), self.num_evicted, self.evicted
+        # With what was there before the changes below.
         self.arena.transaction.on_rollback(lambda: self._restore(keys, rows, num_evicted, evicted))
         self.arena.free_rows(self.number, rows, keys)
         self._note_removed(keys)
         self.num_evicted += keys.numel()
+        # Only where somebody asks for them: they are kept until `take_evicted`.
         if self.spec.report_evicted:
             self.evicted = torch.cat([self.evicted, keys])
 

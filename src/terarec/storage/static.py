@@ -95,6 +95,7 @@ class Arena(FixedRows):
         """
         # All rows have other state now, which a delta of some rows could not hold.
         discard_changes(self)
+        # Freed before the new one is allocated: memory may not hold both.
         self.state = {}
         self._fills = dict(fills or {})
         for name, shape in shapes:
@@ -114,6 +115,7 @@ class Arena(FixedRows):
         elif held.device.type == "cpu":
             initialise(held, spec, seed)
         else:
+            # Drawn in host memory, which gives all devices the same values.
             held.copy_(initial_rows(spec, held.dtype, seed))
 
     def move(self, device: torch.device) -> None:
@@ -148,6 +150,7 @@ class Arena(FixedRows):
         wanted = math.prod(shape) * dtype.itemsize
         purpose = f"{purpose} {str(dtype).removeprefix('torch.')}{list(shape)} of {_list_tables(self.table_names)}"
         if device.type == "cpu":
+            # Checked here: the system gives out more memory than it has, and ends a process that writes to it.
             memory.require(wanted, purpose)
             if dtype == torch.float32:
                 return torch.from_numpy(allocate_rows(shape))
@@ -257,6 +260,7 @@ class StaticTable(StaticKeys):
 
     def import_(self, rows: Rows) -> None:
         """Overwrite the rows of ``rows.keys``; empty ``rows.state`` does not change the optimizer state."""
+        # Keys and shapes are checked before a row changes: all rows are imported, or none.
         target = self.rows(rows.keys.to(self.arena.device), train=True)
         check_import(self.name, rows, self.arena.weights, self.arena.state)
         mark_changes(self.arena, target)

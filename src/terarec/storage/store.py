@@ -227,6 +227,7 @@ def shared_row_type(specs: Sequence[TableSpec | DynamicTableSpec]) -> tuple[int,
     """
     kinds = {(spec.width, spec.dtype) for spec in specs}
     if len(kinds) != 1:
+        # Sorted, so that each run says the same.
         raise ConfigError("arena", f"got tables of widths and types {sorted(kinds)}, expected tables of one of them")
     optimizers = {spec.optimizer for spec in specs}
     if len(optimizers) != 1:
@@ -242,6 +243,7 @@ def check_import(
 
     `rows` may have no state at all. `uses` has the tensors of ``rows.uses`` to import.
     """
+    # Without state an import keeps that of the table, as where weights alone are loaded.
     if rows.state and set(rows.state) != set(state):
         raise StorageError(f"table {table!r}", f"got optimizer states {sorted(rows.state)}, expected {sorted(state)}")
     tracked = uses or {}

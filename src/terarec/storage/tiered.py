@@ -57,6 +57,7 @@ class TieredArena(FixedRows):
         self.num_rows = sum(self.table_rows)
         self.attached: object = None
         self.data = TieredRows(specs, tiers, seed=seed)
+        # Tiers ask for rows by their keys when they are made anew.
         self.data.find_rows = {number: partial(torch.add, base) for number, base in enumerate(self.table_base)}
 
     @property
@@ -175,12 +176,14 @@ class TieredTable(StaticKeys):
         for keys, weights, state in self.arena.data.items(self.number, chunk_rows):
             is_empty = False
             yield Rows(keys=keys, weights=weights, state=state)
+        # A chunk without rows names the states of the optimizer.
         if is_empty:
             yield self.export(torch.empty(0, dtype=torch.int64, device=self.arena.device))
 
     def import_(self, rows: Rows) -> None:
         """Overwrite the rows of ``rows.keys``; empty ``rows.state`` does not change the optimizer state."""
         keys = rows.keys.to(self.arena.device)
+        # Keys and shapes are checked before a row changes: all rows are imported, or none.
         target = self.rows(keys, train=True)
         check_import(self.name, rows, self.arena.weights, self.arena.state)
         mark_changes(self.arena, target)
@@ -203,6 +206,7 @@ class TieredTable(StaticKeys):
 
     def adopt(self, directory: Path) -> bool:
         """Hold the rows of a row file in place of all rows; see `Store.adopt`."""
+        # Which rows of the file differ from those before is not known.
         discard_changes(self.arena)
         return self.arena.data.adopt(self.number, directory)
 
