@@ -36,6 +36,7 @@ ROW = "\x1frow"
 
 def partition_count(estimated_bytes: int, memory_bytes: int) -> int:
     """Return the number of files for rows of these bytes, so that each file fits in memory."""
+    # More files than memory asks for on average, since groups differ in size.
     return min(max(8 * estimated_bytes // memory_bytes, 1), _MAX_PARTITIONS)
 
 
@@ -102,6 +103,7 @@ def run_grouped(
         found_late = stage.finish_into(directory / f"out-{step}", kept)
         if earlier.late_rows == "raise":
             found_late.check(plan, step, passes.item_bits)
+        # Not the sum: a row may be late for several steps.
         late = max(late, found_late.count)
         if earlier.out is not None and kept is not None:
             write_earlier_rows(earlier_file(earlier.out, step), plan, step, _in_order(kept))
@@ -121,6 +123,7 @@ class _Scatter:
     def observe(self, rows: Rows) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
         """Return the inputs of the step for some rows, and the file of each."""
         operator: Any = self._operator
+        # By group, so that a file has all rows of its groups.
         partition = hashes(rows.columns[operator.group], _SEED) % self._partitions.count
         return rows_to_batch(rows.select(self._operator.reads)), partition
 
@@ -148,6 +151,7 @@ class _Scatter:
 
 def _append(partitions: Partitions, number: int, rows: Rows) -> None:
     batch = rows_to_batch(rows)
+    # In small batches: when they are read, one of each file is in memory.
     for start in range(0, batch.num_rows, _BATCH_ROWS):
         partitions.append(number, batch.slice(start, _BATCH_ROWS))
 
@@ -157,6 +161,7 @@ def outputs_of(plan: Plan, step: int, rows: Rows) -> Rows:
     operator = plan.operators[step]
     done = run_step(operator, rows, None)
     outputs = Rows({stored_name(step, name): done.columns[name] for name in operator.writes}, done.ids)
+    # Earlier rows have negative ids, so they come first.
     return outputs.slice(int(np.searchsorted(done.ids, 0)), done.num_rows)
 
 
@@ -199,6 +204,7 @@ def _in_order(partitions: Partitions) -> Iterator[Rows]:
     """Yield the rows of all files by rising id; each file has them so."""
     cursors = [_Cursor(partitions, number) for number in range(partitions.count)]
     while ends := [cursor.end for cursor in cursors if cursor.end is not None]:
+        # Up to there every file has given all of its rows, so that these can be sorted.
         merged = concatenate_rows([part for cursor in cursors for part in cursor.rows_before(min(ends))])
         yield merged.take(np.argsort(merged.ids))
 
@@ -256,6 +262,7 @@ class _Cursor:
         """Leave out the next rows with ids below `row`, a batch at a time."""
         while self._head is not None and int(self._head.ids[-1]) < row:
             self._head = self._next()
+        # What is left below `row` is a part of one batch.
         self.rows_before(row)
 
     def rows_before(self, row: int) -> list[Rows]:

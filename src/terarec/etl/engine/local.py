@@ -78,6 +78,7 @@ class LocalRun(EngineRun):
         self._passes = Passes(source, options.threads or available_threads(), phases.meter, item_bits)
         self._estimated_bytes = BYTES_PER_TEXT_BYTE * source.text_bytes
         self._partitions = 0
+        # Counting takes a pass of its own, unless the first fit counts.
         counts = needs_bounds(workflow.spec.split) and not self._fits_while_counting
         num_passes = counts + bool(self._plan.grouped_steps) + self._num_fits + 1
         phases.meter.total_bytes = source.num_bytes * num_passes
@@ -165,6 +166,7 @@ class LocalRun(EngineRun):
         """Whether rows are counted in the pass that fits the first steps."""
         plan, split = self._plan, self._workflow.spec.split
         fits = bool(plan.fit_phases) and not self._is_fitted(plan.fit_phases[0])
+        # Other formats than text say how many rows they have.
         # With a limit the share of the bytes that were read says nothing about the share of the rows.
         is_by_rows = isinstance(split, SplitByFraction | SplitByFiles)
         return is_by_rows and fits and not plan.grouped_steps and self._source.is_text and self._source.limit is None
@@ -179,6 +181,7 @@ class LocalRun(EngineRun):
             counted = self._fit_phase("fit 1", self._plan.fit_phases[0], partial(self._fit_while_counting, split), 1)
             self._bounds = bounds_from_data(counted["bounds"])
         else:
+            # Before there are bounds, all rows count as those of one split.
             everything = Pipeline(self._plan, self._states, assign(None, None))
             preprocess = partial(everything.preprocess, self._plan.row_pass())
             self._bounds = self._split_phase(
@@ -211,6 +214,7 @@ class LocalRun(EngineRun):
         blocks, joined = self._passes.blocks(self._until_row), self._joined(work)
         rows = _fit_pass(self._passes, self._pipeline(), work, statistics, joined=joined, blocks=blocks)
         _check_training(rows["train"])
+        # A pass that ends with the training rows has counted no others.
         return {"rows": rows if self._until_row is None else {}, **self._save(statistics)}
 
     def _fit_while_counting(self, split: SplitByFraction | SplitByFiles) -> Result:
@@ -224,6 +228,7 @@ class LocalRun(EngineRun):
         work, prefix, statistics = plan.fit_pass(0), TrainingPrefix(passes.source, split), new_statistics()
         everything = Pipeline(plan, self._states, assign(None, None))
         rows = _fit_pass(passes, everything, work, statistics, joined=None, blocks=prefix)["train"]
+        # Blocks behind the prefix were read, too, to count their rows.
         passes.meter.add(0, prefix.skipped_bytes)
         bounds = counted_bounds(split, passes, prefix.counts)
         last = prefix.last

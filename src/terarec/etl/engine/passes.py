@@ -173,6 +173,7 @@ class Passes:
             after: Block before the first one.
         """
         for raw in self.source.raw_blocks(after):
+            # The last block may have rows of other splits behind it, which the pipeline tells apart.
             if until_row is not None and raw.first_row << self.item_bits >= until_row:
                 return
             yield raw

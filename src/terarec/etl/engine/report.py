@@ -174,4 +174,5 @@ def add_bad_input(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the bad input of several parts of the data together, each as `bad_input_to_json` returns it."""
     counts = sum((Counter(part["counts"]) for part in parts), Counter())
     first = [line for part in parts for line in part["first"]]
+    # Sorted, so that reports of the same input are equal.
     return {"counts": dict(sorted(counts.items())), "first": first[:FAULTS_SHOWN]}

@@ -129,6 +129,7 @@ class EngineRun(ABC):
 
     def _fit_phase(self, name: str, steps: Sequence[int], work: Callable[[], Result], passes: int) -> Result:
         """Fit `steps`, unless they are, in a phase of this `name`, whose `work` saves their states."""
+        # The workflow came with their states, which rows of later files must not change.
         if self._is_fitted(steps):
             return {}
         result = self._phase(name, work, passes)
@@ -154,6 +155,7 @@ class EngineRun(ABC):
     @property
     def _until_row(self) -> int | None:
         """Id of the first row that is not for training; None where it is not known."""
+        # Only where a split goes by position do the training rows come first.
         return self._bounds.valid_from if isinstance(self._bounds, RowBounds) else None
 
 
@@ -187,6 +189,7 @@ class StateStore:
         """Return the state of a step that this run fitted, or an interrupted one."""
         if step in self._states:
             return self._states[step]
+        # Fitted by an interrupted run: its state is on the disk alone.
         return self._plan.operators[step].load_state(self._directory / STATES, state_name(self._plan, step))
 
 

@@ -128,6 +128,7 @@ class EncodedFiles:
             self._source = open_files(spec, files, chosen.bad_input, chosen.threads)
         item_bits = ITEM_BITS if self.explodes else 0
         meter = ProgressMeter(progress)
+        # Grouped steps see all rows before the first one is encoded.
         passes = 2 if self._work.grouped else 1
         meter.total_bytes = passes * self._source.num_bytes
         self._passes = Passes(self._source, chosen.threads or available_threads(), meter, item_bits)
@@ -179,6 +180,7 @@ class EncodedFiles:
         # Row after row, as served records: models round by the layout.
         dense = np.ascontiguousarray(dense_values(self._dense, done))
         ids = done.ids // MAX_ITEMS if self.explodes else done.ids
+        # The ids of a block rise, so a search finds the raw row of each, also of items.
         raw = read.rows.select(self.keep).take(np.searchsorted(read.rows.ids, ids))
         return EncodedBlock(
             rows=ids,
@@ -273,6 +275,7 @@ def scoring_source(
     """
     source = plan.spec.source
     if files is None:
+        # A table in memory names and types its columns, as a file of Parquet does.
         source = dataclasses.replace(source, format="parquet", encoding="utf-8")
     else:
         source = read_as(source, files)
@@ -310,6 +313,7 @@ def _absent(wanted: ScoringPlan, plan: Plan, file: SourceFile, keep: Sequence[st
     weight = () if plan.spec.weight is None else scoring_plan(plan, [plan.spec.weight]).work.reads
     unread = labels | (frozenset((*weight, *plan.spec.metadata)) - needed)
     text = next(read_text(file, _FIRST_BYTES)).text
+    # Fields are told apart in UTF-8, as when the file is read.
     if source.encoding != "utf-8":
         text = text.decode(source.encoding).encode()
     line = next((line for line in text.split(b"\n") if line.removesuffix(b"\r")), b"")

@@ -69,8 +69,10 @@ def assign(split: Split | None, bounds: Bounds | None) -> Assign:
     if split is None or isinstance(split, OneSplit):
         number = TRAIN if split is None else SPLIT_NAMES.index(split.split)
         return lambda rows: np.full(rows.num_rows, number, dtype=np.uint8)
+    # By the id of a row and not by its values: equal rows are split by chance.
     if isinstance(split, SplitByHash):
         return lambda rows: _by_share(xxh64_int64(rows.ids, split.seed), split.valid, split.test)
+    # By the hash of its user, so that all rows of one are in one split.
     if isinstance(split, SplitByUser):
         return lambda rows: _by_share(hashes(rows.columns[split.column], split.seed), split.valid, split.test)
     if isinstance(split, SplitByTime):
@@ -124,6 +126,7 @@ def times_of(rows: Rows, name: str) -> OrderedTimes:
     if name not in rows.nanoseconds:
         times = numbers_of(array)
         return np.where(np.isnan(times), -np.inf, times)
+    # Their product with nanoseconds would wrap around beyond int64.
     seconds = np.clip(numpy_values(array), _FIRST // NANOSECONDS + 1, _LAST // NANOSECONDS - 1)
     exact: NDArray[np.int64] = seconds * NANOSECONDS + rows.nanoseconds[name]
     return np.where(is_missing(array), _FIRST, exact)
@@ -142,6 +145,7 @@ def hashes(array: pa.Array, seed: int) -> NDArray[np.int64]:
 
 def needs_bounds(split: Split | None) -> bool:
     """Return whether the rows, or their times, must be counted before they can be split."""
+    # Thresholds name times themselves; only shares need those of all rows.
     by_share = isinstance(split, SplitByTime) and bool(split.valid or split.test)
     return by_share or isinstance(split, SplitByFraction | SplitByFiles)
 
@@ -167,6 +171,7 @@ def find_bounds(
         OSError: The disk is full.
     """
     if isinstance(split, SplitByTime):
+        # On the disk, since the times of all rows may not fit in memory.
         with OrderStatistics(directory / "times") as times:
             with closing(passes.map(lambda read: times_of(preprocess(read), split.column))) as times_of_blocks:
                 for values in times_of_blocks:
@@ -215,12 +220,14 @@ def _file_bounds(split: SplitByFiles, counts: Sequence[int], item_bits: int) -> 
         )
     first_test = len(counts) - split.test
     others = sum(counts[: first_test - split.valid])
+    # The last rows of the files before those for validation are for validation, too, where a share says so.
     training = others - share_counts(others, split.valid_fraction, 0.0)[0]
     check_shares(training, others)
     return _shifted(training, sum(counts[:first_test]), sum(counts), item_bits)
 
 
 def _shifted(valid_from: int, test_from: int, end: int, item_bits: int) -> RowBounds:
+    # The items of a row that a step cuts have ids from that of the row, shifted, on.
     return RowBounds(valid_from=valid_from << item_bits, test_from=test_from << item_bits, end=end << item_bits)
 
 
@@ -242,8 +249,10 @@ def time_bounds(
     training = count - valid - test
     check_shares(training, count)
     valid_after, latest = at(training - 1), at(count - 1)
+    # Without a share for test, no row is late enough for it.
     test_after = at(training + valid - 1) if test else math.inf
     splits = {"valid": (valid_after, min(test_after, latest)), "test": (test_after, latest)}
+    # Rows of equal times stay together, which may leave nothing for a split.
     for name in named_splits(split)[1:] if empty_splits == "raise" else ():
         after, until = splits[name]
         if after >= until:
@@ -293,6 +302,7 @@ def check_splits(
         if limit is not None:
             problem = f"got none of the first {total:,} rows for {name!r}, expected a limit above {limit:,}, or none"
             raise FieldError("", "split", f"{problem}, or {_ALLOWED}")
+        # Thresholds may lie beyond all times, which the error then shows. Bounds of shares were counted.
         by_times = isinstance(split, SplitByTime) and not needs_bounds(split)
         times = time_range(split.column) if by_times and isinstance(split, SplitByTime) else None
         raise empty_split(split, name, total, times)
@@ -348,6 +358,7 @@ class TrainingPrefix:
     def __iter__(self) -> Iterator[RawBlock]:
         read = 0
         for raw in self._source.raw_blocks():
+            # All blocks are counted, but only those that are yielded are parsed.
             self.counts[raw.file] += raw.num_rows
             read += raw.read_bytes
             if self._is_training(raw, read):

@@ -73,12 +73,15 @@ def write_rows(
         return raw, read.invalid.filter(parts, pipeline.preprocess(work, read))[0], missing_values(read.rows)
 
     begin = checkpoints.begin
+    # The totals of the checkpoint must not change with those of later blocks.
     totals = begin.copy()
     # Rows behind `begin` that are on the disk all the same: they are read again, and not written.
     skip = {split: rows - begin.rows[split] for split, rows in checkpoints.state.num_rows.items()}
     passes.meter.skip(begin.read_bytes)
+    # Only rows that wait to be shuffled are left, which the sink writes when it finishes.
     if checkpoints.is_read:
         return totals
+    # Whole blocks: a checkpoint lies between two.
     blocks = (raw for raw in passes.source.raw_blocks() if raw.first_row >= begin.next_row)
     with closing(passes.map(transform, joined=joined, blocks=blocks)) as results:
         for raw, parts, missing in results:
@@ -186,6 +189,7 @@ class WriteCheckpoints:
             self.is_read = content["is_read"]
             self.bad_input, self.absent = content["bad_input"], content["absent"]
         self._saved = self.state
+        # A mark for each block since the last checkpoint: when its rows reach the disk is up to the sink.
         self._marks = [self.begin]
 
     def update(self, totals: WriteTotals, sink: Sink, positives: PositiveRows) -> None:
@@ -266,6 +270,7 @@ class PositiveRows:
 
     def observe(self, split: str, block: ColumnBlock) -> None:
         """Take rows of a split into account."""
+        # Most labels have a positive row in the first block, and nothing to look for after it.
         if self._absent and split == SPLIT_NAMES[TRAIN]:
             self._absent = {place: label for place, label in self._absent.items() if not block.label[:, place].any()}
 
@@ -294,6 +299,7 @@ def training_values(passes: Passes, pipeline: Pipeline, column: str, joined: Joi
         for values in results:
             # A dict as a set that keeps the order of the rows.
             seen.update(dict.fromkeys(values))
+            # The error shows no more, so the other rows need not be read.
             if len(seen) > SHOWN:
                 break
     return list(seen)[: SHOWN + 1]
