@@ -13,8 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from terarec.hugectr.errors import WrongInputError, as_hugectr_errors
-from terarec.hugectr.inference.dlpack import borrowed
-from terarec.hugectr.inference.integers import int64_array
+from terarec.hugectr.inference.arguments import borrowed, int64_array
 from terarec.hugectr.inference.parameter_server import device_of, start_server
 from terarec.hugectr.inference.server_file import read_parameter_server
 from terarec.hugectr.objects import ParameterServerConfig

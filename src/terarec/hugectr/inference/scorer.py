@@ -19,8 +19,8 @@ from terarec.embedding.tables import record_tables
 from terarec.export.dense_part import DensePart
 from terarec.hugectr.dense_weights import load_dense
 from terarec.hugectr.errors import WrongInputError, as_hugectr_errors
+from terarec.hugectr.inference.arguments import int64_array
 from terarec.hugectr.inference.graph import InferenceGraph
-from terarec.hugectr.inference.integers import int64_array
 from terarec.models import GraphModel
 from terarec.models.artifact import without_tables
 from terarec.nn.precision import Precision, autocast, mixed_precision

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of DLPack capsules that stay usable: HugeCTR's lookups read and write them without taking them over."""
+"""What scripts pass to lookups: integers, and DLPack capsules, whose tensors are used without taking them over."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
+from terarec.formats.integers import accepted_integers, integers_of_floats
 from terarec.hugectr.errors import WrongInputError
 
 _NAME = b"dltensor"  # of a capsule that nobody has taken over
@@ -83,3 +85,30 @@ def borrowed(name: str, value: object) -> Tensor:
     if content.device_type == _CPU:
         return torch.from_numpy(np.asarray(memory))
     return torch.as_tensor(memory, device=torch.device("cuda", content.device_id))
+
+
+def int64_array(call: str, name: str, values: ArrayLike) -> NDArray[np.int64]:
+    """Return integers of any width, or floats that hold integers, as an array int64 of the same shape.
+
+    Args:
+        call: The call, for errors.
+        name: Its parameter.
+        values: The numbers; an empty list, too.
+
+    Raises:
+        WrongInputError: Anything else, or floats beyond the integers that their type holds exactly.
+    """
+    try:
+        found = np.asarray(values)
+    except ValueError:  # lists of different lengths
+        found = np.asarray(None)
+    if found.dtype.kind not in "iuf" and found.size:
+        raise WrongInputError(call, name, f"got {found.dtype}{list(found.shape)}, expected integers", field=name)
+    if found.dtype.kind != "f" or not found.size:
+        return found.astype(np.int64)
+    integers, is_wrong = integers_of_floats(found)
+    is_wrong |= np.isnan(found)
+    if is_wrong.any():
+        problem = f"got {found[is_wrong][0]}, expected {accepted_integers(found.dtype)}"
+        raise WrongInputError(call, name, problem, field=name)
+    return integers
