@@ -67,12 +67,8 @@ class MemoryRowStore:
         return 0
 
     @property
-    def live_bytes(self) -> int:
-        return len(self) * (self._row_bytes + KEY_BYTES)
-
-    @property
     def memory_bytes(self) -> int:
-        return self.live_bytes
+        return len(self) * (self._row_bytes + KEY_BYTES)
 
     @property
     def metadata(self) -> Mapping[str, str]:

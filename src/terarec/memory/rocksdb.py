@@ -110,11 +110,6 @@ class RocksDBStore:
         return sum(path.stat().st_size for path in self._directory.iterdir())
 
     @property
-    def live_bytes(self) -> int:
-        """Bytes of all rows held and their keys."""
-        return len(self) * (self.row_bytes + KEY_BYTES)
-
-    @property
     def memory_bytes(self) -> int:
         """Bytes of tables in memory, of table readers, and of changes that wait for a commit."""
         waiting = len(self._pending) * (self.row_bytes + KEY_BYTES)

@@ -37,10 +37,6 @@ class RowStore(Protocol):
         """Bytes that the store's files take on the disk."""
 
     @property
-    def live_bytes(self) -> int:
-        """Bytes of all rows held and their keys."""
-
-    @property
     def memory_bytes(self) -> int:
         """Bytes of host memory that the store takes: its index and its buffers."""
 

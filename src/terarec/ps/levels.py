@@ -111,7 +111,6 @@ def shared_level(
     tables: Sequence[str],
     states: Sequence[str],
     width: int,
-    clock: Callable[[], float] = monotonic,
 ) -> Guarded:
     """Return rows float32[D] of tables in memory that processes share."""
     stores = SharedStores(spec, model, tables, states, partial(open_row_file, width=width), page_reader())
@@ -125,7 +124,6 @@ def shared_level(
         share=spec.load_share,
         has_all=spec.load_share in (0.0, 1.0),
         fences=fences,
-        clock=clock,
     )
     level.await_rows = stores.wait
     for table, fence in enumerate(fences):
@@ -139,7 +137,6 @@ def disk_level(
     directories: Sequence[Path],
     tables: Sequence[str],
     width: int,
-    clock: Callable[[], float] = monotonic,
 ) -> Guarded:
     """Return rows float32[D] of tables on a disk, each in a directory of its own; errors are those of `open_level`."""
     if isinstance(spec, RocksDBSpec):
@@ -157,5 +154,4 @@ def disk_level(
         is_writable=[table.is_writable for table in stores.tables],
         share=spec.load_share,
         has_all=spec.load_share in (0.0, 1.0),
-        clock=clock,
     )

@@ -213,7 +213,7 @@ def open_plain(path: Path, dtype: np.dtype[Any], *, header_bytes: int = 0) -> Pl
     return PlainFile(path, dtype, header_bytes, count)
 
 
-def write_plain(path: Path, chunks: Iterable[NDArray[Any]], dtype: np.dtype[Any], *, header: bytes = b"") -> int:
+def write_plain(path: Path, chunks: Iterable[NDArray[Any]], dtype: np.dtype[Any]) -> int:
     """Write `chunks` atomically, one after the other, as little-endian `dtype`.
 
     Returns:
@@ -224,7 +224,6 @@ def write_plain(path: Path, chunks: Iterable[NDArray[Any]], dtype: np.dtype[Any]
     """
     count = 0
     with atomic_file(path) as partial, partial.open("wb") as stream:
-        stream.write(header)
         for chunk in chunks:
             stream.write(as_bytes(chunk, dtype))
             count += chunk.size
