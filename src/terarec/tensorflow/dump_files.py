@@ -18,7 +18,7 @@ from terarec.tensorflow.communication import current, gathered, send_to_all
 from terarec.tensorflow.dynamic_variables import DynamicVariable
 from terarec.tensorflow.rules import rule_of
 from terarec.tensorflow.sok_files import KEY, STATE, WEIGHT, file_name, header_of, read_numbers, read_rows
-from terarec.tensorflow.variables import RowsVariable
+from terarec.tensorflow.variables import RowsVariable, needed_rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -170,7 +170,7 @@ def assign(var: DynamicVariable, indices: tf.Tensor, values: tf.Tensor) -> Dynam
     Raises:
         ConfigError: Another kind of variable, or rows of another width.
     """
-    (variable,) = _variables("var", var)
+    variable = needed_rows("var", var)
     variable.scatter_update(variable.own_slices(tf.convert_to_tensor(indices), tf.convert_to_tensor(values)))
     return var
 
@@ -181,7 +181,7 @@ def export(var: DynamicVariable) -> tuple[tf.Tensor, tf.Tensor]:
     Raises:
         ConfigError: Another kind of variable.
     """
-    (variable,) = _variables("var", var)
+    variable = needed_rows("var", var)
     ids, rows, _ = variable.table.read()
     order = np.argsort(ids, kind="stable")
     return tf.constant(variable.table.placement.all_ids(ids[order]), _key_type(variable)), tf.constant(rows[order])
@@ -192,11 +192,7 @@ def _key_type(variable: RowsVariable) -> tf.DType:
 
 
 def _variables(argument: str, variables: object) -> list[RowsVariable]:
-    every = variables if isinstance(variables, list | tuple) else [variables]
-    for one in every:
-        if not isinstance(one, RowsVariable):
-            raise ConfigError(argument, f"got {type(one).__name__}, expected sok.Variable or sok.DynamicVariable")
-    return list(every)
+    return [needed_rows(argument, one) for one in (variables if isinstance(variables, list | tuple) else [variables])]
 
 
 def _state_files(optimizer: Any | None) -> list[tuple[str, str]]:

@@ -225,8 +225,7 @@ def _reduced(grads: list[Any], variables: list[Any], op: int) -> list[Any]:
 
 
 def _is_ours(variable: Any) -> bool:
-    optimizers = _module("terarec.tensorflow.optimizers")
-    return optimizers.rows_of(variable) is not None
+    return _module("terarec.tensorflow.variables").rows_of(variable) is not None
 
 
 def _gathered(tensor: Any) -> tuple[Any, Any]:

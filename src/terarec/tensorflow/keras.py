@@ -18,10 +18,10 @@ from terarec.keras import EmbeddingBag as PlainBag
 from terarec.tensorflow.communication import num_ranks
 from terarec.tensorflow.lookups import combine, embedding_lookup
 from terarec.tensorflow.ops import POOLINGS
-from terarec.tensorflow.optimizers import apply_rule, parted, rows_of
+from terarec.tensorflow.optimizers import apply_rule, parted
 from terarec.tensorflow.rules import learning_rate, rule_of
 from terarec.tensorflow.tables import Growth, RowTable
-from terarec.tensorflow.variables import RowsVariable, Variable, live_variable, placement_of
+from terarec.tensorflow.variables import RowsVariable, Variable, live_variable, placement_of, rows_of
 
 _PACKAGE = "terarec"
 

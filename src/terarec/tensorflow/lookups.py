@@ -11,7 +11,7 @@ from terarec.errors import ConfigError
 from terarec.tensorflow.dynamic_variables import DynamicVariable
 from terarec.tensorflow.ops import POOLINGS, Bags, single_ids
 from terarec.tensorflow.tables import Absent
-from terarec.tensorflow.variables import RowsVariable, whole_numbers
+from terarec.tensorflow.variables import RowsVariable, needed_rows, whole_numbers
 
 # AutoGraph would rewrite what is called in a `tf.function`; nothing here depends on the values of tensors.
 _as_it_is = tf.autograph.experimental.do_not_convert
@@ -54,7 +54,7 @@ def lookup_sparse(
         if len(parts) != len(ids):
             raise ConfigError(name, f"got {len(parts)}, expected {len(ids)}, one for each of sp_ids")
     vectors = [
-        _rows_variable("params", variable).look_up(_bags("sp_ids", one, of_one, combiner), absent)
+        needed_rows("params", variable).look_up(_bags("sp_ids", one, of_one, combiner), absent)
         for variable, one, of_one, combiner in zip(variables, ids, weights, combiners, strict=True)
     ]
     return vectors if is_list else vectors[0]
@@ -63,7 +63,7 @@ def lookup_sparse(
 @_as_it_is
 def all2all_dense_embedding(param: RowsVariable, indices: tf.Tensor) -> tf.Tensor:
     """Return the rows float32[n, D] of ids [n]."""
-    return _rows_variable("param", param).sparse_read(indices)
+    return needed_rows("param", param).sparse_read(indices)
 
 
 @_as_it_is
@@ -115,7 +115,7 @@ def embedding_lookup(
         ConfigError: Another kind of `params` or `ids`.
         tf.errors.InvalidArgumentError: An id outside a table of fixed rows.
     """
-    variable = _rows_variable("params", params)
+    variable = needed_rows("params", params)
     if isinstance(ids, tf.RaggedTensor):
         return ids.with_flat_values(embedding_lookup(variable, ids.flat_values, max_norm, name))
     rows = variable.sparse_read(ids, name=name)
@@ -153,7 +153,7 @@ def embedding_lookup_sparse(
         raise ConfigError("max_norm", f"got {max_norm!r}, expected None: rows are combined as they are")
     with tf.name_scope(name or "embedding_lookup_sparse"):
         bags = _bags("sp_ids", sp_ids, sp_weights, combiner or "mean")
-        return _rows_variable("params", params).look_up(bags)
+        return needed_rows("params", params).look_up(bags)
 
 
 def combine(
@@ -166,12 +166,6 @@ def combine(
 ) -> tf.Tensor:
     """Return the combined rows float32[B, D] of bags; see `lookup_sparse`."""
     return variable.look_up(_bags("inputs", ids, weights, combiner), absent)
-
-
-def _rows_variable(argument: str, variable: object) -> RowsVariable:
-    if not isinstance(variable, RowsVariable):
-        raise ConfigError(argument, f"got {type(variable).__name__}, expected sok.Variable or sok.DynamicVariable")
-    return variable
 
 
 def _bags(argument: str, ids: object, weights: object, combiner: object) -> Bags:

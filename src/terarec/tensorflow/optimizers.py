@@ -15,7 +15,7 @@ from terarec.tensorflow import ops as table_ops
 from terarec.tensorflow.ops import Update
 from terarec.tensorflow.rules import learning_rate, rule_of
 from terarec.tensorflow.tables import Rule
-from terarec.tensorflow.variables import RowsVariable, slices_of
+from terarec.tensorflow.variables import RowsVariable, needed_rows, rows_of, slices_of
 
 # AutoGraph would rewrite what is called in a `tf.function`; nothing here depends on the values of tensors.
 _as_it_is = tf.autograph.experimental.do_not_convert
@@ -40,13 +40,6 @@ def parted(pairs: Iterable[Pair]) -> tuple[list[tuple[object, RowsVariable]], li
         elif grad is not None:
             others.append((grad, variable))
     return ours, others
-
-
-def rows_of(variable: object) -> RowsVariable | None:
-    """Return the embedding variable that a variable is, or that a Keras layer's weight has; None for others."""
-    of_keras = getattr(variable, "_value", None)
-    value = of_keras if isinstance(of_keras, RowsVariable) else variable
-    return value if isinstance(value, RowsVariable) else None
 
 
 def apply_rule(rule: Rule, rate: tf.Tensor, step: tf.Tensor, pairs: Iterable[tuple[object, RowsVariable]]) -> None:
@@ -87,7 +80,7 @@ class SGD:
             ConfigError: One that is no embedding variable.
         """
         rule = Rule(kind="sgd", numbers={})
-        apply_rule(rule, self.lr, tf.constant(1, tf.int64), _rows_alone(grads_and_vars))
+        apply_rule(rule, self.lr, tf.constant(1, tf.int64), _with_rows(grads_and_vars))
 
 
 class Adam(tf.Module):
@@ -132,7 +125,7 @@ class Adam(tf.Module):
         Raises:
             ConfigError: One that is no embedding variable.
         """
-        apply_rule(self._rule, self.lr, self.iterations.assign_add(1), _rows_alone(grads_and_vars))
+        apply_rule(self._rule, self.lr, self.iterations.assign_add(1), _with_rows(grads_and_vars))
 
 
 class OptimizerWrapper(tf.Module):
@@ -215,11 +208,5 @@ def wrap_legacy_optimizers() -> None:
     kind.apply_gradients = apply_gradients
 
 
-def _rows_alone(pairs: Iterable[Pair]) -> list[tuple[object, RowsVariable]]:
-    ours = []
-    for grad, variable in pairs:
-        rows = rows_of(variable)
-        if rows is None:
-            raise ConfigError("grads_and_vars", f"got {type(variable).__name__}, expected embedding variables alone")
-        ours.append((grad, rows))
-    return ours
+def _with_rows(pairs: Iterable[Pair]) -> list[tuple[object, RowsVariable]]:
+    return [(grad, needed_rows("grads_and_vars", variable)) for grad, variable in pairs]

@@ -23,10 +23,10 @@ from terarec.tensorflow.dump_files import own_part, write_of_all
 from terarec.tensorflow.keras import RowsLayer, RowsWeight
 from terarec.tensorflow.lookups import combine
 from terarec.tensorflow.ops import single_ids
-from terarec.tensorflow.optimizers import filter_variables, rows_of
+from terarec.tensorflow.optimizers import filter_variables
 from terarec.tensorflow.session import init
 from terarec.tensorflow.tables import Absent, Growth, InitialRows
-from terarec.tensorflow.variables import RowsVariable, whole_numbers
+from terarec.tensorflow.variables import RowsVariable, needed_rows, whole_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -256,7 +256,7 @@ class Saver:
 
     def dump_to_file(self, embedding_variable: Any, filepath: str | Path) -> tf.Tensor:
         """Write all keys and rows into a directory, and return the text "OK"."""
-        variable = _rows("embedding_variable", embedding_variable)
+        variable = needed_rows("embedding_variable", embedding_variable)
         ids, rows, _ = variable.table.read()
         arrays: tuple[NDArray[Any], ...] = (variable.table.placement.all_ids(ids), rows)
         for file, numbers in zip(_files(variable, filepath), arrays, strict=True):
@@ -270,7 +270,7 @@ class Saver:
             DataNotFoundError: A file is missing.
             FormatError: Files that do not fit each other or the variable; nothing was changed then.
         """
-        variable = _rows("embedding_variable", embedding_variable)
+        variable = needed_rows("embedding_variable", embedding_variable)
         keys, values = (_content(file) for file in _files(variable, filepath))
         count, rest = divmod(len(values), 4 * variable.table.width)
         if rest or not count or len(keys) not in (4 * count, 8 * count):
@@ -288,7 +288,7 @@ class Saver:
         Raises:
             ConfigError: Rows of another width.
         """
-        variable = _rows("embedding_variable", embedding_variable)
+        variable = needed_rows("embedding_variable", embedding_variable)
         parts = tensors if isinstance(tensors, list | tuple) else [tensors]
         rows = np.concatenate([np.asarray(part, np.float32) for part in parts])
         if rows.ndim != 2 or rows.shape[1] != variable.table.width:
@@ -309,13 +309,6 @@ def _files(variable: RowsVariable, folder: str | Path) -> tuple[Path, Path]:
 def _content(path: Path) -> bytes:
     with open_file(path) as file:
         return file.read()
-
-
-def _rows(argument: str, variable: Any) -> RowsVariable:
-    rows = rows_of(variable)
-    if rows is None:
-        raise ConfigError(argument, f"got {type(variable).__name__}, expected an embedding variable")
-    return rows
 
 
 def _listed(argument: str, variables: Any) -> Iterable[Any]:

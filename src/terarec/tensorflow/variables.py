@@ -327,6 +327,25 @@ class Variable(RowsVariable):
         super().__init__(table, trainable=trainable is not False)
 
 
+def rows_of(variable: object) -> RowsVariable | None:
+    """Return the embedding variable that a variable is, or that a Keras layer's weight has; None for others."""
+    of_keras = getattr(variable, "_value", None)
+    value = of_keras if isinstance(of_keras, RowsVariable) else variable
+    return value if isinstance(value, RowsVariable) else None
+
+
+def needed_rows(argument: str, variable: object) -> RowsVariable:
+    """Return the embedding variable that a variable is or has, as `rows_of`.
+
+    Raises:
+        ConfigError: It is or has none; names the argument.
+    """
+    rows = rows_of(variable)
+    if rows is None:
+        raise ConfigError(argument, f"got {type(variable).__name__}, expected an embedding variable")
+    return rows
+
+
 def whole_numbers(argument: str, ids: object) -> tf.Tensor:
     """Return ids as int64.
 
