@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Executes the notebooks of examples/ and examples/hugectr in a kernel, as their readers do.
+"""Executes the notebooks of examples/ and its folders in a kernel, as their readers do.
 
 ``python -m tests.examples.notebooks [NAME ...]`` runs them and keeps their outputs in them, their plots beside them.
 """
@@ -17,12 +17,12 @@ import nbformat
 from nbclient import NotebookClient
 
 DIRECTORY = Path(__file__).parents[2] / "examples" / "hugectr"
-NOTEBOOKS = [*sorted(DIRECTORY.parent.glob("*.ipynb")), *sorted(DIRECTORY.glob("*.ipynb"))]
+NOTEBOOKS = [*sorted(DIRECTORY.parent.glob("*.ipynb")), *sorted(DIRECTORY.parent.glob("*/*.ipynb"))]
 
 
 def executed(path: Path, directory: Path) -> nbformat.NotebookNode:
     """The notebook with its outputs, run in a new folder of `directory`; raises if a cell does."""
-    others = shutil.ignore_patterns("output", "hugectr", "data")
+    others = shutil.ignore_patterns("output", "hugectr", "tensorflow", "data")
     folder = shutil.copytree(path.parent, directory / "examples", ignore=others)
     notebook = nbformat.read(path, as_version=4)
     where = {"metadata": {"path": str(folder)}}

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The walk-throughs of examples/ and examples/hugectr run to their last cell, which asserts what they reach."""
+"""The walk-throughs of examples/ and its folders run to their last cell, which asserts what they reach."""
 
+import importlib.util
 import re
 import shutil
 
@@ -11,6 +12,7 @@ pytest.importorskip("nbclient", reason="the extra 'dev' is not installed")
 
 from tests.examples.notebooks import DIRECTORY, NOTEBOOKS, executed, plots
 from tests.processes import run_python
+from tests.programs import lacks
 
 each = pytest.mark.parametrize("path", [pytest.param(path, id=path.stem) for path in NOTEBOOKS])
 
@@ -27,6 +29,8 @@ def test_the_code_of_one_runs(tmp_path):
 @pytest.mark.slow
 @each
 def test_it_runs_and_shows_a_plot(path, tmp_path):
+    if path.parent.name == "tensorflow" and importlib.util.find_spec("tensorflow") is None:
+        pytest.skip(lacks("tensorflow", "pip install 'terarec[tensorflow]'"))
     notebook = executed(path, tmp_path)
     assert all(len(image) > 10_000 for image in plots(notebook))
     assert plots(notebook)
