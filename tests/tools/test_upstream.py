@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 import pytest
 from tools.upstream import release_of
-from tools.upstream_files.cases import Case, find_cases, in_chains, stop_of
+from tools.upstream_files.cases import SOK, Case, find_cases, in_chains, stop_of
 from tools.upstream_files.changes import shrink
 from tools.upstream_files.data import generate, place_named_files
 from tools.upstream_files.pages import blocks, notebook_arguments, notebook_scripts, run_page
@@ -91,6 +91,20 @@ def test_the_cases_are_the_files_that_use_hugectr(checkout):
     cases = {case.path: case.outcome for case in find_cases(checkout)}
     assert cases == {name: "not run" * (name == "samples/for_gpus.py") for name in FILES if "helper" not in name}
     assert [case.path for case in find_cases(checkout, ("docs",))] == ["docs/page.md"]
+
+
+def test_tests_of_the_plugin_for_tensorflow_run_on_one_process_and_on_two(tmp_path):
+    for name in ("tf1/lookup/a_test.py", "tf2/lookup/a_test.py", "tf2/variable/b_test.py"):
+        file = tmp_path / SOK / name
+        file.parent.mkdir(parents=True)
+        file.write_text("import horovod.tensorflow as hvd\nimport sparse_operation_kit as sok\n")
+    found = [(case.title.removeprefix(SOK), case.outcome) for case in find_cases(tmp_path)]
+    assert found == [
+        ("tf1/lookup/a_test.py", "not run"),
+        ("tf2/lookup/a_test.py", ""),
+        ("tf2/lookup/a_test.py (2 processes)", ""),
+        ("tf2/variable/b_test.py", ""),
+    ]
 
 
 def test_converters_run_after_the_scripts_that_train():
