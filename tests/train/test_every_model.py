@@ -39,30 +39,34 @@ QUICK = {"two_tower"}
 KINDS = [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in SPECS]
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
+def write_samples(directory, columns):
     """600 train and 200 valid samples; the label depends on the first key and on the first dense column."""
-    directory = tmp_path_factory.mktemp("every")
+    num_ids = columns.categorical[0].rows
     rng = np.random.default_rng(3)
-    effects = rng.normal(0, 1.5, every.ROWS)
+    effects = rng.normal(0, 1.5, num_ids)
     splits = {}
     for split, rows in (("train", 600), ("valid", 200)):
-        dense = rng.normal(size=(rows, len(DATA.dense))).astype(np.float32)
+        dense = rng.normal(size=(rows, len(columns.dense))).astype(np.float32)
         keys = []
-        for column in DATA.categorical:
+        for column in columns.categorical:
             lengths = rng.integers(0, column.hotness + 1, rows) if column.hotness > 1 else np.ones(rows, np.int64)
             offsets = np.concatenate([[0], lengths.cumsum()])
-            values = rng.integers(0, every.ROWS, offsets[-1])
+            values = rng.integers(0, num_ids, offsets[-1])
             keys.append(Ragged(values, offsets) if column.hotness > 1 else values)
         logits = effects[keys[0]] + dense[:, 0]
         label = (rng.random(rows) < 1 / (1 + np.exp(-logits))).astype(np.float32)
         file = f"{split}/part-00000.parquet"
-        writer = ParquetShardWriter(directory / file, DATA, rows_per_group=100)
+        writer = ParquetShardWriter(directory / file, columns, rows_per_group=100)
         writer.write(label[:, None], dense, keys)
         writer.close()
         splits[split] = (ShardSpec(file=file, rows=rows),)
-    write_dataset(dataclasses.replace(DATA, splits=splits), directory)
+    write_dataset(dataclasses.replace(columns, splits=splits), directory)
     return directory
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_samples(tmp_path_factory.mktemp("every"), DATA)
 
 
 def run_spec(data, kind, **training) -> RunSpec:

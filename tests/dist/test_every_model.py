@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every model on two processes gives what one process gives, where the draws of its training are the same."""
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+
+from terarec.dist import Ranks
+from terarec.models.artifact import load_model
+from terarec.spec import RunSpec, StaticTablesSpec
+from terarec.train import build
+from tests.dist.launch import run_ranks
+from tests.models.every import MODELS, dataset
+from tests.params import in_every_run
+from tests.train.small_run import weights
+from tests.train.test_every_model import write_samples
+from tests.train.test_tables_of_every_model import INITIAL, KINDS, run_of
+
+DRAWING = {"bert4rec", "mf_bpr", "ncf", "mult_vae"}
+"""Models whose training draws masks, items or latent vectors: each rank draws its own."""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_samples(tmp_path_factory.mktemp("every"), dataset(rows=40))
+
+
+def fit(ranks: Ranks, spec: RunSpec, out: Path) -> float:
+    report = build(spec, out, ranks=ranks).fit()
+    assert report.loss is not None
+    return report.loss
+
+
+@pytest.mark.parametrize("kind", in_every_run(["sasrec"], KINDS))
+def test_two_ranks_train_as_one(data: Path, tmp_path: Path, kind: str) -> None:
+    names = {field.name for field in fields(MODELS[kind])}
+    among_all = {"loss": "softmax"} if "loss" in names and kind not in ("mf_bpr", "ncf") else {}
+    spec = run_of(data, kind, StaticTablesSpec(**INITIAL), auxiliary=0.0, **among_all)
+    losses = run_ranks(2, fit, spec, tmp_path / "two")
+    assert losses[0] == losses[1]
+    found = weights(load_model(tmp_path / "two").model)
+    assert all(value.isfinite().all() for value in found.values())
+    expected_loss = fit(Ranks(), spec, tmp_path / "one")
+    if kind in DRAWING:
+        assert losses[0] == pytest.approx(expected_loss, rel=0.2)
+        return
+    assert losses[0] == pytest.approx(expected_loss, rel=1e-4)
+    for name, value in weights(load_model(tmp_path / "one").model).items():
+        # Rounding: a step moves a weight by up to 0.01.
+        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=5e-5)
