@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Train models whose figures have no publication: two tasks on Adult, and histories with a planted preference.
+
+``adult``: income above $50,000 and "never married" of the census data in examples/data, by MMoE and PLE, and by models
+of one task each. The columns of the marital status and of the relationship, which tells it, are no inputs. A tenth of
+the training file is for validation; a figure is of the published test file, the peer is the best model of one task.
+
+``histories``: generated reviews in the layout of the Amazon data, whose best AUC is known, by DIN, DIEN and BST, and by
+a model that pools the history; the peer is the best AUC, and ``gain`` the part of what is between it and 0.5.
+
+Afterwards ``python benchmarks/accuracy_page.py`` writes docs/accuracy.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from record import Row, append_rows
+from torch import nn
+
+from terarec.apps.synthetic import amazon
+from terarec.etl import prepare
+from terarec.etl.ready import PRESETS
+from terarec.etl.workflow import Workflow
+from terarec.formats import read_dataset
+from terarec.spec import (
+    AdamSpec,
+    BSTSpec,
+    DeepFMSpec,
+    DIENSpec,
+    DINSpec,
+    DNNSpec,
+    LabelSpec,
+    MMoESpec,
+    PLESpec,
+    PrepareOptions,
+    RunSpec,
+    SplitByFiles,
+    TargetHistory,
+    TrainingSpec,
+)
+from terarec.spec.model import ModelSpec
+from terarec.train.run import Run
+from terarec.train.seeds import SeedsReport, fit_seeds
+
+ADULT = Path(__file__).resolve().parents[1] / "examples" / "data" / "adult"
+TASKS = {
+    "income": LabelSpec(name="income", positives=(">50K", ">50K.")),
+    "never_married": LabelSpec(name="never_married", column="marital_status", positives=("Never-married",)),
+}
+_TELLING = ("marital_status", "relationship")
+SEVERAL: Mapping[str, ModelSpec] = {
+    "mmoe": MMoESpec(experts=4, hidden=(64,), tower=(32,), dropout=0.1),
+    "ple": PLESpec(label_experts=2, shared_experts=2, layers=1, hidden=(64,), tower=(32,), dropout=0.1),
+}
+ALONE: Mapping[str, ModelSpec] = {
+    "dnn": DNNSpec(hidden=(64, 32), dropout=0.1),
+    "deepfm": DeepFMSpec(hidden=(64, 32), dropout=0.1),
+}
+HISTORY = (TargetHistory(target="product", history="past_products"),)
+HISTORIES: Mapping[str, ModelSpec] = {
+    "dnn": DNNSpec(hidden=(64, 32), pooling="mean"),
+    "din": DINSpec(sequences=HISTORY, hidden=(64, 32)),
+    "dien": DIENSpec(sequences=HISTORY, hidden=(64, 32), max_length=20),
+    "bst": BSTSpec(sequences=HISTORY, hidden=(64, 32)),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskRow(Row):
+    """The AUC of one label of one seed, and its part of what can be gained where the best one is known."""
+
+    data: str
+    model: str
+    label: str
+    seed: int
+    gain: float | None
+    steps: int
+    seconds: float
+
+
+def adult_rows(folder: Path, seeds: int) -> Iterator[TaskRow]:
+    """Yield a row for each model, label and seed; those of one task come first."""
+    workflow = PRESETS["adult"]()
+    workflow = replace(
+        workflow,
+        split=SplitByFiles(valid=0, test=1, valid_fraction=0.1),
+        categorical=tuple(name for name in workflow.categorical if name not in _TELLING),
+        steps=tuple(step if not hasattr(step, "min_count") else _without_telling(step) for step in workflow.steps),
+    )
+    files = [ADULT / "adult.data.gz", ADULT / "adult.test.gz"]
+    for name, labels in {**{name: (task,) for name, task in TASKS.items()}, "both": tuple(TASKS.values())}.items():
+        prepare(Workflow.of(replace(workflow, labels=labels)), files, folder / name)
+    training = TrainingSpec(batch_size=512, epochs=12, patience=2, threads=1)
+    best: dict[str, float] = {}
+    for label in TASKS:
+        for model, spec in ALONE.items():
+            report = _fit(spec, folder / label, folder / f"{model}-{label}", training, seeds, "test")
+            best[label] = max(best.get(label, 0.0), report.mean("auc"))
+            yield from _rows("adult", model, label, "auc", report)
+    for model, spec in SEVERAL.items():
+        report = _fit(spec, folder / "both", folder / model, training, seeds, "test")
+        for label in TASKS:
+            yield from _rows("adult", model, label, f"auc/{label}", report, "best of one task", best[label])
+
+
+def _without_telling(step: object) -> object:
+    return replace(step, columns=tuple(name for name in step.columns if name not in _TELLING))  # type: ignore[type-var,attr-defined]
+
+
+def history_rows(folder: Path, seeds: int) -> Iterator[TaskRow]:
+    """Yield a row for each model and seed."""
+    amazon.generate(folder / "raw", rows=80_000, seed=3)
+    options = PrepareOptions(tables={"meta": (str(folder / "raw" / "meta.json"),)})
+    prepare(Workflow.of(PRESETS["amazon"](history=20)), [folder / "raw" / "reviews.json"], folder / "data", options)
+    best = read_dataset(folder / "data").best_auc
+    assert best is not None
+    training = TrainingSpec(batch_size=256, epochs=3, threads=1)
+    for model, spec in HISTORIES.items():
+        report = _fit(spec, folder / "data", folder / model, training, seeds, "valid")
+        yield from _rows("histories", model, "liked", "auc", report, "best AUC", best)
+
+
+def _fit(spec: ModelSpec, data: Path, out: Path, training: TrainingSpec, seeds: int, split: str) -> SeedsReport:
+    rate = AdamSpec(lr=0.001)
+    run = RunSpec(data=str(data), model=spec, training=training, dense_optimizer=rate, sparse_optimizer=rate)
+    return fit_seeds(run, out, seeds, split, measure=_of_labels)
+
+
+def _of_labels(model: nn.Module, run: Run, split: str) -> dict[str, float]:
+    """Return the AUC, and that of each label."""
+    overall = run.trainer.evaluator.evaluate(model, run.reader(split)).results.overall
+    return {"auc": overall.values["auc"], **{f"auc/{name}": of.values["auc"] for name, of in overall.labels.items()}}
+
+
+def _rows(
+    data: str, model: str, label: str, metric: str, report: SeedsReport, peer: str = "", best: float | None = None
+) -> Iterator[TaskRow]:
+    for result in report.results:
+        auc = result.metrics[metric]
+        yield TaskRow(
+            case=f"{data}, {model}, {label}, seed {result.seed}",
+            metric="AUC",
+            value=auc,
+            unit="",
+            peer=peer,
+            peer_value=best,
+            data=data,
+            model=model,
+            label=label,
+            seed=result.seed,
+            gain=(auc - 0.5) / (best - 0.5) if best is not None and data == "histories" else None,
+            steps=result.steps,
+            seconds=result.seconds,
+        )
+
+
+DATA = {"adult": adult_rows, "histories": history_rows}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", nargs="*", default=list(DATA), choices=DATA, help="data to train on (default: all)")
+    parser.add_argument("--seeds", type=int, default=3, help="number of models of each kind")
+    parser.add_argument("--dry", action="store_true", help="print the figures without appending them to the results")
+    options = parser.parse_args()
+    for name in options.data:
+        with tempfile.TemporaryDirectory() as folder:
+            append_rows("accuracy_tasks", DATA[name](Path(folder), options.seeds), dry=options.dry)
+
+
+if __name__ == "__main__":
+    main()
