@@ -71,6 +71,8 @@ def of_ranking(name, ranked, k):
         return gain(ranked, k) / gain(sorted(ranked, key=lambda row: -row[2]), k)
     if name == "recall":
         return len(places) / relevant
+    if name == "precision":
+        return len(places) / k
     if name == "hit_rate":
         return float(len(places) > 0)
     if name == "mrr":

@@ -17,7 +17,7 @@ from tests.params import in_every_run
 
 NAMES = [
     *("auc", "logloss", "ne", "rmse", "mae", "mse", "smape", "accuracy", "ece", "ece@3"),
-    *("gauc", "ndcg@1", "ndcg@4", "recall@3", "hit_rate@2", "mrr", "mrr@2", "map", "map@3"),
+    *("gauc", "ndcg@1", "ndcg@4", "recall@3", "precision@3", "hit_rate@2", "mrr", "mrr@2", "map", "map@3"),
 ]
 STREAMED = NAMES[:10]
 ROWS = 240
@@ -288,4 +288,6 @@ def test_the_direction_of_every_metric():
         metric = find_metric(name)
         assert metric.name == name
         assert metric.higher_is_better == (name not in falling)
-        assert metric.needs_group == (name.partition("@")[0] in {"gauc", "ndcg", "recall", "hit_rate", "mrr", "map"})
+        assert metric.needs_group == (
+            name.partition("@")[0] in {"gauc", "ndcg", "recall", "precision", "hit_rate", "mrr", "map"}
+        )

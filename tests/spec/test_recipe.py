@@ -24,6 +24,8 @@ def test_it_survives_the_codec():
         load_recipe_data("frappe_x1"),
         load_recipe("amazon_beauty", "sasrec"),
         load_recipe_data("amazon_beauty"),
+        load_recipe("ml_100k", "ncf"),
+        load_recipe_data("ml_100k"),
     ):
         assert from_data(type(spec), to_data(spec)) == spec
 
@@ -51,6 +53,7 @@ def test_a_wrong_published_figure_is_reported_with_its_path(published: dict[str,
         ({"ndcg": -0.1}, "published.ndcg"),
         ({"source": "x"}, "published.source"),
         ({"ndcg": None}, "published"),
+        ({"precision": 2.0}, "published.precision"),
     ],
 )
 def test_a_wrong_published_ranking_is_reported_with_its_path(published: dict[str, Any], path: str):

@@ -96,6 +96,13 @@ def recall(ranks: RelevantRanks, k: int | None) -> Floats:
     return _share(np.bincount(group, minlength=ranks.groups).astype(np.float64), ranks.counts)
 
 
+def precision(ranks: RelevantRanks, k: int | None) -> Floats:
+    """Return the number of relevant entries among the first k, / k."""
+    assert k is not None, "the share of all entries says nothing of their order"
+    group, _, _ = ranks.within(k)
+    return _defined(ranks, np.bincount(group, minlength=ranks.groups) / k)
+
+
 def hit_rate(ranks: RelevantRanks, k: int | None) -> Floats:
     """Return 1 if a relevant entry is among the first k, 0 otherwise."""
     group, _, _ = ranks.within(k)
@@ -124,12 +131,17 @@ RANKING_METRICS: Registry[Callable[[RelevantRanks, int | None], Floats]] = Regis
     {
         "ndcg": ndcg,
         "recall": recall,
+        "precision": precision,
         "hit_rate": hit_rate,
         "mrr": mrr,
         "map": average_precision,
     },
 )
 """Name -> function of ranks and k that gives a value for each ranking, NaN for one without a relevant entry."""
+
+
+DEFAULT_METRICS = ("recall", "ndcg", "hit_rate", "mrr")
+"""Metrics of a retrieval where none are named."""
 
 
 def _dcg(ranks: RelevantRanks, k: int | None) -> Floats:
@@ -185,7 +197,7 @@ def evaluate_retrieval(
     *,
     k: Sequence[int],
     seen: IntegerLists | None = None,
-    metrics: Sequence[str] = ("recall", "ndcg", "hit_rate", "mrr"),
+    metrics: Sequence[str] = DEFAULT_METRICS,
     pair_scores: PairScores | None = None,
     block_bytes: int = BLOCK_BYTES,
 ) -> RetrievalResults:
@@ -204,7 +216,7 @@ def evaluate_retrieval(
         relevant: Items that each user should be shown.
         k: Lengths of the lists of recommended items.
         seen: Items that are not to be recommended, such as those of the training part.
-        metrics: Names among "recall", "ndcg", "hit_rate", "mrr" and "map".
+        metrics: Names of `RANKING_METRICS`, such as "recall" and "map".
         pair_scores: Function that returns the scores [B, I] of vectors of users [B, D] and of items [1, I, D]; None for
             their dot products.
         block_bytes: Memory of the scores of one block of users.

@@ -63,25 +63,28 @@ class PublishedRanking:
         source: Address of the publication of the metrics, or else of the settings.
         hit_rate: Share of the users whose item of the test split is among them; None where it is not published.
         ndcg: Mean NDCG of these lists; None where it is not published.
+        precision: Mean share of relevant items in them; None where it is not published.
     """
 
     kind: ClassVar[str] = "ranking"
     source: str
     hit_rate: float | None = None
     ndcg: float | None = None
+    precision: float | None = None
 
     def __post_init__(self) -> None:
         _check_address(self, "source")
-        if (self.hit_rate is None) != (self.ndcg is None):
-            checks.reject(self, "", "got one of hit_rate and ndcg, expected both or neither")
-        if self.hit_rate is not None:
-            checks.finite_float(self, "hit_rate", low=0.0, high=1.0)
-            checks.finite_float(self, "ndcg", low=0.0, high=1.0)
+        if (self.hit_rate is None and self.precision is None) != (self.ndcg is None):
+            checks.reject(self, "", "got ndcg or a rate alone, expected both or neither")
+        for name in ("hit_rate", "ndcg", "precision"):
+            if getattr(self, name) is not None:
+                checks.finite_float(self, name, low=0.0, high=1.0)
 
     @property
     def metrics(self) -> Mapping[str, float | None]:
         """The metrics by name."""
-        return {"hr@10": self.hit_rate, "ndcg@10": self.ndcg}
+        found = {"hr@10": self.hit_rate, "ndcg@10": self.ndcg, "precision@10": self.precision}
+        return {name: value for name, value in found.items() if name != "precision@10" or value is not None}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,11 +160,39 @@ class SequenceDataSpec:
     def __post_init__(self) -> None:
         _check_address(self, "source")
         checks.instance(self, "published", Mapping, "the metrics of each run")
-        if not self.names or not all(isinstance(name, str) and name for name in self.names):
-            checks.reject(self, "names", f"got {self.names!r}, expected names of files, at least one")
+        _check_names(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RatingDataSpec:
+    """File of ratings: a user, an item, a rating and a time in each line. Each rated item is one that the user took.
+
+    Attributes:
+        source: Address where the data are described.
+        names: Names that the file may have.
+        test: Share of the ratings of each user, the latest ones, that is the test split.
+    """
+
+    kind: ClassVar[str] = "ratings"
+    source: str
+    names: tuple[str, ...]
+    test: float = 0.25
+
+    def __post_init__(self) -> None:
+        _check_address(self, "source")
+        _check_names(self)
+        checks.finite_float(self, "test", low=0.0, high=0.9, open_low=True)
+
+
+def _check_names(owner: SequenceDataSpec | RatingDataSpec) -> None:
+    if not owner.names or not all(isinstance(name, str) and name for name in owner.names):
+        checks.reject(owner, "names", f"got {owner.names!r}, expected names of files, at least one")
 
 
 def _check_address(owner: object, field: str) -> None:
     value = getattr(owner, field)
     if not isinstance(value, str) or not value.startswith(("https://", "http://")):
         checks.fail(owner, field, "an address that begins with https://")
+
+
+AnyDataSpec = RecipeDataSpec | SequenceDataSpec | RatingDataSpec

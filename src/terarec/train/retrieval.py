@@ -6,19 +6,22 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from terarec.batch import Batch, column, to_device
 from terarec.errors import ConfigError
 from terarec.metrics import evaluate_retrieval
-from terarec.metrics.ranking import RetrievalResults
+from terarec.metrics.ranking import DEFAULT_METRICS, RetrievalResults
 from terarec.models.contract import device_of
 from terarec.models.pairs import PairModel
+from terarec.models.retrieving import RetrievalModel
 from terarec.models.two_tower import TwoTower
 from terarec.nn.precision import Precision, autocast
 from terarec.ragged import Ragged, offsets_of
@@ -56,12 +59,13 @@ def user_column(spec: TwoTowerSpec | PairSpec, dataset: DatasetSpec, group: str 
 
 @torch.no_grad()
 def evaluate_towers(
-    model: TwoTower | PairModel,
+    model: TwoTower | PairModel | Popularity,
     evaluated: Iterable[Batch],
     train: Iterable[Batch] = (),
     *,
     user: str,
     k: Sequence[int] | None = None,
+    metrics: Sequence[str] = DEFAULT_METRICS,
     precision: Precision = "fp32",
     progress: Callable[[int], None] | None = None,
 ) -> RetrievalResults:
@@ -78,6 +82,7 @@ def evaluate_towers(
         train: Batches of the train split; none to mask nothing.
         user: Column that identifies users: metadata, or a categorical column of one key a sample.
         k: Lengths of the lists; None for those of `DEFAULT_K` that are no longer than the number of items.
+        metrics: Names among those of `evaluate_retrieval`.
         precision: Precision of the layers' matrix products.
         progress: Function called after every batch with the number of samples so far.
 
@@ -120,7 +125,8 @@ def evaluate_towers(
         _lists(relevant, len(users)),
         seen=_lists(seen, len(users)),
         k=k,
-        pair_scores=None if isinstance(model, TwoTower) or model.scores_are_dots else model.pair_scores,
+        metrics=metrics,
+        pair_scores=model.pair_scores if isinstance(model, PairModel) and not model.scores_are_dots else None,
     )
     undefined = [name for name, value in results.values.items() if math.isnan(value)]
     if undefined:
@@ -130,6 +136,31 @@ def evaluate_towers(
             ", ".join(undefined),
         )
     return results
+
+
+class Popularity(RetrievalModel):
+    """Score of an item for any user: how often the samples with a label above 0 of some batches have it.
+
+    Args:
+        item: Column of one id a sample.
+        batches: The batches, such as those of the train split.
+    """
+
+    def __init__(self, item: str, batches: Iterable[Batch]) -> None:
+        super().__init__()
+        self.item_key = item
+        keys = [cast(Tensor, column(batch, item))[batch.label[:, 0] > 0] for batch in batches]
+        self._counts = torch.cat(keys).bincount() if keys else torch.zeros(0, dtype=torch.int64)
+
+    @override
+    def user_vectors(self, batch: Batch) -> Tensor:
+        return torch.ones(batch.batch_size, 1)
+
+    @override
+    def item_vectors(self, batch: Batch) -> Tensor:
+        keys = cast(Tensor, column(batch, self.item_key))
+        is_known = keys < len(self._counts)
+        return torch.where(is_known, self._counts[keys * is_known], 0).float().unsqueeze(1)
 
 
 class _Numbering:

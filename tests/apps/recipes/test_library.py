@@ -8,7 +8,7 @@ import pytest
 
 from terarec.apps.recipes import find_recipe_files, load_recipe, load_recipe_data, recipe_names
 from terarec.errors import ConfigError, DataNotFoundError
-from terarec.spec.recipe import RECIPE_SPLITS, SequenceDataSpec
+from terarec.spec.recipe import RECIPE_SPLITS, RatingDataSpec, SequenceDataSpec
 from tests.errors import at
 
 NAMES = [(data, model) for data, models in recipe_names().items() for model in models]
@@ -25,6 +25,8 @@ def test_every_recipe_is_a_whole_run_of_the_model_it_is_named_after(data: str, m
 @pytest.mark.parametrize("data", recipe_names())
 def test_the_preparation_makes_the_splits_that_a_run_needs(data: str):
     spec = load_recipe_data(data)
+    if isinstance(spec, RatingDataSpec):  # test_ratings.py
+        return
     if isinstance(spec, SequenceDataSpec):  # whose preparation is no workflow: test_leave_one_out.py
         assert set(spec.published) == set(recipe_names()[data])
         return

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recipes for published results: the settings of each run, and the preparation of its data.
 
-``<data>/data.json`` holds a `RecipeDataSpec` or a `SequenceDataSpec`. The recipes of the former are `RecipeSpec`s in
-``<data>/<model>.json``. Those of the latter are the same runs for all such data, ``sequences/<model>.json``, and differ
-in the published metrics. The data themselves are the user's: their licences do not let a package hold them.
+``<data>/data.json`` holds a `RecipeDataSpec`, a `RatingDataSpec` or a `SequenceDataSpec`. The recipes of the first two
+are `RecipeSpec`s in ``<data>/<model>.json``. Those of the latter are the same runs for all such data,
+``sequences/<model>.json``, and differ in the published metrics. The data themselves are the user's: their licences do
+not let a package hold them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TypeVar, cast
 from terarec.errors import DataNotFoundError
 from terarec.spec import RunSpec, from_data
 from terarec.spec.codec import parse_json
-from terarec.spec.recipe import RECIPE_SPLITS, RecipeDataSpec, RecipeSpec, SequenceDataSpec
+from terarec.spec.recipe import RECIPE_SPLITS, AnyDataSpec, RecipeDataSpec, RecipeSpec, SequenceDataSpec
 from terarec.spec.registry import unknown_name
 
 _DATA = "data.json"
@@ -58,7 +59,7 @@ def load_recipe(data: str, model: str) -> RecipeSpec:
     return _read(RecipeSpec, files(__package__) / data / f"{model}.json")
 
 
-def load_recipe_data(data: str) -> RecipeDataSpec | SequenceDataSpec:
+def load_recipe_data(data: str) -> AnyDataSpec:
     """Read the description of the files of the recipes for `data`, and of their preparation.
 
     Raises:
@@ -68,12 +69,11 @@ def load_recipe_data(data: str) -> RecipeDataSpec | SequenceDataSpec:
 
     _models_of(data)
     # A union is no class, which `from_data` reads as well.
-    kinds = cast(type[RecipeDataSpec | SequenceDataSpec], RecipeDataSpec | SequenceDataSpec)
-    return _read(kinds, files(__package__) / data / _DATA)
+    return _read(cast(type[AnyDataSpec], AnyDataSpec), files(__package__) / data / _DATA)
 
 
-def find_recipe_files(spec: RecipeDataSpec | SequenceDataSpec, directory: Path) -> tuple[Path, ...]:
-    """Find the files of a recipe's data in a directory, in the order train, valid, test; or the one of sequences.
+def find_recipe_files(spec: AnyDataSpec, directory: Path) -> tuple[Path, ...]:
+    """Find the files of a recipe's data in a directory, in the order train, valid, test; or the only one.
 
     Each may be compressed. Of several names that a file may have, the first one that is there counts.
 
@@ -82,8 +82,8 @@ def find_recipe_files(spec: RecipeDataSpec | SequenceDataSpec, directory: Path) 
     """
     if not directory.is_dir():
         raise DataNotFoundError(directory, f"no such directory, expected the files of {spec.source}")
-    if isinstance(spec, SequenceDataSpec):
-        return (_find(spec.source, "sequences", spec.names, directory),)
+    if not isinstance(spec, RecipeDataSpec):
+        return (_find(spec.source, spec.kind, spec.names, directory),)
     return tuple(_find(spec.source, split, spec.files[split], directory) for split in RECIPE_SPLITS)
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,18 +13,20 @@ from numpy.typing import NDArray
 from torch import nn
 
 from terarec.apps.recipes import find_recipe_files, load_recipe, load_recipe_data
+from terarec.apps.recipes.ratings import prepare_ratings, read_text
 from terarec.errors import FormatError
 from terarec.etl import prepare
 from terarec.etl.workflow import Workflow
 from terarec.formats import write_dataset
 from terarec.formats.dataset import DATASET_FILE
-from terarec.formats.parquet import ParquetShardWriter, arrow_errors
+from terarec.formats.parquet import ParquetShardWriter
 from terarec.io.directories import atomic_dir
-from terarec.io.opening import arrow_file
+from terarec.models.pairs import PairModel
 from terarec.models.sequences import SequenceModel
 from terarec.ragged import Ragged, offsets_of
 from terarec.spec import CategoricalColumn, DatasetSpec, LabelColumn, ShardSpec
-from terarec.spec.recipe import RecipeSpec, SequenceDataSpec
+from terarec.spec.recipe import RatingDataSpec, RecipeSpec, SequenceDataSpec
+from terarec.train.retrieval import Popularity, evaluate_towers
 from terarec.train.run import Run
 from terarec.train.seeds import SeedResult, SeedsReport, fit_seeds
 from terarec.train.sequence_ranking import evaluate_popularity, evaluate_sequences
@@ -85,12 +87,8 @@ def prepare_sequences(file: Path, out: Path) -> None:
 
 
 def _read(file: Path) -> Sequence[Integers]:
-    import pyarrow as pa
-
     sequences = []
-    with arrow_errors(str(file)), arrow_file(file) as source:
-        text = pa.CompressedInputStream(source, _compression(file)).read() if _compression(file) else source.read()
-    for number, line in enumerate(bytes(text).decode(errors="replace").splitlines(), start=1):
+    for number, line in enumerate(read_text(file).splitlines(), start=1):
         words = line.split()
         if not words:
             continue
@@ -104,10 +102,6 @@ def _read(file: Path) -> Sequence[Integers]:
     if not sequences:
         raise FormatError(file, "has no lines, expected one for each user")
     return sequences
-
-
-def _compression(file: Path) -> str | None:
-    return {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}.get(file.suffix)
 
 
 TEST_SPLIT = "test"
@@ -162,12 +156,14 @@ def reproduce(
         files = find_recipe_files(described, directory)
         if isinstance(described, SequenceDataSpec):
             prepare_sequences(files[0], prepared)
+        elif isinstance(described, RatingDataSpec):
+            prepare_ratings(files[0], prepared, test=described.test)
         else:
             prepare(Workflow.of(described.workflow), files, prepared)
     # The only setting that belongs to the machine; all others are those of the publication.
     training = dataclasses.replace(recipe.run.training, threads=threads)
     run = dataclasses.replace(recipe.run, data=str(prepared), training=training)
-    measure = rank_items if isinstance(described, SequenceDataSpec) else None
+    measure = {SequenceDataSpec.kind: rank_items, RatingDataSpec.kind: rank_items_of_users}.get(described.kind)
     results = fit_seeds(
         run,
         out / model,
@@ -188,8 +184,33 @@ def rank_items(model: nn.Module, run: Run, split: str) -> dict[str, float]:
     popular = evaluate_popularity(
         run.reader(split), run.reader("train"), item=model.item_key, history=model.history, num_items=model.num_items
     )
-    figures: dict[str, float] = {}
-    for prefix, results in (("", ranked), ("popularity_", popular)):
-        for name, metric in (("hr", "hit_rate"), ("ndcg", "ndcg")):
-            figures |= {f"{prefix}{name}@{k}": results.values[f"{metric}@{k}"] for k in (5, 10)}
-    return figures
+    return {**_figures("", ranked.values), **_figures("popularity_", popular.values)}
+
+
+def rank_items_of_users(model: nn.Module, run: Run, split: str) -> dict[str, float]:
+    """Return metrics of the items that a model ranks first for each user, and those of the most popular items.
+
+    Items of the user's train split are not ranked.
+    """
+    assert isinstance(model, PairModel), "recipes of ratings have models of users and items"
+    popular = Popularity(model.item_key, run.reader("train"))
+    found = {
+        prefix: evaluate_towers(
+            one, run.reader(split), run.reader("train"), user=model.user_key, k=(5, 10), metrics=tuple(_NAMES)
+        )
+        for prefix, one in (("", model), ("popularity_", popular))
+    }
+    return {name: value for prefix, one in found.items() for name, value in _figures(prefix, one.values).items()}
+
+
+_NAMES = {"hit_rate": "hr", "ndcg": "ndcg", "precision": "precision"}
+"""Metric -> its name in a recipe's figures."""
+
+
+def _figures(prefix: str, values: Mapping[str, float]) -> dict[str, float]:
+    return {
+        f"{prefix}{_NAMES[metric]}@{k}": value
+        for name, value in values.items()
+        for metric, _, k in [name.partition("@")]
+        if metric in _NAMES
+    }
