@@ -17,6 +17,7 @@ from terarec.optim import RowOptimizer, build_dense_optimizer
 from terarec.spec import (
     AdamSpec,
     BERT4RecSpec,
+    CategoricalColumn,
     DatasetSpec,
     DynamicTablesSpec,
     GRU4RecSpec,
@@ -49,9 +50,9 @@ def batch_of(histories: list[list[int]], items: list[int], labels: list[float] |
 BATCH = batch_of(HISTORIES, ITEMS)
 
 
-def model_of(spec: SequenceSpec) -> SequenceModel:
+def model_of(spec: SequenceSpec, columns: DatasetSpec = COLUMNS) -> SequenceModel:
     """In float64, none of its weights near its first value."""
-    model = build_model(spec, COLUMNS, seed=1)  # type: ignore[arg-type]
+    model = build_model(spec, columns, seed=1)  # type: ignore[arg-type]
     assert isinstance(model, SequenceModel)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
@@ -102,7 +103,7 @@ class ByHand:
     def bert4rec(self, x: Tensor) -> Tensor:
         return self.sasrec(x, causal=False)
 
-    def hstu(self, x: Tensor) -> Tensor:
+    def hstu(self, x: Tensor, times: list[int] | None = None) -> Tensor:
         spec: Any = self.spec
         x = self.positions(x * math.sqrt(spec.width))
         for layer in range(spec.layers):
@@ -117,6 +118,9 @@ class ByHand:
                 for i in range(len(x)):
                     for j in range(len(x)):
                         scores[i, j] += self.w[f"{at_layer}.distances"][head, spec.max_length - 1 + i - j]
+                        if times is not None:
+                            bucket = int(math.log(max(1, abs(times[i] - times[j]))) / 0.301)
+                            scores[i, j] += self.w[f"{at_layer}.gaps"][head, min(bucket, spec.time_buckets - 1)]
                 heads.append((scores * scores.sigmoid()).tril() / spec.max_length @ v)
             mixed = self.norm(f"{at_layer}.norms.1", torch.cat(heads, dim=1)) * gate
             x = x + self.linear(f"{at_layer}.output", mixed)
@@ -176,6 +180,31 @@ def test_scores_are_those_of_the_formula(kind: str) -> None:
         )
         users, items = model.user_vectors(BATCH), model.item_vectors(BATCH)
     torch.testing.assert_close((users * items).sum(1, keepdim=True), model.output_logits(output))
+
+
+def test_gaps_in_time_bias_the_attention_of_hstu() -> None:
+    spec = replace(SPECS["hstu"], times="when", time_buckets=6, similarity="dot")  # type: ignore[call-arg]
+    times = CategoricalColumn(name="when", rows=None, hotness=5)
+    columns = replace(COLUMNS, categorical=(*COLUMNS.categorical, times))
+    model = model_of(spec, columns)
+    when = [[100, 103, 10_000], [7], [], [1, 2, 3, 50, 51], [9], [5, 5]]
+    batch = batch_of(HISTORIES, ITEMS)
+    sizes = [*batch.sparse.offsets.diff().tolist(), *map(len, when)]
+    keys = torch.cat([batch.sparse.keys, torch.tensor([time for one in when for time in one])])
+    offsets = torch.tensor([0, *sizes]).cumsum(0)
+    batch = replace(batch, sparse=Jagged(names=("a", "past", "when"), keys=keys, offsets=offsets))
+    by_hand = ByHand(model)
+    with torch.no_grad():
+        users = model.user_vectors(batch)
+    for row, (history, of_row) in enumerate(zip(HISTORIES, when, strict=True)):
+        kept = [(key, time) for key, time in zip(history, of_row, strict=True) if key != 0][-spec.max_length :]
+        expected = torch.zeros(4, dtype=torch.float64)
+        if kept:
+            expected = by_hand.hstu(by_hand.table[[key for key, _ in kept]], [time for _, time in kept])[-1]
+        torch.testing.assert_close(users[row], expected / spec.temperature, atol=1e-5, rtol=1e-5)
+    short = Jagged(names=("a", "past", "when"), keys=keys[:-1], offsets=torch.tensor([0, *sizes[:-1], 1]).cumsum(0))
+    with pytest.raises(ConfigError, check=at("column 'when', row 5", "got 1 times for 2 items")):
+        model(replace(batch, sparse=short))
 
 
 def pairs_of(history: list[int], item: int, longest: int) -> list[tuple[int, int]]:
@@ -334,6 +363,11 @@ ERRORS: dict[str, tuple[SequenceSpec, DatasetSpec, tuple[str, ...]]] = {
         HSTUSpec(item="a", history="past"),
         replace(COLUMNS, categorical=(replace(COLUMNS.categorical[0], rows=5), COLUMNS.categorical[1])),
         ("hstu", "'a' has 5 ids, 'past' has 9 ids"),
+    ),
+    "times that are ids": (
+        HSTUSpec(item="a", history="past", times="b"),
+        dataset(dense=0, rows=ROWS),
+        ("hstu", "times: 'b' has 9 ids"),
     ),
     "one item": (
         GRU4RecSpec(item="a", history="past"),

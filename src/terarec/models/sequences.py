@@ -102,7 +102,7 @@ class SequenceModel(RetrievalModel):
         """Return the vectors of histories and items, and of the positions that the loss is over."""
         if isinstance(batch.sparse, PaddedKeys):  # in an exported program
             return self._padded(batch.sparse)
-        jagged = self._recent(batch.sparse)
+        jagged = self.recent(batch.sparse)
         sequences = self.embedding(jagged).sequences
         return self.vectors(sequences[self.history], sequences[self.item_key].values, jagged)
 
@@ -110,12 +110,12 @@ class SequenceModel(RetrievalModel):
         """Return the output for the vectors of histories and items; `jagged` has their keys."""
         values, offsets = history
         # Under autocast an encoder may return 16 bits.
-        hidden = self._scaled(self.encoder(values, offsets).to(item.dtype)) / self.spec.temperature
+        hidden = self._scaled(self.encoded(values, offsets, jagged).to(item.dtype)) / self.spec.temperature
         has_end = offsets.diff() > 0
         ends = offsets[1:][has_end] - 1
         user = torch.zeros_like(item).index_copy(0, has_end.nonzero().flatten(), hidden.index_select(0, ends))
         keys = jagged.keys[: values.shape[0]]
-        items = jagged.keys[values.shape[0] :]
+        items = jagged.keys[values.shape[0] : values.shape[0] + item.shape[0]]
         samples = torch.repeat_interleave(offsets.diff(), output_size=values.shape[0])
         # The position behind the last one of a history is the item.
         targets = values.roll(-1, 0).index_copy(0, ends, item[has_end])
@@ -175,7 +175,12 @@ class SequenceModel(RetrievalModel):
         # A user who has all items has no negative, and so no loss.
         return softplus(-own) + softplus(scores).mean(1), is_valid.view(-1, count).all(1)
 
-    def _recent(self, sparse: Jagged) -> Jagged:
+    def encoded(self, vectors: Tensor, offsets: Tensor, jagged: Jagged) -> Tensor:
+        """Return the output of the encoder for the vectors of histories; `jagged` is that of `recent`."""
+        hidden: Tensor = self.encoder(vectors, offsets)
+        return hidden
+
+    def recent(self, sparse: Jagged) -> Jagged:
         """Return the last items of the histories, without missing values, and the items."""
         jagged = select(sparse, (self.history, self.item_key))
         jagged = cast(Jagged, without_keys(jagged, {self.history: self.missing}))

@@ -291,10 +291,13 @@ class HSTUBlock(SequenceEncoder):
         width: Width D.
         heads: Number of heads.
         rate: Probability of zeroing an element of the input of W_2, in training.
+        time_buckets: Number of biases of gaps in time; 0 for none.
         generator: Source of the initial weights.
     """
 
-    def __init__(self, length: int, width: int, heads: int, *, rate: float, generator: torch.Generator) -> None:
+    def __init__(
+        self, length: int, width: int, heads: int, *, rate: float, time_buckets: int, generator: torch.Generator
+    ) -> None:
         super().__init__(rate)
         self.heads, self.width, self.length = heads, width // heads, length
         self.form = AttentionForm(kind="silu", scale=1.0, divisor=float(length))
@@ -305,12 +308,17 @@ class HSTUBlock(SequenceEncoder):
         self.distances = nn.Parameter(torch.empty(heads, 2 * length - 1))
         normal(_STD).fill_(self.distances, generator)
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.gaps: nn.Parameter | None = None
+        if time_buckets:
+            self.gaps = nn.Parameter(torch.empty(heads, time_buckets))
+            normal(_STD).fill_(self.gaps, generator)
 
-    def forward(self, vectors: Tensor, offsets: Tensor) -> Tensor:
-        """Encode the sequences; see `SequenceEncoder`."""
+    def forward(self, vectors: Tensor, offsets: Tensor, times: Tensor | None = None) -> Tensor:
+        """Encode the sequences, whose positions have `times` int64[T] if there are biases of gaps."""
         gate, value, query, key = silu(self.projection(self.norms[0](vectors))).chunk(4, dim=1)
         q, k, v = (part.reshape(*part.shape[:1], self.heads, self.width) for part in (query, key, value))
-        mixed = jagged_attention(q, k, v, offsets, self.form, ScoreBiases(position=self.distances))
+        biases = ScoreBiases(position=self.distances, time=self.gaps, times=times)
+        mixed = jagged_attention(q, k, v, offsets, self.form, biases)
         return self._combined(vectors, mixed.flatten(1), gate)
 
     def padded(self, vectors: Tensor, lengths: Tensor) -> Tensor:
@@ -338,24 +346,34 @@ class HSTU(SequenceEncoder):
         layers: Number of blocks.
         heads: Number of heads.
         rate: Probability of zeroing an element in training.
+        time_buckets: Number of biases of gaps in time; 0 for none.
         generator: Source of the initial weights.
     """
 
     def __init__(
-        self, length: int, width: int, *, layers: int, heads: int, rate: float, generator: torch.Generator
+        self,
+        length: int,
+        width: int,
+        *,
+        layers: int,
+        heads: int,
+        rate: float,
+        time_buckets: int = 0,
+        generator: torch.Generator,
     ) -> None:
         super().__init__(rate)
         self.scale = width**0.5
         self.positions = PositionVectors(length, width, generator=generator)
         self.blocks = nn.ModuleList(
-            HSTUBlock(length, width, heads, rate=rate, generator=generator) for _ in range(layers)
+            HSTUBlock(length, width, heads, rate=rate, time_buckets=time_buckets, generator=generator)
+            for _ in range(layers)
         )
 
-    def forward(self, vectors: Tensor, offsets: Tensor) -> Tensor:
-        """Encode the sequences; see `SequenceEncoder`."""
+    def forward(self, vectors: Tensor, offsets: Tensor, times: Tensor | None = None) -> Tensor:
+        """Encode the sequences, whose positions have `times` int64[T] if there are biases of gaps."""
         vectors = self.drop(self.positions(vectors * self.scale, offsets))
         for block in self.blocks:
-            vectors = block(vectors, offsets)
+            vectors = block(vectors, offsets, times)
         return vectors
 
     def padded(self, vectors: Tensor, lengths: Tensor) -> Tensor:

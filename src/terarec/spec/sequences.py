@@ -136,10 +136,27 @@ class GRU4RecSpec(SequenceSpec):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HSTUSpec(AttentionSequenceSpec):
-    """HSTU (Zhai et al. 2024): gated layers of pointwise attention with biases of distances."""
+    """HSTU (Zhai et al. 2024): gated layers of pointwise attention with biases of distances, and of gaps in time.
+
+    Attributes:
+        times: List column of the times of the items of the history, keys of any integers, such as seconds since 1970;
+            None for no biases of gaps.
+        time_buckets: Number of biases of gaps: a bucket is 1.35 times as long as the one before, and longer gaps are in
+            the last.
+    """
 
     kind: ClassVar[str] = "hstu"
     loss: SequenceLoss = "sampled_softmax"
     negatives: NegativesSpec = field(default_factory=lambda: NegativesSpec(count=128))
     similarity: Literal["dot", "cosine"] = "cosine"
     temperature: float = 0.05
+    times: str | None = None
+    time_buckets: int = 128
+
+    def __post_init__(self) -> None:
+        AttentionSequenceSpec.__post_init__(self)
+        if self.times is not None:
+            checks.name(self, "times")
+            if self.times in (self.item, self.history):
+                checks.reject(self, "times", f"got {self.times!r}, which is an item column, expected a column of times")
+        checks.positive_int(self, "time_buckets", maximum=checks.MOST_WIDTH)
