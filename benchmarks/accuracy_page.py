@@ -51,12 +51,17 @@ def page_tables(rows: Sequence[Found]) -> str:
         if same != data:
             lines = [f"The settings are those of {same}."]
         sections.append("\n".join([*_section(data, recipes, runs), *lines]))
+    sections.extend(_tasks([row for row in rows if "label" in row]))
     return "\n\n".join(sections)
 
 
 def read_rows() -> list[Found]:
     """Return all rows of the results, oldest first."""
-    return [*PAGE.read_rows(), *PAGE._replace(rows=PAGE.rows.with_name("accuracy_ranking.csv")).read_rows()]
+    others = ("accuracy_ranking.csv", "accuracy_tasks.csv")
+    return [
+        *PAGE.read_rows(),
+        *(row for name in others for row in PAGE._replace(rows=PAGE.rows.with_name(name)).read_rows()),
+    ]
 
 
 def _in_order(data: str, models: Sequence[str]) -> Sequence[str]:
@@ -90,6 +95,26 @@ def _settings_table(recipes: Mapping[str, RecipeSpec]) -> Iterator[str]:
     yield "|---|---|"
     for model, recipe in recipes.items():
         yield f"| `{model}` | {settings(recipe)} |"
+
+
+def _tasks(rows: Sequence[Found]) -> Iterator[str]:
+    """Yield a section for each data set of `accuracy_tasks.py`."""
+    found: dict[str, dict[tuple[str, str], dict[str, Found]]] = {}
+    for row in rows:
+        found.setdefault(row["data"], {}).setdefault((row["label"], row["model"]), {})[row["seed"]] = row
+    for data, cases in found.items():
+        lines = [f"## {data}\n", "| label | model | AUC | least | compared with | its AUC | gain | time a run |"]
+        lines.append("|---" * 8 + "|")
+        for (label, model), seeds in cases.items():
+            one, *_ = of_seeds = list(seeds.values())
+            aucs = [float(row["value"]) for row in of_seeds]
+            peer = f"{float(one['peer_value']):.4f}" if one["peer_value"] else ""
+            gain = f"{statistics.mean(float(row['gain']) for row in of_seeds):.1%}" if one["gain"] else ""
+            seconds = statistics.mean(float(row["seconds"]) for row in of_seeds)
+            cells = (label, f"`{model}`", _spread(aucs), f"{min(aucs):.4f}", one["peer"], peer, gain)
+            lines.append(f"| {' | '.join(cells)} | {seconds:.0f} s |")
+        machines = sorted({_machine(row) for seeds in cases.values() for row in seeds.values()})
+        yield "\n".join([*lines, "", f"Measured with {'; '.join(machines)}."])
 
 
 def _ranking(published: PublishedRanking, runs: Sequence[Found]) -> tuple[str, ...]:
