@@ -117,7 +117,7 @@ def test_none_is_left_out():
     data = to_data(RunSpec(data="d"))
     assert "max_steps" not in data["training"]
     assert "rows" not in data["sparse_optimizer"]
-    assert data["model"]["tables"] == {"kind": "static", "dtype": "float32", "optimizers": {}}
+    assert data["model"]["tables"] == {"kind": "static", "dtype": "float32", "optimizers": {}, "shared": {}}
 
 
 D = {"name": "d", "storage": "raw", "labels": [{"name": "y"}], "dense": [], "categorical": [{"name": "c", "rows": 2}]}

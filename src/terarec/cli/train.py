@@ -72,7 +72,6 @@ def init_config(options: InitConfigOptions, show: Show) -> None:
     from terarec.config.starting_run import starting_run
     from terarec.data import read_spec
     from terarec.io.files import check_new_file, write_bytes
-    from terarec.models.columns import check_shared
 
     model = _MODELS.find(options.model)
     if options.factory is not None and options.model != "python":
@@ -87,6 +86,8 @@ def init_config(options: InitConfigOptions, show: Show) -> None:
     starting = starting_run(model, dataset, data, factory=options.factory, relations=relations)
     run = override(starting.run, shared_changes(options.share))
     if options.share:
+        from terarec.models.columns import check_shared  # loads torch
+
         check_shared(options.model, run.model.tables, dataset)  # type: ignore[union-attr]  # `override` has set it
     write_bytes(options.out, commented_json(run, starting.remarks).encode())
     for path in starting.open_fields:

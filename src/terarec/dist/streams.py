@@ -13,7 +13,8 @@ from terarec.dist.ranks import Ranks
 
 def has_streams(device: torch.device) -> bool:
     """Return whether work on a device runs beside the host, in streams."""
-    return device.type != "cpu" and hasattr(torch.get_device_module(device), "Stream")
+    # "meta", which has no memory, is no accelerator and has no module.
+    return device.type not in ("cpu", "meta") and hasattr(torch.get_device_module(device), "Stream")
 
 
 class KeyStream:
