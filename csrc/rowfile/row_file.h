@@ -200,12 +200,13 @@ class RowFile {
   Space space() const;
   bool has_excess(const Space& space, double ratio) const;
   std::shared_ptr<Segment> choose_victim(bool any_gain, uint64_t end) const;
+  int64_t live_bytes(const Segment& segment) const;
   bool move_segment(const std::shared_ptr<Segment>& victim);
   void move_pages(const Segment& victim, const char* data, int64_t first, int64_t pages);
   void compact_in_background();
   bool is_stopping();
   void wake_compaction();
-  void set_moving(bool is_moving);
+  void set_moving(int64_t bytes);
   void wait_for_space(int64_t bytes);
 
   const std::string directory_;
@@ -233,7 +234,9 @@ class RowFile {
   std::condition_variable wake_;
   bool is_closing_ = false;
   bool is_to_check_ = true;
-  bool is_moving_ = false;
+  bool is_compacting_ = false;  // or is looking for something to move
+  int64_t moving_bytes_ = 0;    // of the segment that moves: its live rows when that began
+  int64_t moves_ = 0;           // that have begun
   std::thread compaction_;
 };
 

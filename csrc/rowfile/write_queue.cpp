@@ -34,6 +34,11 @@ int64_t WriteQueue::queued_bytes() const {
   return queued_bytes_;
 }
 
+bool WriteQueue::is_writing() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return !error_ && !tasks_.empty();
+}
+
 void WriteQueue::wait_for_room() {
   std::unique_lock<std::mutex> lock(mutex_);
   if (error_) try_again(lock);

@@ -42,6 +42,8 @@ class WriteQueue {
   // Bytes that went to files.
   int64_t written_bytes() const { return written_bytes_; }
   int64_t queued_bytes() const;
+  // Whether tasks wait, and not for someone to try again.
+  bool is_writing() const;
 
  private:
   void work();

@@ -516,6 +516,19 @@ def test_working_files_need_no_commit_to_go(tmp_path: Path) -> None:
     store.close()
 
 
+def test_writers_wait_while_files_have_no_room(tmp_path: Path) -> None:
+    segment_bytes, generator = 2**18, np.random.default_rng(6)
+    options = RowFileOptions(is_working=True, queue_bytes=2**20)
+    store = RowFile.create(tmp_path / "rows", 512, segment_bytes=segment_bytes, options=options)
+    keys, rows = np.arange(2**14, dtype=np.int64), np.zeros((2**14, 512), dtype=np.uint8)
+    store.write(keys, rows)
+    for _ in range(60):  # faster than the disk
+        chosen = np.unique(generator.integers(0, len(keys), 1024))
+        store.write(chosen, rows[: len(chosen)])
+        assert store.file_bytes <= 1.5 * store.live_bytes + 4 * segment_bytes
+    store.close()
+
+
 def test_erased_keys_do_not_take_space_for_ever(tmp_path: Path) -> None:
     store = RowFile.create(tmp_path / "rows", 16, segment_bytes=2**13)
     old = np.arange(1000, dtype=np.int64)

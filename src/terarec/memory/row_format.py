@@ -111,8 +111,8 @@ class RowFileOptions:
         queue_bytes: Bytes of filled pages that wait for the disk at most.
         run_bytes: Bytes of pages side by side that are read at once at most; see `PageReader`.
         open_files: Maximum number of files that stay open.
-        space_ratio: Compaction in the background keeps files below this multiple of live bytes, and 1 MiB; 0 for
-            none in the background.
+        space_ratio: Compaction in the background keeps files below this multiple of live bytes, and 1 MiB: writers
+            wait for it. 0 for none in the background.
         is_working: Whether the files are working memory, of which nothing is to outlive the process: those that
             compaction has emptied are removed at once, though the last commit lists them.
 
