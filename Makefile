@@ -26,7 +26,7 @@ help:            ## what can be made
 demo: $(STAMP)   ## the whole job on real and on Criteo-format data: train, evaluate, report, serve
 	$(BIN)/python examples/demo.py
 
-test: $(PROGRAMS) ## the test suite (5 minutes on 2 cores)
+test: $(PROGRAMS) ## the test suite (6 to 12 minutes on 2 cores)
 	$(BIN)/python -m pytest $(SHARED) -m "not slow" --run-seconds 1800
 
 test-loaded: $(PROGRAMS) ## the test suite twice at once on a busy machine; ROUNDS=3 repeats it
