@@ -108,6 +108,12 @@ def test_other_messages_are_skipped_and_named_once(
     hps.server.close()
 
 
+@pytest.fixture(scope="module")
+def filtered_topics(broker: KafkaBroker) -> None:
+    for table in ("a", "b"):
+        send(broker, broker.create(f"hps_et.filtered.{table}"), message({0: 1.0}))
+
+
 @pytest.mark.parametrize(
     ("filters", "values"),
     [
@@ -119,13 +125,8 @@ def test_other_messages_are_skipped_and_named_once(
         ([], [0.0, 0.0]),
     ],
 )
-def test_filters_choose_tables(
-    broker: KafkaBroker, tmp_path: Path, filters: list[str], values: list[float], request: pytest.FixtureRequest
-) -> None:
-    for table in ("a", "b"):
-        topic = f"hps_et.filtered.{table}"
-        if request.node.callspec.indices["filters"] == 0:
-            send(broker, broker.create(topic), message({0: 1.0}))
+@pytest.mark.usefixtures("filtered_topics")
+def test_filters_choose_tables(broker: KafkaBroker, tmp_path: Path, filters: list[str], values: list[float]) -> None:
     volatile = {"type": "hash_map", "update_filters": filters}
     hps = HPS(server_file(tmp_path, broker.address, "filtered", volatile_db=volatile))
     assert [first_values(hps, "filtered", table, np.array([0]))[0] for table in (0, 1)] == values
