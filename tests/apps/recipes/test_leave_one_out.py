@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from terarec.apps.recipes import find_recipe_files, load_recipe_data
-from terarec.apps.recipes.reproduce import prepare_sequences
+from terarec.apps.recipes.data_sets import prepare_sequences
 from terarec.data import open_reader, read_spec
 from terarec.errors import DataNotFoundError, FormatError
 from tests.errors import at

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from terarec.apps.recipes import load_recipe, load_recipe_data, reproduce
-from terarec.apps.recipes.ratings import prepare_ratings
+from terarec.apps.recipes.data_sets import prepare_ratings
 from terarec.data import open_reader
 from terarec.errors import FormatError
 from terarec.spec.recipe import RecipeSpec

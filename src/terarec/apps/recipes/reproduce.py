@@ -1,108 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs that repeat a published result, and their data of the form in which a user's last items are left out."""
+"""Runs that repeat a published result."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import nn
 
 from terarec.apps.recipes import find_recipe_files, load_recipe, load_recipe_data
-from terarec.apps.recipes.ratings import prepare_ratings, read_text
-from terarec.errors import FormatError
+from terarec.apps.recipes.data_sets import prepare_ratings, prepare_sequences
 from terarec.etl import prepare
 from terarec.etl.workflow import Workflow
-from terarec.formats import write_dataset
 from terarec.formats.dataset import DATASET_FILE
-from terarec.formats.parquet import ParquetShardWriter
-from terarec.io.directories import atomic_dir
 from terarec.models.pairs import PairModel
 from terarec.models.sequences import SequenceModel
-from terarec.ragged import Ragged, offsets_of
-from terarec.spec import CategoricalColumn, DatasetSpec, LabelColumn, ShardSpec
 from terarec.spec.recipe import RatingDataSpec, RecipeSpec, SequenceDataSpec
 from terarec.train.retrieval import Popularity, evaluate_towers
 from terarec.train.run import Run
 from terarec.train.seeds import SeedResult, SeedsReport, fit_seeds
 from terarec.train.sequence_ranking import evaluate_popularity, evaluate_sequences
 from terarec.train.trainer import Callback
-
-ITEM, HISTORY, LABEL = "item", "history", "next"
-"""Columns of a sample: an item, the items before it, and the label, which is 1."""
-
-_FEWEST_ITEMS = 3
-_LAST_ITEMS = {"train": 3, "valid": 2, "test": 1}
-"""Split -> how many items from the end of a sequence its sample's item is."""
-
-Integers = NDArray[np.int64]
-
-
-def prepare_sequences(file: Path, out: Path) -> None:
-    """Write the data set of a file of sequences, atomically.
-
-    A sample of the train split has the last item but two and those before it; the history of the validation ends
-    there, and that of the test one item later. A user with three items, and so without a history to train on, has an
-    empty one.
-
-    Args:
-        file: A line a user: the user's number, and at least three numbers of items, which are 1 or higher, in the order
-            of time. Plain or compressed.
-        out: Directory to write.
-
-    Raises:
-        FormatError: A line of another form, with its number.
-    """
-    sequences = _read(file)
-    longest = max(len(items) for items in sequences)
-    rows = 1 + max(int(items.max()) for items in sequences)
-    spec = DatasetSpec(
-        name=file.name.partition(".")[0],
-        storage="parquet",
-        labels=(LabelColumn(name=LABEL),),
-        dense=(),
-        categorical=(
-            CategoricalColumn(name=ITEM, rows=rows),
-            # A list has room for two keys at least.
-            CategoricalColumn(name=HISTORY, rows=rows, hotness=max(2, longest - 1)),
-        ),
-    )
-    with atomic_dir(out) as partial:
-        splits = {}
-        for split, last in _LAST_ITEMS.items():
-            name = f"{split}/part-00000.parquet"
-            writer = ParquetShardWriter(partial / name, spec)
-            items = np.array([items[-last] for items in sequences], dtype=np.int64)
-            histories = [items[:-last] for items in sequences]
-            lists = Ragged(np.concatenate(histories), offsets_of(np.array([len(items) for items in histories])))
-            count = len(sequences)
-            writer.write(np.ones((count, 1), np.float32), np.empty((count, 0), np.float32), [items, lists])
-            writer.close()
-            splits[split] = (ShardSpec(file=name, rows=count),)
-        write_dataset(replace(spec, splits=splits), partial, location=out)
-
-
-def _read(file: Path) -> Sequence[Integers]:
-    sequences = []
-    for number, line in enumerate(read_text(file).splitlines(), start=1):
-        words = line.split()
-        if not words:
-            continue
-        if len(words) <= _FEWEST_ITEMS or not all(word.isascii() and word.isdigit() for word in words):
-            got = line if len(line) <= 60 else f"{line[:60]}..."
-            raise FormatError(file, f"line {number}", f"got {got!r}, expected a user and at least 3 items, all numbers")
-        items = np.array([int(word) for word in words[1:]], dtype=np.int64)
-        if items.min() < 1:
-            raise FormatError(file, f"line {number}", "got the item 0, expected numbers from 1")
-        sequences.append(items)
-    if not sequences:
-        raise FormatError(file, "has no lines, expected one for each user")
-    return sequences
-
 
 TEST_SPLIT = "test"
 
