@@ -112,6 +112,9 @@ def test_workers_follow_a_trainer(kind: str, live: Live, trained: TrainedRun, tm
             wait_for(lambda: len(set(children(process.pid)) - {first, second}) == 1)
             live.add(6)
             server.wait_for(6)
+            # Memory goes although no worker lets go of it.
+            for worker in children(process.pid):
+                os.kill(worker, signal.SIGKILL)
             os.kill(process.pid, signal.SIGTERM)
             assert process.read_line() == "stopped"
     assert not list(Path("/dev/shm").glob(f"terarec-test-{os.getpid()}*"))

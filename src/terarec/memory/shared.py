@@ -9,7 +9,7 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -109,6 +109,25 @@ def _leave(directory: Path, locks: ExitStack, removes: bool) -> None:
             remove_abandoned(directory)
 
 
+@contextmanager
+def kept_directories(tiers: Iterable[object]) -> Iterator[None]:
+    """Use the shared memory among some tiers during a block, at whose end it goes however other processes ended.
+
+    Args:
+        tiers: Specs of tiers.
+
+    Raises:
+        StorageError: See `SharedDirectory`.
+    """
+    directories: list[SharedDirectory] = []  # one that nobody refers to is closed
+    try:
+        directories += (SharedDirectory(spec) for spec in tiers if isinstance(spec, SharedMemorySpec))
+        yield
+    finally:
+        for directory in directories:
+            directory.close()
+
+
 class OpenFile(Protocol):
     """Opens or creates the row file of a table."""
 
@@ -150,6 +169,7 @@ class SharedStores(TableStores):
         self._directory = SharedDirectory(spec)
         self._looking = threading.Lock()
         self._looked = 0.0
+        self._looks = True
         self._has_moved = False
         super().__init__([TableStore(None, is_writable=False) for _ in tables], reader)
         try:
@@ -172,7 +192,7 @@ class SharedStores(TableStores):
 
     def read(self, batch: RowBatch, out: Tensor) -> Tensor:
         """Copy rows of the last commit; see `Level.read`."""
-        if time.monotonic() - self._looked >= _LOOK_SECONDS:
+        if self._looks and time.monotonic() - self._looked >= _LOOK_SECONDS:
             self._look(waits=False)
         try:
             return super().read(batch, out)
@@ -202,6 +222,10 @@ class SharedStores(TableStores):
         self._look()
         has_moved, self._has_moved = self._has_moved, False
         return has_moved
+
+    def stay(self) -> None:
+        """See newer commits by `refresh` alone from now on, so that rows change together with what goes with them."""
+        self._looks = False
 
     def _look(self, *, waits: bool = True) -> bool:
         """Move on to the last commits; return whether there was a new one. Another thread may be about to."""

@@ -141,7 +141,14 @@ class VersionLoader:
             if described is not None and described.follows is not None and follows:
                 # After the comparison, which is with the scores of the checkpoint that was promoted.
                 updates = LiveUpdates(session, Path(described.follows), every_seconds=_FOLLOW_SECONDS)
-            served = self._served(session, model.name, str(version), updates)
+            served = served_model(
+                session,
+                self._options,
+                name=model.name,
+                version=str(version),
+                updates=updates,
+                statistics=self._statistics,
+            )
             self._identities[served] = identity
             return served
         except BaseException:
@@ -151,20 +158,6 @@ class VersionLoader:
                 updates.close()
             session.close()
             raise
-
-    def _served(self, session: InferenceSession, name: str, version: str, updates: LiveUpdates | None) -> ServedModel:
-        if self._statistics is None:
-            return ServedModel(session, self._options, name=name, version=version, updates=updates)
-        counted = f"{name}/{version}"
-        return ServedModel(
-            session,
-            self._options,
-            name=name,
-            version=version,
-            updates=updates,
-            statistics=self._statistics.counter(counted),
-            others=partial(self._statistics.others, counted),
-        )
 
     def _tables_of(self, name: str, *, follows: bool) -> ServedTables | None:
         if self._tables is not None and self._server is not None:
@@ -191,3 +184,25 @@ class VersionLoader:
             if described.memory_bytes > available:
                 problem = f"{described.memory_bytes:,} bytes requested, {available:,} available on {self._device}"
                 raise NoSpaceError("tables and layers", problem)
+
+
+def served_model(
+    session: InferenceSession,
+    options: ServedModelOptions,
+    *,
+    name: str,
+    version: str | None = None,
+    updates: LiveUpdates | None = None,
+    statistics: WorkerStatistics | None = None,
+) -> ServedModel:
+    """Return a model whose requests a worker counts, if there are several; see `ServedModel`."""
+    counted = name if version is None else f"{name}/{version}"
+    return ServedModel(
+        session,
+        options,
+        name=name,
+        version=version,
+        updates=updates,
+        statistics=None if statistics is None else statistics.counter(counted),
+        others=None if statistics is None else partial(statistics.others, counted),
+    )

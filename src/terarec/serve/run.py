@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
 
+from terarec.memory.shared import kept_directories
 from terarec.serve.access_log import AccessLog, check_access_log
 from terarec.serve.api import InferenceApi
 from terarec.serve.calls import CallSink
 from terarec.serve.input_drift import DriftWatch
 from terarec.serve.listening import address_of, bind, bind_admin, shared_memory
 from terarec.serve.live import LiveUpdates
-from terarec.serve.loading import VersionLoader
+from terarec.serve.loading import VersionLoader, served_model
 from terarec.serve.models import ServedModels
 from terarec.serve.process import READY, STOPPING, notify, settled_heap
 from terarec.serve.publishing import UpdateReceiver
@@ -324,9 +325,7 @@ def _run_work(run_dir: Path, spec: ServingSpec, options: _SessionOptions) -> Ite
 
     def work(statistics: WorkerStatistics, run: RunModels) -> None:
         session.use_executor(run_dir, spec.executor)
-        counter, others = statistics.counter(spec.name), partial(statistics.others, spec.name)
-        model = ServedModel(session, spec.model_options(), name=spec.name, statistics=counter, others=others)
-        run(_installed(model))
+        run(_installed(served_model(session, spec.model_options(), name=spec.name, statistics=statistics)))
 
     with session:
         yield work
@@ -341,7 +340,9 @@ def _tiers_work(
     def work(statistics: WorkerStatistics, run: RunModels) -> None:
         run(_run_models(run_dir, spec, options, stream, statistics))
 
-    yield work
+    # Workers that are killed, such as one that a stop finds while it starts, leave memory as it is.
+    with kept_directories(() if spec.tables is None else spec.tables.tiers):
+        yield work
 
 
 @contextlib.contextmanager
@@ -426,11 +427,7 @@ def _run_models(
     with _receiving(run_dir, stream if receives else None):
         session = _open(run_dir, spec, options, executor=spec.executor)
         updates = _following(session, run_dir, spec, is_received=stream is not None)
-        counter = None if statistics is None else statistics.counter(spec.name)
-        others = None if statistics is None else partial(statistics.others, spec.name)
-        model = ServedModel(
-            session, spec.model_options(), name=spec.name, updates=updates, statistics=counter, others=others
-        )
+        model = served_model(session, spec.model_options(), name=spec.name, updates=updates, statistics=statistics)
         with session, _installed(model) as models:
             yield models
 
