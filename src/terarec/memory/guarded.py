@@ -100,6 +100,7 @@ class Guarded:
         share: Share of the rows of a table that are loaded here.
         fences: For each table, which state its rows are of.
         await_rows: Returns once the rows that another process loads are there; None where none does.
+        stay: Lets reads see what another process commits by `refresh` alone; None where they do so from the beginning.
 
     Args:
         level: As above.
@@ -136,6 +137,7 @@ class Guarded:
         self._has_all = has_all
         self.fences: list[Fence] = list(fences or map(self._noted, range(num_tables)))
         self.await_rows: Callable[[], None] | None = None
+        self.stay: Callable[[], None] | None = None
         self._losses = losses or (lambda table: (0, 0))
         self._clock = clock
         self._lock = threading.Lock()

@@ -235,12 +235,16 @@ class Stack:
     def follow(self, state: str) -> bool:
         """Read the last commits of other processes where rows are not of a state; return whether all are now.
 
+        From the first call on lookups see such commits by these calls alone.
+
         Faster levels forget what they kept, unless the rows are of `state` now: the caller then knows what has changed.
 
         Raises:
             StorageError: A level is damaged.
         """
         for place, level in enumerate(self.levels):
+            if level.stay is not None:
+                level.stay()
             behind = self._behind(level, state)
             with self._updating_tables(behind):
                 if behind and level.refresh():

@@ -90,6 +90,8 @@ class LiveUpdates(Repeating):
         self._unwritten: _Unwritten | None = None
         self._count = dict.fromkeys(("deltas", "snapshots", "rows", "removed", "rejected"), 0)
         self._last_error = ""
+        # What another process writes is looked up with the layers of its state, and not before.
+        self._served.follow(session.state)
         super().__init__("terarec-live-updates", every_seconds)
 
     def poll(self) -> bool:

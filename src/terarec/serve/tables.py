@@ -206,6 +206,10 @@ class ServedRun:
         rows = overlaid(self.lookups().rows, overlays)
         return OverlaidTables(ServedLookups(rows), {name: overlay.changes for name, overlay in overlays.items()})
 
+    def follow(self, state: StateId) -> bool:
+        """Read what other processes wrote; from now on by these calls alone. Return whether all rows are of `state`."""
+        return self.server.follow(self.name, state_name(state), self.version)
+
     def write(self, changes: Mapping[str, Sequence[TableChange]], state: StateId, checkpoint: Path) -> bool:
         """Change the rows of the version, and bring stale tiers up to date; return whether all rows are of `state` now.
 
@@ -222,7 +226,7 @@ class ServedRun:
         """
         name = state_name(state)
         # Files first: what a cache or host memory read from them before would be older than what they get here.
-        if not self.server.follow(self.name, name, self.version):
+        if not self.follow(state):
             return False
         if changes:
             try:
