@@ -81,14 +81,14 @@ def test_backward_deposits_gradients_and_nothing_else_does() -> None:
     mine(jagged)
     with torch.no_grad():
         assert not mine(jagged).pooled.requires_grad
-    assert not any(mine.pending.held())
+    assert not any(mine.pending.gradients())
     for training in (True, False):  # as in torch, evaluation mode does not stop gradients
         out = mine.train(training)(jagged)
         (out.pooled.sum() + out.sequences["f2"].values.sum()).backward()
         taken, factor = mine.take_gradients()
         assert [len(gradients) for gradients in taken] == [2, 1]
         assert factor == 1.0
-        assert not any(mine.pending.held())
+        assert not any(mine.pending.gradients())
 
 
 def test_gradients_that_no_optimizer_takes_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -168,8 +168,8 @@ def test_a_deep_copy_is_independent_and_alike() -> None:
     twin.table("a").zero_()
     assert mine.table("a").abs().sum() > 0
     twin(jagged).pooled.sum().backward()
-    assert any(twin.pending.held())
-    assert not any(mine.pending.held())
+    assert any(twin.pending.gradients())
+    assert not any(mine.pending.gradients())
 
 
 def test_memory_and_description() -> None:

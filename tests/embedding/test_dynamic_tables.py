@@ -310,7 +310,7 @@ def test_threads_that_train_and_look_up_share_a_table() -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda work: work[0](work[1]), [(train, 0), (train, 100), (look_up, 0), (look_up, 0)]))
     assert [len(table) for table in mine.tables.values()] == [300 + 7 * 19 + 100, 300]
-    assert sum(float(held.grad.sum()) for held in mine.pending.held()[0]) == 2 * 20 * 300 * mine.output_width
+    assert sum(float(held.grad.sum()) for held in mine.pending.gradients()[0]) == 2 * 20 * 300 * mine.output_width
     rows = torch.cat([table.rows(table.keys(), train=False) for table in mine.tables.values()])
     assert rows.unique().numel() == rows.numel()
 

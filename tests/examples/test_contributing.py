@@ -79,7 +79,7 @@ for slices in ((), ("country",)):
     metrics.update(scores=scores, labels=labels, columns={"country": np.array([1, 1, 2, 2])})
     found = metrics.compute()
     assert math.isclose(found["log_cosh"], sum(errors) / 3, rel_tol=1e-6)
-of_first = found.slices["country"].values[0].found.values["log_cosh"]
+of_first = found.slices["country"].values[0].metrics.values["log_cosh"]
 assert math.isclose(of_first, sum(errors[:2]) / 2, rel_tol=1e-6)
 """
 

@@ -71,7 +71,7 @@ def test_a_cache_without_a_level_below_is_a_limit() -> None:
     cache.write(batch(2, 3), rows(5, 6))
     with pytest.raises(BudgetError) as caught:
         cache.write(batch(5), rows(5))
-    assert (caught.value.needed, caught.value.held, caught.value.needed_bytes) == (5, 4, 5 * 26)
+    assert (caught.value.needed, caught.value.capacity, caught.value.needed_bytes) == (5, 4, 5 * 26)
     assert cache.count(0) == 4
     assert sum(len(keys) for keys, _ in cache.items(0, 3)) == 4
 

@@ -104,9 +104,9 @@ def test_metrics_by_group_and_slice_equal_their_definitions(batch, weighted, lab
         assert found.other is None
         assert found.other_values == 0
         for of_value in found.values:
-            check(of_value.found, samples, NAMES, lambda row, value=of_value.value, of=values: of[row] == value)
-    assert [found.found.rows for found in results.slices["country"].values] == sorted(
-        (found.found.rows for found in results.slices["country"].values), reverse=True
+            check(of_value.metrics, samples, NAMES, lambda row, value=of_value.value, of=values: of[row] == value)
+    assert [each.metrics.rows for each in results.slices["country"].values] == sorted(
+        (each.metrics.rows for each in results.slices["country"].values), reverse=True
     )
 
 
@@ -146,9 +146,10 @@ def test_several_classes():
         results = held.compute()
         assert results["logloss"] == pytest.approx(np.average(losses, weights=weights), rel=1e-6)
         assert results["accuracy"] == pytest.approx(np.average(right, weights=weights), rel=1e-6)
-    for found in results.slices["half"].values:
-        part = slices == found.value
-        assert found.found.values["accuracy"] == pytest.approx(np.average(right[part], weights=weights[part]), rel=1e-6)
+    for each in results.slices["half"].values:
+        part = slices == each.value
+        expected = np.average(right[part], weights=weights[part])
+        assert each.metrics.values["accuracy"] == pytest.approx(expected, rel=1e-6)
     with pytest.raises(ConfigError, check=at("LogLoss.update")):
         held.update(logits=logits, scores=logits, labels=np.full(60, 3.0), columns={"half": slices})
     with pytest.raises(ConfigError, check=at("gauc")):
@@ -181,7 +182,7 @@ def test_columns_of_every_kind(values, shown):
         held.update(scores=np.zeros(4), labels=np.arange(4), columns={"column": values})
     found = held.compute().slices["column"]
     assert [of_value.value for of_value in found.values] == shown
-    assert [of_value.found.values["mae"] for of_value in found.values] == [1.0, *([1.0, 3.0])]
+    assert [of_value.metrics.values["mae"] for of_value in found.values] == [1.0, *([1.0, 3.0])]
 
 
 def test_a_column_has_one_type():

@@ -122,7 +122,7 @@ def test_a_dynamic_scale_skips_both_sides_and_falls(where: str, order: int) -> N
     if where == "layer":
         model.layer.weight.grad[0, 0] = torch.inf
     else:
-        (gradient,) = model.tables.pending.held()[0]
+        (gradient,) = model.tables.pending.gradients()[0]
         gradient.grad[0, 0] = torch.inf
     assert not scaler.step(optimizers)
     scaler.update()

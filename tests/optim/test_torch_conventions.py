@@ -672,7 +672,7 @@ def test_copies_and_pickles_have_gradients_of_their_own(kind: str) -> None:
         mine.step()
         assert torch.equal(twin.rows()[0], before[0])
         assert not torch.equal(twin.rows()[1], before[1])
-    assert sum(map(len, model.second.pending.held())) == 1
+    assert sum(map(len, model.second.pending.gradients())) == 1
 
 
 def test_double_backward_through_a_lookup_raises() -> None:
@@ -680,7 +680,7 @@ def test_double_backward_through_a_lookup_raises() -> None:
     vectors = model.look_up(model.first, keys()[0])
     (grad,) = torch.autograd.grad(vectors.square().sum(), vectors, create_graph=True)
     grad.square().sum().backward()  # a penalty on the gradient of the vectors is fine
-    assert any(model.first.pending.held())
+    assert any(model.first.pending.gradients())
 
 
 def test_non_finite_options_and_scaler_agree() -> None:

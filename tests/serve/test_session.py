@@ -87,7 +87,7 @@ def test_a_session_leaves_no_graph_and_no_gradient(trained: TrainedRun, session:
     session.predict(trained.records(0, 5))
     assert torch.is_grad_enabled()
     embedding = session._weights.current.model.embedding
-    assert not any(embedding.pending.held())
+    assert not any(embedding.pending.gradients())
     assert all(not table.state_names for table in embedding.tables.values())  # no optimizer state was made
 
 

@@ -128,12 +128,12 @@ class ItemIndex:
             places = np.unique(self._places("allow", [allow], 1).values)
             # One list for all queries is a smaller index: a single product finds its best items.
             best = _best_exact(queries, self.vectors[places], k, _within(excluded, places))
-            return self._found(queries, np.where(best < 0, -1, _take(places, best)), k)
+            return self._best_items(queries, np.where(best < 0, -1, _take(places, best)), k)
         if allow is not None:
             return self._search_lists(queries, k, excluded, self._places("allow", list(allow), len(queries)))
         if self.method == "exact":
-            return self._found(queries, _best_exact(queries, self.vectors, k, excluded), k)
-        return self._found(queries, self._by_lists(queries, k, excluded), k)
+            return self._best_items(queries, _best_exact(queries, self.vectors, k, excluded), k)
+        return self._best_items(queries, self._by_lists(queries, k, excluded), k)
 
     def save(self, directory: Path, *, source: Mapping[str, str] | None = None) -> None:
         """Write the index into a new directory, atomically.
@@ -223,7 +223,7 @@ class ItemIndex:
             scores = self.vectors[mine] @ query
             best = np.argsort(-scores, kind="stable")[:k]
             places[number, : len(best)] = mine[best]
-        return self._found(queries, places, k)
+        return self._best_items(queries, places, k)
 
     def _by_lists(self, queries: Floats, k: int, excluded: Ragged[Integers, Integers]) -> Integers:
         """Search for as many items more as the longest list excludes, and leave those out."""
@@ -242,7 +242,7 @@ class ItemIndex:
             nearest[np.isin(np.arange(len(queries))[:, None] * len(self) + nearest, codes)] = -1
         return nearest
 
-    def _found(self, queries: Floats, places: Integers, k: int) -> FoundItems:
+    def _best_items(self, queries: Floats, places: Integers, k: int) -> FoundItems:
         """Return places int64[Q, n], -1 being none, as k keys in the order of their exact scores."""
         places = np.pad(places, ((0, 0), (0, max(0, k - places.shape[1]))), constant_values=-1)
         # Scored again, exactly: a place means the same product whichever search found it.

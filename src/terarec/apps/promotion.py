@@ -225,15 +225,15 @@ def _last_evaluation(path: Path, step: int) -> tuple[dict[str, float], int | Non
     if not path.is_file():
         return {}, None, ""
     log = read_log(path)
-    found = [point for point in log.evaluations if point["step"] <= step]
-    if not found:
+    points = [point for point in log.evaluations if point["step"] <= step]
+    if not points:
         return {}, None, ""
-    numbers = {name: found[-1].get(name) for name in log.metrics}
+    numbers = {name: points[-1].get(name) for name in log.metrics}
     # Of an undefined metric, and of one that has several values, there is no number to show.
     metrics = {
         name: float(value) for name, value in numbers.items() if isinstance(value, int | float) and math.isfinite(value)
     }
-    return metrics, int(found[-1]["step"]), str(found[-1]["split"])
+    return metrics, int(points[-1]["step"]), str(points[-1]["split"])
 
 
 def _memory_bytes(version: Path, allow_import: Sequence[str]) -> int:

@@ -259,8 +259,8 @@ class Recommender:
             vectors, k if self.ranker is None else max(k, candidates), exclude=exclude, allow=allow
         )
         if self.ranker is None:
-            return self.best([found.places for found in retrieved], [found.logits for found in retrieved], k)
-        places = [found.places for found in retrieved]
+            return self.best([each.places for each in retrieved], [each.logits for each in retrieved], k)
+        places = [each.places for each in retrieved]
         return self.best(places, list(self._ranked(users, places)), k)
 
     def retrieve(

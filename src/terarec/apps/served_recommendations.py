@@ -224,8 +224,8 @@ class Recommendations(Repeating):
             None if self._spec.ranker is None else await self._ranking(self._spec.ranker, current, request, retrieved)
         )
         ended = time.monotonic_ns()
-        scores = [found.logits for found in retrieved] if ranking is None else ranking.scores
-        best = current.recommender.best([found.places for found in retrieved], scores, request.k)
+        scores = [each.logits for each in retrieved] if ranking is None else ranking.scores
+        best = current.recommender.best([each.places for each in retrieved], scores, request.k)
         times_ns |= {"retrieve": arrived - begun, "request": ended - begun}
         if ranking is not None:
             times_ns["rank"] = ended - arrived
@@ -287,11 +287,11 @@ class Recommendations(Repeating):
         self, name: str, current: _Retrieval, request: RecommendRequest, retrieved: Sequence[Candidates]
     ) -> _Ranking:
         ranker = self._models.get(name)
-        places = [found.places for found in retrieved]
+        places = [each.places for each in retrieved]
         lengths = [len(rows) for rows in places]
         if not sum(lengths):  # after `exclude` and `allow`
             return _Ranking(
-                [found.logits for found in retrieved],
+                [each.logits for each in retrieved],
                 ScoringVersion(model=ranker.name, version=ranker.version, step=ranker.session.step),
             )
         # In a thread: it converts the columns of thousands of candidates.

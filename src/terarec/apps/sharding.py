@@ -144,7 +144,7 @@ def table_loads(
     with torch.random.fork_rng(devices=()), record_tables() as records:
         build_model(spec.model, dataset, num_outputs=num_outputs, allow_import=allow_import)
     counts = KeyCounts(spec, dataset, reads_keysets=True)
-    memory = {table.name: table for table in planned_tables(spec, records, counts=counts, given=rows, is_gpu=is_gpu)}
+    memory = {table.name: table for table in planned_tables(spec, records, counts=counts, sizes=rows, is_gpu=is_gpu)}
     rules = table_rules({"default": spec.sparse_optimizer, **spec.row_optimizers})
     sampled = _sampled_keys(spec, records, world_size) if "train" in dataset.splits else {}
     readers = [feature for record in records for feature in record.features]

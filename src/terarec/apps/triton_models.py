@@ -302,14 +302,14 @@ class _TritonModel:
     def execute(self, requests: Sequence[object]) -> list[object]:
         """Answer each request; those of the same lengths are computed together."""
         backend = self._backend
-        given = [self._arrays(request) for request in requests]
+        inputs = [self._arrays(request) for request in requests]
         # Clients pad lists to lengths of their own and leave optional inputs out: such requests cannot be joined.
         groups: dict[tuple[tuple[str, tuple[int, ...]], ...], list[int]] = {}
-        for place, arrays in enumerate(given):
+        for place, arrays in enumerate(inputs):
             groups.setdefault(tuple((name, array.shape[1:]) for name, array in arrays.items()), []).append(place)
         answers: list[object] = [None] * len(requests)
         for places in groups.values():
-            joined = {name: np.concatenate([given[place][name] for place in places]) for name in given[places[0]]}
+            joined = {name: np.concatenate([inputs[place][name] for place in places]) for name in inputs[places[0]]}
             try:
                 outputs = self._stage(joined)
             except Exception as error:  # the client gets any error
@@ -318,7 +318,7 @@ class _TritonModel:
                 continue
             begin = 0
             for place in places:
-                end = begin + len(given[place][self._names[0]])
+                end = begin + len(inputs[place][self._names[0]])
                 tensors = [
                     backend.Tensor.from_dlpack(name, torch.tensor(outputs[name][begin:end].astype(dtype, copy=False)))
                     for name, dtype in self._types.items()

@@ -168,10 +168,10 @@ class TableChain:
             return self._base.num_rows(table)
         path, files = self._deltas[-1]
         # Without its checksum: the reader of the rows compares it.
-        found = tensor_shapes(path / files[table][-1].file)[1].get("table_rows", "")
-        if not found.isdecimal():
-            raise FormatError(path / files[table][-1].file, f"has the table_rows {found!r}, expected a number")
-        return int(found)
+        num_rows = tensor_shapes(path / files[table][-1].file)[1].get("table_rows", "")
+        if not num_rows.isdecimal():
+            raise FormatError(path / files[table][-1].file, f"has the table_rows {num_rows!r}, expected a number")
+        return int(num_rows)
 
     def shape(self, table: str) -> TableShape:
         """Return the size of a table; see `TableFiles.shape`. Deltas give a static one in tiers at most these rows."""

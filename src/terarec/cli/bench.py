@@ -130,8 +130,8 @@ def bench_serve(options: BenchServeOptions, show: Show) -> None:
 def _spec(options: BenchServeOptions) -> LoadSpec:
     names = comma_separated(options.protocols)
     if not names:
-        given = {"http": options.url, "grpc": options.grpc}
-        names = tuple(name for name, address in given.items() if address is not None)
+        addresses = {"http": options.url, "grpc": options.grpc}
+        names = tuple(name for name, address in addresses.items() if address is not None)
     if not names:
         raise ConfigError("URL", "got none, expected the URL of a server, or --grpc HOST:PORT")
     protocols = tuple(one for name in names for one in LOAD_PROTOCOLS if one == name)
@@ -158,16 +158,16 @@ def _numbers(option: str, text: str | None, kind: Callable[[str], Number]) -> tu
 
 def notes(figures: Sequence[LoadFigures]) -> list[str]:
     """Return what a reader of the figures must know of the client."""
-    found = []
+    lines = []
     busy = [one for one in figures if one.rate is None and one.client_busy_share > _BUSY]
     if busy:
         most = percent_text(max(one.client_busy_share for one in busy))
-        found.append(
+        lines.append(
             f"The client's processes were busy for up to {most} of the time: they may be the limit; see --processes."
         )
     late = [one.late_p99_ms for one in figures if one.late_p99_ms is not None and one.late_p99_ms > _LATE_MS]
     if late:
-        found.append(
+        lines.append(
             f"1 % of the requests were sent up to {max(late):.1f} ms late, which counts as latency; see --processes."
         )
-    return found
+    return lines

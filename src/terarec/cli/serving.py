@@ -114,13 +114,13 @@ def _exported(options: ExportOptions) -> ExportReport | TableReport | Embeddings
     allowed = options.allow_import or ()
     if options.format not in (*FORMATS, "triton"):
         # These formats have the vectors of tables alone.
-        given = {
+        options_of_format = {
             "--row-type": options.numbers.row_type != Numbers().row_type,
             "--precision": options.numbers.precision is not None,
             "--data": options.data is not None,
             "--split": options.split != ExportOptions.split,
         }
-        check_unset(given, f"for --to {options.format}")
+        check_unset(options_of_format, f"for --to {options.format}")
     # Named by its purpose, next to the formats of files.
     form = "parquet" if options.format == "embeddings" else options.format
     if options.table is not None:
@@ -379,13 +379,13 @@ def _served(options: ServeOptions) -> Path | RepositorySpec:
         "keep_versions": options.keep_versions,
         "follow_runs": options.follow_runs or None,
     }
-    given = {name: value for name, value in fields.items() if value is not None}
+    values = {name: value for name, value in fields.items() if value is not None}
     if options.model_repository is None:
         if options.run is None:
             raise ConfigError("RUN", "missing, expected a RUN, or --model-repository")
         flags = {"control": "--model-control", "load": "--load-model"}
         check_unset(
-            {flags.get(name, f"--{name.replace('_', '-')}"): True for name in given}, "without --model-repository"
+            {flags.get(name, f"--{name.replace('_', '-')}"): True for name in values}, "without --model-repository"
         )
         return options.run
     check_unset(
@@ -397,7 +397,7 @@ def _served(options: ServeOptions) -> Path | RepositorySpec:
         },
         "with a RUN" if options.run is not None else "with --model-repository",
     )
-    return RepositorySpec(path=str(options.model_repository), **given)
+    return RepositorySpec(path=str(options.model_repository), **values)
 
 
 _TIME = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s)", re.ASCII)
@@ -405,10 +405,10 @@ _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 def _seconds(option: str, text: str) -> float:
-    found = _TIME.fullmatch(text)
-    if found is None:
+    match = _TIME.fullmatch(text)
+    if match is None:
         raise ConfigError(option, f"got {quoted(text)}, expected a time such as 10ms, 500us or 0.5s")
-    return float(found[1]) * _UNITS[found[2]]
+    return float(match[1]) * _UNITS[match[2]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -528,7 +528,7 @@ def recommend(options: RecommendOptions, show: Show) -> None:
         _column(users, options.exclude, "--exclude")
     recommender = Recommender.open(retrieval, catalogue, ranker=ranker, index=options.search, index_dir=options.index)
     # A column that is not there is rejected by the recommender, which knows what both models need.
-    given = [name for name in recommender.user_columns if name in users.column_names]
+    columns = [name for name in recommender.user_columns if name in users.column_names]
     rows: int = users.num_rows
     # The key as it was read, so that the result joins the file of the items.
     kind = catalogue.columns.schema.field(options.key).type
@@ -540,16 +540,16 @@ def recommend(options: RecommendOptions, show: Show) -> None:
     ):
         for begin in range(0, rows, _USERS):
             part = users.slice(begin, _USERS)
-            found = recommender.recommend(
-                {name: part.column(name) for name in given},
+            answer = recommender.recommend(
+                {name: part.column(name) for name in columns},
                 options.k,
                 candidates=options.candidates,
                 exclude=None if options.exclude is None else _lists(part.column(options.exclude)),
                 allow=allow,
             )
-            row = [begin + number for number, items in enumerate(found.items) for _ in items]
-            rank = [place for items in found.items for place in range(1, 1 + len(items))]
-            items, scores = (_flat(lists) for lists in (found.items, found.scores))
+            row = [begin + number for number, items in enumerate(answer.items) for _ in items]
+            rank = [place for items in answer.items for place in range(1, 1 + len(items))]
+            items, scores = (_flat(lists) for lists in (answer.items, answer.scores))
             file.write_table(
                 pa.Table.from_pydict(dict(zip(schema.names, (row, rank, items, scores), strict=True)), schema)
             )
@@ -571,17 +571,17 @@ def _read(path: Path, inputs: Iterable[InputColumn]) -> pa.Table:
 def _column(table: pa.Table, name: str, option: str) -> list[Any]:
     if name not in table.column_names:
         raise ConfigError(option, f"got no column {name!r}, expected one of {', '.join(table.column_names)}")
-    found: list[Any] = table.column(name).to_pylist()
-    return found
+    values: list[Any] = table.column(name).to_pylist()
+    return values
 
 
 def _lists(column: pa.ChunkedArray) -> list[list[Any]]:
-    found = column.to_pylist()
+    lists = column.to_pylist()
     # A missing list excludes nothing.
-    if not all(value is None or isinstance(value, list) for value in found):
+    if not all(value is None or isinstance(value, list) for value in lists):
         raise ConfigError("--exclude", f"got a column of type {column.type}, expected lists of items")
-    return [value or [] for value in found]
+    return [value or [] for value in lists]
 
 
 def _flat(lists: list[list[Any]]) -> list[Any]:
-    return [value for held in lists for value in held]
+    return [value for values in lists for value in values]

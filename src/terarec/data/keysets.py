@@ -32,7 +32,7 @@ class PartKeysets:
         self._directory = directory
         self._split = split
         self._parts = tuple(parts)
-        self._held: dict[int, Mapping[str, NDArray[np.int64]]] = {}
+        self._recent: dict[int, Mapping[str, NDArray[np.int64]]] = {}
         self._lock = threading.Lock()
 
     def keys(self, part: int) -> Mapping[str, NDArray[np.int64]]:
@@ -44,12 +44,12 @@ class PartKeysets:
         """
         # Held while the file is read: further threads wait for the same part instead of reading it, too.
         with self._lock:
-            keys = self._held.pop(part, None)
+            keys = self._recent.pop(part, None)
             if keys is None:
-                while len(self._held) >= _HELD:
-                    del self._held[next(iter(self._held))]
+                while len(self._recent) >= _HELD:
+                    del self._recent[next(iter(self._recent))]
                 keys = read_part_keys(self._directory, self._split, self._parts[part])
-            self._held[part] = keys  # the last one used is the last
+            self._recent[part] = keys  # the last one used is the last
             return keys
 
     def check(self, part: int, names: Sequence[str], block: ColumnBlock, first_row: int) -> None:

@@ -184,12 +184,12 @@ class ReceivedKeys(NamedTuple):
     """Keys that all ranks request from this one.
 
     Attributes:
-        found: The rows of their keys, for each arena.
+        rows: The rows of their keys, for each arena.
         counts: Numbers of keys that came from each rank.
         bags: Bags that came from each rank, by the number of the table.
     """
 
-    found: list[FoundRows]
+    rows: list[FoundRows]
     counts: Counts
     bags: dict[int, list[BagPart]]
 

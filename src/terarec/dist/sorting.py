@@ -163,13 +163,13 @@ def _cut(
     return wanted
 
 
-def _cut_bags(held: _SortedBags, numbers: Sequence[Sequence[int]]) -> SentBags:
+def _cut_bags(source: _SortedBags, numbers: Sequence[Sequence[int]]) -> SentBags:
     parts, bags, first_bag, first_key = [], [], 0, 0
     for num_bags, num_keys, _ in numbers:
         of_bags, of_keys = slice(first_bag, first_bag + num_bags), slice(first_key, first_key + num_keys)
-        weights = None if held.weights is None else held.weights[of_keys]
-        parts.append(BagPart(held.lengths[of_bags], held.places[of_keys], weights))
-        bags.append(held.bags[of_bags])
-        if not held.by_column:
+        weights = None if source.weights is None else source.weights[of_keys]
+        parts.append(BagPart(source.lengths[of_bags], source.places[of_keys], weights))
+        bags.append(source.bags[of_bags])
+        if not source.by_column:
             first_bag, first_key = of_bags.stop, of_keys.stop
     return SentBags(tuple(parts), tuple(bags))

@@ -39,7 +39,7 @@ class KeyStream:
         self._stream = torch.Stream(device)
         # Numbers that do not change were made by the stream of the step.
         self._stream.wait_stream(self._of_step)
-        self._made: list[object] = []
+        self._kept: list[object] = []
         self._read: list[tuple[torch.Event, object]] = []
 
     @property
@@ -66,12 +66,12 @@ class KeyStream:
         """Let the step from here on wait for what this stream has begun."""
         self._of_step.wait_stream(self._stream)
 
-    def keep(self, made: object) -> None:
+    def keep(self, tensors: object) -> None:
         """Keep what was made for the next batch, and drop what steps have read.
 
         The lookups of the last batch have begun, and all work of those before.
         """
         self._read = [(event, former) for event, former in self._read if not event.query()]
-        self._made.append(made)
-        if len(self._made) > 2:
-            self._read.append((self._of_step.record_event(), self._made.pop(0)))
+        self._kept.append(tensors)
+        if len(self._kept) > 2:
+            self._read.append((self._of_step.record_event(), self._kept.pop(0)))

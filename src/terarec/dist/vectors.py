@@ -32,7 +32,7 @@ class FetchedVectors:
     def __init__(self, request: KeyRequest) -> None:
         self._exchange, self._wanted, self._sent = request.exchange, tuple(request.wanted), request.sent
         self._occurrences = request.occurrences
-        self._found, self._received, self._bags = request.find()
+        self._lookups, self._received, self._bags = request.find()
         self.vectors: list[list[Tensor]] = []
         self._pieces: list[list[Tensor]] = []
         self._copied: dict[int, Tensor] = {}
@@ -40,7 +40,7 @@ class FetchedVectors:
 
     def release(self) -> None:
         """Unpin the rows: no gradients will come."""
-        for lookup in self._found:
+        for lookup in self._lookups:
             lookup.release()
 
     def _send(self) -> PendingResult:
@@ -52,7 +52,7 @@ class FetchedVectors:
         joined: list[Tensor] = []
         pieces: list[list[Tensor]] = [[torch.empty(0, device=device)] * size for _ in self._wanted]
         copied: dict[int, Tensor] = {}
-        for lookup, tables, chosen in zip(self._found, arenas, exchange.tables_on_device(), strict=True):
+        for lookup, tables, chosen in zip(self._lookups, arenas, exchange.tables_on_device(), strict=True):
             starts, requested, copies = self._starts(chosen), received.rows[:, chosen], received.copies[me, chosen]
             requested_here, copies_here = received.host.rows[:, tables], received.host.copies[me, tables].tolist()
             # Those of other ranks first, so that they lie as they go.
@@ -154,7 +154,7 @@ class FetchedVectors:
             for source, part in enumerate(parts_of_bags):
                 (grad,) = blocks[source][number]
                 blocks[source][number] = [part.gradient(grad, int(self._received.host.rows[source, number]))]
-        for lookup, tables, chosen in zip(self._found, arenas, exchange.tables_on_device(), strict=True):
+        for lookup, tables, chosen in zip(self._lookups, arenas, exchange.tables_on_device(), strict=True):
             # Rows are by tables first, those of a table in the order of the ranks: one order of sums on every run.
             mine = [block for number in tables for of_rank in blocks for block in of_rank[number] if block.shape[0]]
             counts, here = self._received.all[:, chosen].sum(dim=0), self._received.host.all[:, tables].sum(dim=0)
@@ -201,7 +201,7 @@ class FetchedVectors:
         exchange, arenas, sizes = self._exchange, self._exchange.arena_tables(), received.tolist()
         cut = [torch.split(places, sizes[source]) for source, places in enumerate(positions)]
         firsts, index = [0] * len(grads), 0
-        for lookup, tables, chosen in zip(self._found, arenas, exchange.tables_on_device(), strict=True):
+        for lookup, tables, chosen in zip(self._lookups, arenas, exchange.tables_on_device(), strict=True):
             width = exchange.tables[tables[0]].width
             starts = self._starts(chosen)
             order: list[Tensor] = []

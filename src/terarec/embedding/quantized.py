@@ -49,7 +49,7 @@ class QuantizedCollection(nn.Module):
             for number, readers in translated_readers(arenas, features).items()
             if number in self._dynamic_names
         }
-        self._found: dict[str, FrozenKeys] = {}
+        self._keys: dict[str, FrozenKeys] = {}
         for number, arena in enumerate(arenas):
             for place, name in enumerate(self._dynamic_names.get(number, ())):
                 self.register_buffer(f"keys_{number}_{place}", tables[name].keys())
@@ -89,7 +89,7 @@ class QuantizedCollection(nn.Module):
 
     def memory_bytes(self) -> int:
         """Return the bytes of all packed rows, keys and indexes."""
-        indexes = sum(index.memory_bytes for index in self._found.values())
+        indexes = sum(index.memory_bytes for index in self._keys.values())
         return indexes + sum(buffer.numel() * buffer.element_size() for buffer in self.buffers())
 
     def _look_up(self, jagged: Jagged) -> EmbeddingOutput:
@@ -97,7 +97,7 @@ class QuantizedCollection(nn.Module):
         if self._dynamic_readers:
             check_offsets(jagged)
             for number, readers in self._dynamic_readers.items():
-                translated = translate(jagged, readers, self._found, train=False)
+                translated = translate(jagged, readers, self._keys, train=False)
                 # Rows in place of keys: the layout of a dynamic arena takes rows of the whole arena.
                 rows[number] = dataclasses.replace(translated.part, keys=translated.rows)
         looked_up = []
@@ -115,7 +115,7 @@ class QuantizedCollection(nn.Module):
             next_row = len(names)
             for place, name in enumerate(names):
                 keys = self.get_buffer(f"keys_{number}_{place}")
-                self._found[name] = FrozenKeys(keys, first_row=next_row, default_row=place)
+                self._keys[name] = FrozenKeys(keys, first_row=next_row, default_row=place)
                 next_row += keys.numel()
         for place, group in enumerate(self._groups):
             if group.arena in self._dynamic_names:
@@ -164,7 +164,7 @@ class QuantizedCollection(nn.Module):
 
     # Indexes follow from the keys in the buffers, and are built again.
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_found": {}}
+        return {**self.__dict__, "_keys": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]

@@ -64,7 +64,7 @@ class PendingGradients:
         self.arenas = tuple(arenas)
         self.table_lr: list[Tensor | None] = [None for _ in self.arenas]
         self._names = tuple(names)
-        self._held: list[list[BagGradient]] = []
+        self._gradients: list[list[BagGradient]] = []
         self._factor = 1.0
         self.over_ranks: Callable[[float], float] | None = None
         self.counted: list[Tensor | None] = [None for _ in self.arenas]
@@ -75,11 +75,11 @@ class PendingGradients:
         self._lock = threading.RLock()
         self.zero_()
 
-    def held(self) -> list[list[BagGradient]]:
+    def gradients(self) -> list[list[BagGradient]]:
         """Return the gradients of each arena: none after ``zero_grad()`` or a change of ``parameter.grad``."""
         with torch._C.DisableTorchFunctionSubclass():
             is_marked = self._marker is not None and self.parameter.grad is self._marker
-        return self._held if is_marked else self._empty()
+        return self._gradients if is_marked else self._empty()
 
     def put(self, arena: int, gradient: BagGradient) -> None:
         """Store `gradient` of an arena until `take`; log one warning if too many are stored.
@@ -94,9 +94,9 @@ class PendingGradients:
         with self._lock, torch._C.DisableTorchFunctionSubclass():
             self._mark()
             if self._factor != 1.0:  # later gradients are not scaled
-                self._held = [_scaled(mine, self._factor) for mine in self._held]
+                self._gradients = [_scaled(mine, self._factor) for mine in self._gradients]
                 self._factor = 1.0
-            mine = self._held[arena]
+            mine = self._gradients[arena]
             mine.append(gradient)
             warns = len(mine) == WARNS_AT and not self._has_warned
             self._has_warned |= warns
@@ -119,12 +119,12 @@ class PendingGradients:
         with self._lock, torch._C.DisableTorchFunctionSubclass():
             grad = self.parameter.grad
             # ``zero_grad()`` only removes the marker: what was stored before it is dropped here.
-            self.was_dropped = grad is None and any(self._held)
+            self.was_dropped = grad is None and any(self._gradients)
             if grad is None:
                 taken, factor = self._empty(), 1.0
             else:
                 self._check(grad)
-                taken, factor = self._held, self._factor
+                taken, factor = self._gradients, self._factor
                 self.parameter.grad = None
             self.zero_()
         return taken, factor
@@ -145,7 +145,7 @@ class PendingGradients:
 
     def zero_(self) -> None:
         """Remove the gradients; ``parameter.grad`` does not change."""
-        self._held = self._empty()
+        self._gradients = self._empty()
         self._factor = 1.0
         self.is_unscaled = False
 
@@ -164,7 +164,7 @@ class PendingGradients:
             )
         norms = [
             row_gradient_norm(arena.weights, mine, _NORM_RULE, table_lr=factors, first_row=arena.num_defaults)
-            for arena, mine, factors in zip(self.arenas, self.held(), self._counted_rates(), strict=True)
+            for arena, mine, factors in zip(self.arenas, self.gradients(), self._counted_rates(), strict=True)
         ]
         norm = math.hypot(*norms)
         if self.over_ranks is not None:
@@ -174,7 +174,7 @@ class PendingGradients:
 
     def is_finite(self) -> bool:
         """Return whether all gradients are finite numbers; see `norm` for several ranks."""
-        is_finite = math.isfinite(self._factor) and not any(find_non_finite(mine) for mine in self.held())
+        is_finite = math.isfinite(self._factor) and not any(find_non_finite(mine) for mine in self.gradients())
         return is_finite if self.over_ranks is None else self.over_ranks(float(not is_finite)) == 0.0
 
     def _counted_rates(self) -> list[Tensor | None]:
@@ -244,7 +244,7 @@ class RowGradient(Tensor):
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         """Return a text with the number of gradients."""
-        return f"RowGradient({sum(map(len, self.pending.held()))} lookups)"
+        return f"RowGradient({sum(map(len, self.pending.gradients()))} lookups)"
 
     def __deepcopy__(self, memo: dict[int, object]) -> None:
         """Return None: a copy of a module has no gradients of rows."""

@@ -35,12 +35,12 @@ class RowLoading:
         tables: Mapping[str, AnyTable],
     ) -> None:
         self._arenas, self._readers = arenas, readers
-        self._held = {name: _HeldRows(table) for name, table in tables.items()}
+        self._tables = {name: _HeldRows(table) for name, table in tables.items()}
 
     def prefetch(self, jagged: Jagged, number: int) -> None:
         """Read the rows of a coming batch; see `EmbeddingCollection.prefetch`."""
         for _, tiers, readers in self._in_tiers():
-            part = translate(jagged, readers, self._held, train=False)
+            part = translate(jagged, readers, self._tables, train=False)
             batch = RowBatch(part.rows, part.part.keys, part.tables)
             tiers.coming.ahead(batch.part((part.rows >= 0).nonzero()[:, 0]), number)
 
@@ -111,7 +111,7 @@ class RowLoading:
 
     def _rows_of(self, feature: FeatureSpec, keys: Tensor) -> RowBatch:
         """Return the rows of ``keys int64[n]`` that the table of a feature has."""
-        loaded = self._held[feature.table]
+        loaded = self._tables[feature.table]
         rows = loaded.rows(keys, train=False)
         batch = RowBatch(rows, keys, torch.full_like(keys, loaded.number))
         return batch.part((rows >= 0).nonzero()[:, 0])

@@ -339,15 +339,15 @@ class ValueCounts:
         Raises:
             StorageError: The disk is full.
         """
-        if self._memory_bytes is not None and self._held() > self._memory_bytes:
+        if self._memory_bytes is not None and self._num_bytes() > self._memory_bytes:
             with self._spilling:
                 # Down to half the bound, so that not every block spills. A thread that waited here finds it done.
                 by_size = sorted(self._tables, key=lambda table: -self._tables[table].memory_bytes)
                 for table in by_size:
-                    if self._held() > self._memory_bytes // 2:
+                    if self._num_bytes() > self._memory_bytes // 2:
                         self._spill(table)
 
-    def _held(self) -> int:
+    def _num_bytes(self) -> int:
         return sum(int(table.memory_bytes) for table in self._tables.values())
 
     def _spill(self, name: str) -> None:

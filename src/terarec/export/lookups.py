@@ -65,11 +65,11 @@ class TableLookup(nn.Module):
         default = self.default.expand(*keys.shape, -1)
         if self.count:
             places, is_known = self._search(keys) if self.is_searched else self._direct(keys)
-            values = self._held(places)
+            values = self._values_at(places)
             default = torch.where(is_known.unsqueeze(-1), values, default)
         return torch.where(is_key.unsqueeze(-1), default, torch.zeros(()))
 
-    def _held(self, places: Tensor) -> Tensor:
+    def _values_at(self, places: Tensor) -> Tensor:
         if not self.is_quantized:
             return nn.functional.embedding(places, self.rows)
         ranges = nn.functional.embedding(places, self.ranges)

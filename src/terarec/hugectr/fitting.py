@@ -104,7 +104,7 @@ class Iterations(Callback):
 
     Args:
         model: The model.
-        made: The compiled model.
+        compiled: The compiled model.
         log: Output of `fit`.
         every: Intervals of displays, evaluations and snapshots.
         has_target: Whether the AUC of the solver's metrics ends the training.
@@ -123,7 +123,7 @@ class Iterations(Callback):
     ) -> None:
         self.index = -1
         self.of_what = ""
-        self._model, self._made, self._log, self._every = model, compiled, log, every
+        self._model, self._compiled, self._log, self._every = model, compiled, log, every
         self._checks_loss = checks_loss
         self._cadence = cadence_of(model.solver.compat_release)
         self._target = model.solver.metrics_spec.get(MetricsType.AUC, math.inf) if has_target else math.inf
@@ -174,9 +174,9 @@ class Iterations(Callback):
             if not self._model.eval():
                 break
         if not solver.repeat_dataset:
-            self._made.eval_reader.set_source()
-        metrics = dict(self._made.evaluation.finish())
-        self._log.metrics(metrics, self._made.evaluation.class_aucs, time.perf_counter() - began)
+            self._compiled.eval_reader.set_source()
+        metrics = dict(self._compiled.evaluation.finish())
+        self._log.metrics(metrics, self._compiled.evaluation.class_aucs, time.perf_counter() - began)
         return metrics
 
     def _log_progress(self, trainer: Trainer) -> None:
@@ -233,7 +233,7 @@ class Fit:
 
     Args:
         model: The model.
-        made: The compiled model.
+        compiled: The compiled model.
         every: Intervals of the work between iterations.
         cache: The training cache, which makes passes of epochs; None for none.
         num_epochs: Times over the data, with ``repeat_dataset=False``.
@@ -274,7 +274,7 @@ class Fit:
                     "fit: num_epochs", f"got {num_epochs}, expected more than 0 with repeat_dataset=False"
                 )
             self._train_all = partial(self._by_epochs, num_epochs)
-        self._model, self._made, self._every = model, compiled, every
+        self._model, self._compiled, self._every = model, compiled, every
         self._log = FitLog(solver)
         self.iterations = Iterations(
             model,
@@ -295,7 +295,7 @@ class Fit:
         self._print_header(f"Use non-epoch mode with number of iterations: {count}")
         self.iterations.of_what = f"{count} iterations"
         self._model.start_data_reading()
-        trainer = self._made.trainer
+        trainer = self._compiled.trainer
         # The trainer counts the steps of all calls of `fit`, HugeCTR those of one.
         trainer.spec = replace(trainer.spec, repeat=True, max_steps=trainer.step + count)
         self._train(ScriptCallbacks(self._model.solver.training_callbacks, self.iterations, self._log))
@@ -303,12 +303,12 @@ class Fit:
     def _by_epochs(self, count: int) -> None:
         """Train `count` times over the data, or until the AUC target is passed; the numbers of iterations continue."""
         self._print_header(f"Use epoch mode with number of epochs: {count}")
-        self._made.eval_reader.set_source()
+        self._compiled.eval_reader.set_source()
         for epoch in range(count):
             self._log.epoch(epoch)
             self.iterations.of_what = f"{count} epochs, epoch {epoch},"
             self._train_epoch(self._model.reader_params.source[0])
-            if self._made.trainer.is_stopped:
+            if self._compiled.trainer.is_stopped:
                 return
         self._print_end(count)
 
@@ -316,7 +316,7 @@ class Fit:
         """Train over each source with its keyset in the training cache, `count` times; no snapshots, no target."""
         params = self._model.reader_params
         self._print_header(f"Use training cache mode with number of epochs: {count}")
-        self._made.eval_reader.set_source()
+        self._compiled.eval_reader.set_source()
         # Flat over all epochs, so that the pass after the last one of an epoch is known for reading ahead.
         keysets = params.keyset * count
         for epoch in range(count):
@@ -328,7 +328,7 @@ class Fit:
 
     def _train_epoch(self, source: str) -> None:
         """Train once over `source`."""
-        reader, trainer = self._made.train_reader, self._made.trainer
+        reader, trainer = self._compiled.train_reader, self._compiled.trainer
         reader.set_source(source)
         if reader.has_no_batch and not self._was_warned:
             self._was_warned = True
@@ -352,9 +352,9 @@ class Fit:
             KeyboardInterrupt: Ctrl-C ended it after a complete iteration.
             RunInterruptedError: SIGTERM did.
         """
-        trainer, reader = self._made.trainer, self._made.train_reader
+        trainer, reader = self._compiled.trainer, self._compiled.train_reader
         # In this order, a step that overfilled a workspace raises before it is displayed, evaluated or saved.
-        trainer.callbacks = [LearningRate(self._model), self._made.capacity_check, self.iterations, *callbacks]
+        trainer.callbacks = [LearningRate(self._model), self._compiled.capacity_check, self.iterations, *callbacks]
         self.is_running = True
         try:
             with as_hugectr_errors("train"):

@@ -86,7 +86,7 @@ class Model:
         self._optimizer, self._etc_params = optimizer, etc_params or oversubscriber_of(solver)
         self._network = Network(solver, optimizer)
         self._log = Log(solver.compat_release)
-        self._made: Compiled | None = None
+        self._compiled_model: Compiled | None = None
         self._cache: TrainingCache | None = None
         # In release 3.0 and in training files the optimizer has the learning rate, elsewhere the solver.
         rates = optimizer if isinstance(optimizer, OptimizerWithSchedule) else solver
@@ -104,7 +104,7 @@ class Model:
             WrongInputError: An unknown tensor, or one that exists already; an `Input`
                 without the data where there is no `DataReaderParams`.
         """
-        if self._made is not None:
+        if self._compiled_model is not None:
             raise IllegalCallError("add", "the model is compiled, expected every add before compile")
         params = self._reader_params
         # In release 3.0 the `Input` says where the data is. Kept only once it is added: an error changes nothing.
@@ -137,14 +137,14 @@ class Model:
                 folders than embeddings.
             FormatError: A cache folder that does not fit its embedding.
         """
-        if self._made is not None:
+        if self._compiled_model is not None:
             raise IllegalCallError("compile", "the model is compiled, expected one call")
         if len(loss_names) != len(loss_weights):
             raise WrongInputError("compile", f"got {len(loss_names)} loss_names and {len(loss_weights)} loss_weights")
         weights = dict(zip(loss_names, map(float, loss_weights), strict=True))
         has_folder = oversubscriber_of(self.solver) is not None
         folder = str(self.solver.values()["temp_embedding_dir"]) if has_folder else None
-        self._made = compile_network(
+        self._compiled_model = compile_network(
             self._network,
             self.solver,
             self.reader_params,
@@ -153,12 +153,12 @@ class Model:
             self._etc_params,
             cache_folder=folder,
         )
-        for message in self._made.messages:
+        for message in self._compiled_model.messages:
             self._log(message)
         if self._etc_params is not None:
             files = self._files("compile")
             # A function: `set_source` may replace the keysets until the passes begin.
-            whole = WholeRows(change=self._change_rows, read=self._read_rows, ranks=self._made.trainer.ranks)
+            whole = WholeRows(change=self._change_rows, read=self._read_rows, ranks=self._compiled_model.trainer.ranks)
             self._cache = files.training_cache(self._etc_params, lambda: self.reader_params.keyset, whole)
 
     @property
@@ -173,7 +173,7 @@ class Model:
             IllegalCallError: Before an `Input` was added.
             WrongInputError: Shapes or options that do not fit.
         """
-        plan = self._network.plan({}) if self._made is None else self._made.plan
+        plan = self._network.plan({}) if self._compiled_model is None else self._compiled_model.plan
         with as_hugectr_errors("summary"):
             lines = summary_lines(plan.spec, self._network.parts)
         for line in lines:
@@ -409,7 +409,7 @@ class Model:
             IllegalCallError: Before an `Input` was added.
             WrongInputError: Shapes or options that do not fit.
         """
-        plan = self._network.plan({}) if self._made is None else self._made.plan
+        plan = self._network.plan({}) if self._compiled_model is None else self._compiled_model.plan
         described = describe_graph(self._network, plan, self.solver, self._optimizer)
         # All ranks have the same graph, and one file system is enough for it.
         ranks().on_first("graph_to_json", lambda: write_json(self._url(graph_config_file), described))
@@ -615,9 +615,9 @@ class Model:
         return run_parts(compiled, self.reader_params, self.solver, self._scheduler, is_running=is_running)
 
     def _compiled(self, call: str) -> Compiled:
-        if self._made is None:
+        if self._compiled_model is None:
             raise IllegalCallError(call, "the model is not compiled, expected Model.compile() before")
-        return self._made
+        return self._compiled_model
 
     def _freeze(self) -> None:
         self._compiled("freeze").freeze(dense=self._is_dense_frozen, embeddings=self._frozen)

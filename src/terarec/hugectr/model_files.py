@@ -69,7 +69,7 @@ class ModelFiles:
 
     Args:
         network: Parts of the model.
-        made: The compiled model.
+        compiled: The compiled model.
         solver: The `CreateSolver` object.
         optimizer: The `CreateOptimizer` object.
         source: File system of a call's files; None for the solver's.
@@ -83,7 +83,7 @@ class ModelFiles:
         optimizer: OptParamsPy,
         source: DataSourceParams | None = None,
     ) -> None:
-        self._network, self._made, self._solver, self._optimizer = network, compiled, solver, optimizer
+        self._network, self._compiled, self._solver, self._optimizer = network, compiled, solver, optimizer
         self._source = source_of(solver, source)
         self._key_bytes: Literal[4, 8] = 8 if solver.i64_input_key else 4
 
@@ -93,7 +93,7 @@ class ModelFiles:
         return [
             embedding_file(
                 part,
-                self._made.model.collection(part.sparse_embedding_name),
+                self._compiled.model.collection(part.sparse_embedding_name),
                 devices=devices,
                 capacity=capacity(part, part.optimizer or self._optimizer, devices),
                 key_bytes=self._key_bytes,
@@ -109,20 +109,20 @@ class ModelFiles:
     ) -> TrainingCache:
         """Return the training cache of the embeddings; arguments and errors are those of `TrainingCache`."""
         files = self.embeddings()
-        collections = [self._made.model.collection(file.name) for file in files]
+        collections = [self._compiled.model.collection(file.name) for file in files]
         return TrainingCache(params, files, collections, key_bytes=self._key_bytes, keysets=keysets, whole=whole)
 
     def save(self, prefix: str, number: int, cache: TrainingCache | None) -> None:
         """Write the files of a snapshot as `Model.save_params_to_files` does."""
-        dense, source = self._made.trainer.optimizers.dense, self._source
+        dense, source = self._compiled.trainer.optimizers.dense, self._source
         names = FileNames(file_url(source, model_home(source) + prefix), number)
         # From 3.1 on an embedding is a folder of keys, slots and vectors.
         is_single = release_number(self._solver.compat_release) <= (3, 0)
         with atomic_entries(names.folder, replaceable=SPARSE_FOLDER_FILES) as folder:
             # In one publication: a snapshot that is killed while it is written leaves no file behind.
-            save_dense(self._made.model, folder / names.dense)
+            save_dense(self._compiled.model, folder / names.dense)
             if dense is not None:
-                save_dense_optimizer_states(self._made.model, dense, folder / names.dense_states)
+                save_dense_optimizer_states(self._compiled.model, dense, folder / names.dense_states)
             if cache is not None:
                 cache.save(folder, names, single_file=is_single, files=self.embeddings())
                 return
@@ -135,15 +135,15 @@ class ModelFiles:
         # Release 3.4 names the job's files on HDFS once for all calls; these win over the argument.
         url = file_url(self._source, stored_path(self._source, "dense_model", path))
         with local_copy(url, adjacent=(STATISTICS_SUFFIX,)) as copy:
-            load_dense(self._made.model, copy)
+            load_dense(self._compiled.model, copy)
 
     def load_dense_optimizer_states(self, path: str) -> None:
         """Load states as `Model.load_dense_optimizer_states` does."""
-        optimizer: optim.Optimizer | None = self._made.trainer.optimizers.dense
+        optimizer: optim.Optimizer | None = self._compiled.trainer.optimizers.dense
         if optimizer is None:
             raise IllegalCallError("load_dense_optimizer_states", "the model has no dense weights, expected some")
         with local_copy(file_url(self._source, stored_path(self._source, "dense_opt_states", path))) as copy:
-            load_dense_optimizer_states(self._made.model, optimizer, copy)
+            load_dense_optimizer_states(self._compiled.model, optimizer, copy)
 
     def load_sparse(self, files: SparseFiles) -> None:
         """Load rows as `Model.load_sparse_weights` does."""
@@ -216,8 +216,8 @@ class ModelFiles:
                 raise WrongInputError(
                     f"{call}: table_names", f"got {name!r}, expected some of {', '.join(known) or 'none'}"
                 )
-        model = self._made.model
-        for number, (config, parts) in enumerate(zip(configs, self._made.plan.collections, strict=True)):
+        model = self._compiled.model
+        for number, (config, parts) in enumerate(zip(configs, self._compiled.plan.collections, strict=True)):
             tables = {name: table for part in parts for name, table in model.collection(part).tables.items()}
             names = [name for name in table_names if name in tables]
             if names or not table_names:
@@ -245,7 +245,7 @@ def source_of(solver: Solver, provided: DataSourceParams | None = None) -> DataS
 class Holder(Protocol):
     """A model of a script, which may be compiled."""
 
-    _made: Compiled | None
+    _compiled_model: Compiled | None
 
 
 Model = TypeVar("Model", bound=Holder)
@@ -269,7 +269,7 @@ def in_one_process(
     ) -> Callable[Concatenate[Model, Given], None]:
         @wraps(method)
         def wrapped(model: Model, /, *args: Given.args, **kwargs: Given.kwargs) -> None:
-            compiled = model._made
+            compiled = model._compiled_model
             if compiled is None or compiled.trainer.ranks.size == 1:
                 method(model, *args, **kwargs)
                 return
@@ -284,11 +284,11 @@ def in_one_process(
                         trainer = compiled.build_alone()
                     _restore(trainer, load(saved))
                     # The method sees a model with all rows; the sharded one returns even if it fails.
-                    model._made = replace(compiled, trainer=trainer, model=trainer.model)  # type: ignore[arg-type]
+                    model._compiled_model = replace(compiled, trainer=trainer, model=trainer.model)  # type: ignore[arg-type]
                     try:
                         method(model, *args, **kwargs)
                     finally:
-                        model._made = compiled
+                        model._compiled_model = compiled
                     if changes:
                         save(folder / "changed", capture(trainer, {}))
 

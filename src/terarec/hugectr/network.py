@@ -148,10 +148,10 @@ class Network:
         collections: list[list[str]] = []
         for number, part in enumerate(self.of_type(EmbeddingCollectionConfig)):
             keys = {lookup.table.name: self._key_of_table(lookup.table, rules) for lookup in part.lookups}
-            found, joined = collection_graph(part, number=number, optimizers=keys, hotness=self._hotness())
-            embeddings += found
+            embeddings_of_part, joined = collection_graph(part, number=number, optimizers=keys, hotness=self._hotness())
+            embeddings += embeddings_of_part
             joins += joined
-            collections.append([embedding.name for embedding in found])
+            collections.append([embedding.name for embedding in embeddings_of_part])
         layers = [self._layer(part) for part in self.of_type(DenseLayer)]
         sorts = self._key_sorts()
         spec = GraphSpec(

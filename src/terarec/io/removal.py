@@ -15,7 +15,7 @@ from terarec.errors import ConfigError
 MARKER = ".terarec"
 """File by which a directory, with all below it, is temporary work of terarec that the next call may remove."""
 
-_made: set[Path] = set()  # temporary directories that this process has made
+_own_directories: set[Path] = set()  # temporary directories that this process has made
 
 
 def new_directory(place: Path) -> Path:
@@ -29,14 +29,14 @@ def new_directory(place: Path) -> Path:
             path.mkdir()
         except FileExistsError:
             continue
-        _made.add(_absolute(path))
+        _own_directories.add(_absolute(path))
         return path
     raise AssertionError
 
 
 def is_temporary(path: Path) -> bool:
     """Return whether something is in a directory that is temporary work of terarec, where no file is a user's."""
-    return _is_marked(path) or any(place in _made for place in _around(_absolute(path)))
+    return _is_marked(path) or any(place in _own_directories for place in _around(_absolute(path)))
 
 
 def work_directory(path: Path) -> Path:
@@ -64,7 +64,7 @@ def mark(directory: Path) -> None:
 
 def published(partial: Path, out: Path) -> None:
     """Take back what allows the removal of a directory, once it has been renamed from `partial` to `out`."""
-    _made.discard(_absolute(partial))
+    _own_directories.discard(_absolute(partial))
     # After the rename: a process that is killed before it leaves a directory that the next call may remove.
     (out / MARKER).unlink(missing_ok=True)
 
@@ -101,14 +101,14 @@ def remove_tree(
     if first is not None:
         (directory / first).unlink()
     shutil.rmtree(directory, ignore_errors=ignore_errors)
-    _made.discard(_absolute(directory))
+    _own_directories.discard(_absolute(directory))
 
 
 def _check(directory: Path, names: str | None) -> None:
     """Raise unless `remove_tree` may remove a directory."""
     if not directory.is_dir() or directory.is_symlink():
         raise ConfigError(directory, "not a directory that terarec has made, expected nothing there; it stays")
-    if _absolute(directory) in _made or _is_marked(directory):
+    if _absolute(directory) in _own_directories or _is_marked(directory):
         return
     others = (entry.name for entry in directory.iterdir() if names is None or not re.fullmatch(names, entry.name))
     other = min(others, default=None)

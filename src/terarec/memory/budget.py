@@ -70,15 +70,15 @@ class TierBudget:
         members = list(self._members)
         if len(members) == 1:
             return 1.0
-        full = [held.full_bytes for held in members]
+        full = [each.full_bytes for each in members]
         even = filled(num_bytes / 2, full)
         rest = num_bytes - sum(even)
         weights = [most - part for most, part in zip(full, even, strict=True)]
         # The rest goes only to arenas whose rows are not known, since it is unknown how much they need.
         if math.inf in weights:
             weights = [
-                held.bytes_of_a_row_each if weight == math.inf else 0.0
-                for held, weight in zip(members, weights, strict=True)
+                each.bytes_of_a_row_each if weight == math.inf else 0.0
+                for each, weight in zip(members, weights, strict=True)
             ]
         total = sum(weights) or 1.0
         return (even[members.index(member)] + rest * weights[members.index(member)] / total) / num_bytes
@@ -90,14 +90,14 @@ class TierBudget:
         their own indexes.
         """
         members = list(self._members)
-        excess = sum(held.index_bytes for held in members) - INDEX_ALLOWANCE
+        excess = sum(each.index_bytes for each in members) - INDEX_ALLOWANCE
         if excess <= 0:
             return 0
-        givers = [held for held in members if held.full_bytes > _ALL_FIT * self.share(held, num_bytes) * num_bytes]
+        givers = [each for each in members if each.full_bytes > _ALL_FIT * self.share(each, num_bytes) * num_bytes]
         givers = givers or members
         if member not in givers:
             return 0
-        return int(excess * member.index_bytes / max(1, sum(held.index_bytes for held in givers)))
+        return int(excess * member.index_bytes / max(1, sum(each.index_bytes for each in givers)))
 
     def file_options(self, *, direct: bool) -> RowFileOptions:
         """Return how the files of an arena are read and written, so that the buffers of all tables are bounded.
@@ -107,7 +107,7 @@ class TierBudget:
         Args:
             direct: Whether they bypass the page cache.
         """
-        tables = sum(held.num_tables for held in self._members)
+        tables = sum(member.num_tables for member in self._members)
         # Each of an arena's readers has buffers for _READS runs; all of them together take _READ_BYTES.
         run = min(_RUN_BYTES, _READ_BYTES // (len(self._members) * _READS * _READERS)) // _BLOCK_BYTES * _BLOCK_BYTES
         return RowFileOptions(
@@ -243,7 +243,7 @@ class TierSizes:
             f"{purpose} needs {needed:,} rows more beside {others:,} {what}, {memory.capacity:,} fit{indexes}; "
             f"expected {self.tiers.fast_name} of at least {would_do // _MIB:,}MiB, or smaller batches",
             needed=wanted,
-            held=memory.capacity,
+            capacity=memory.capacity,
             needed_bytes=would_do,
         )
 

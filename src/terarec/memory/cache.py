@@ -120,11 +120,11 @@ class Cache:
         with self._lock:
             self._num_reads += 1
             # No pins: the rows are copied before the lock is released.
-            found = self._read_here(batch, out)
+            is_there = self._read_here(batch, out)
             seen = self._changes.seen()
-        if self.below is not None and not bool(found.all()):
-            self._read_below(self.below, batch, seen, out, found)
-        return found
+        if self.below is not None and not bool(is_there.all()):
+            self._read_below(self.below, batch, seen, out, is_there)
+        return is_there
 
     def _read_here(self, batch: RowBatch, out: Tensor) -> Tensor:
         if len(self.parts) == 1:
@@ -132,11 +132,11 @@ class Cache:
             self.parts[0].read(slots, out)
             return slots >= 0
         if self._num_partitions > 1:
-            found = torch.empty(batch.rows.numel(), dtype=torch.bool)
+            is_there = torch.empty(batch.rows.numel(), dtype=torch.bool)
             for span in table_spans(batch, len(self.parts) // self._num_partitions):
                 parts = self._parts_of(span.table)
-                found[span.places] = self._read_partitions(parts, batch.keys[span.places], out[span.places])
-            return found
+                is_there[span.places] = self._read_partitions(parts, batch.keys[span.places], out[span.places])
+            return is_there
         ends = table_ends(batch, len(self.parts))
         slots = touch_maps([part.slots for part in self.parts], batch.rows, ends, pins=False).slots
         gather_from([part.values for part in self.parts], slots, ends, out)
@@ -145,29 +145,29 @@ class Cache:
         return slots >= 0
 
     def _read_partitions(self, parts: Sequence[CachedPart], keys: Tensor, out: Tensor) -> Tensor:
-        found = torch.zeros(keys.numel(), dtype=torch.bool)
+        is_there = torch.zeros(keys.numel(), dtype=torch.bool)
         for number, places in by_partition(keys, self._num_partitions):
             # Each part copies to its places in the result; gathering its rows apart would copy them twice.
             slots = torch.full_like(keys, -1)
             slots[places] = self._find(parts[number], keys[places])
             parts[number].read(slots, out)
-            found |= slots >= 0
-        return found
+            is_there |= slots >= 0
+        return is_there
 
     def _find(self, part: CachedPart, rows: Tensor) -> Tensor:
         slots = part.slots.touch(rows, pins=False).slots if self._counts_uses else part.slots.find(rows)
         part.note_use(slots)
         return slots
 
-    def _read_below(self, below: FileLevel, batch: RowBatch, seen: Sequence[int], out: Tensor, found: Tensor) -> None:
+    def _read_below(self, below: FileLevel, batch: RowBatch, seen: Sequence[int], out: Tensor, hits: Tensor) -> None:
         """Read rows of `batch` that are not here, for which the lock need not be held."""
         # Not under the lock: rows that are here need not wait for a disk.
-        absent = (~found).nonzero()[:, 0]
+        absent = (~hits).nonzero()[:, 0]
         values = torch.empty(absent.numel(), out.shape[1], dtype=torch.uint8)
         there = below.read(batch.part(absent), values)
         got = absent[there]
         out[got] = values[there]
-        found[got] = True
+        hits[got] = True
         if not self._keeps_read or not got.numel():
             return
         kept, kept_values = batch.part(got), values[there]

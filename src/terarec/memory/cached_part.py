@@ -35,20 +35,20 @@ class BudgetError(StorageError):
 
     Attributes:
         needed: Rows that the batch needs and that pending gradients hold.
-        held: Rows that the tier has room for.
+        capacity: Rows that the tier has room for.
         needed_bytes: Sufficient budget.
     """
 
-    def __init__(self, *parts: object, needed: int, held: int, needed_bytes: int) -> None:
+    def __init__(self, *parts: object, needed: int, capacity: int, needed_bytes: int) -> None:
         super().__init__(*parts)
         self.needed = needed
-        self.held = held
+        self.capacity = capacity
         self.needed_bytes = needed_bytes
 
     def during(self, what: str) -> BudgetError:
         """Return this error with the operation that needed the rows, such as "step 7", in front."""
         return BudgetError(
-            what, self.where, self.problem, needed=self.needed, held=self.held, needed_bytes=self.needed_bytes
+            what, self.where, self.problem, needed=self.needed, capacity=self.capacity, needed_bytes=self.needed_bytes
         )
 
 
@@ -215,24 +215,24 @@ class CachedPart:
 
     def _grow(self, rows: int) -> None:
         """Have memory for at least `rows` rows."""
-        held = self.values.shape[0]
-        if rows <= held:
+        capacity = self.values.shape[0]
+        if rows <= capacity:
             return
-        target = max(rows, held + max(held // _GROWTH, _FEWEST_BYTES // self._row_bytes))
+        target = max(rows, capacity + max(capacity // _GROWTH, _FEWEST_BYTES // self._row_bytes))
         target = min(self.slots.capacity, target)
-        memory.require((target - held) * (self._row_bytes + self._slot_bytes), self._name)
+        memory.require((target - capacity) * (self._row_bytes + self._slot_bytes), self._name)
         self._rows.grow(target)
 
     def _make_room(self, wanted: int, write_back: Callable[[Tensor], None] | None) -> None:
         missing = wanted - self._limit.room
         if write_back is None:
-            held = len(self.slots)
-            needed = (held + wanted) * (self._row_bytes + self._slot_bytes)
+            num_rows = len(self.slots)
+            needed = (num_rows + wanted) * (self._row_bytes + self._slot_bytes)
             raise BudgetError(
                 self._name,
-                f"{held:,} rows fill it and {wanted:,} more come, expected a budget of {needed:,} bytes or a file",
-                needed=held + wanted,
-                held=held,
+                f"{num_rows:,} rows fill it and {wanted:,} more come, expected a budget of {needed:,} bytes or a file",
+                needed=num_rows + wanted,
+                capacity=num_rows,
                 needed_bytes=needed,
             )
         victims = self.slots.victims(max(missing, self._limit.limit // _VICTIMS_SHARE), 0)
@@ -242,14 +242,14 @@ class CachedPart:
 
     def _evict_overflow(self, overflow: OverflowSpec, new: Tensor) -> None:
         """Evict rows while there are more than the bound; those of the slots `new`, just written, go last."""
-        held, bound = len(self.slots), overflow.max_rows
-        if bound is None or held <= bound:
+        num_rows, bound = len(self.slots), overflow.max_rows
+        if bound is None or num_rows <= bound:
             return
         # More than there are too many, so that the next writes evict nothing.
-        most = held - int(bound * overflow.keep)
+        most = num_rows - int(bound * overflow.keep)
         gone = self._victims(overflow, new, most)
-        if gone.numel() < held - bound:  # the batch itself is larger than the bound
-            gone = torch.cat([gone, new[: held - bound - gone.numel()]])
+        if gone.numel() < num_rows - bound:  # the batch itself is larger than the bound
+            gone = torch.cat([gone, new[: num_rows - bound - gone.numel()]])
         self.slots.release(gone)
         self.evicted += gone.numel()
 

@@ -85,8 +85,8 @@ class FastTier:
         self._num_defaults = num_defaults
         self.weights = GrowingTensor((of.width,), of.dtype, device)
         self.state = {name: GrowingTensor(shape, dtype, device) for name, (dtype, shape) in of.states.items()}
-        for held in (self.weights, *self.state.values()):
-            held.grow(capacity)
+        for part in (self.weights, *self.state.values()):
+            part.grow(capacity)
         self._released: deque[Tensor] = deque()
 
     def pin(self, slots: Tensor) -> Pin:
@@ -133,8 +133,8 @@ class FastTier:
         return values
 
     def _parts(self) -> list[RowPart]:
-        held = [self.weights, *self.state.values()]
-        return [RowPart(each.tensor, offset) for each, offset in zip(held, self.format.offsets, strict=True)]
+        parts = [self.weights, *self.state.values()]
+        return [RowPart(each.tensor, offset) for each, offset in zip(parts, self.format.offsets, strict=True)]
 
     def of_table(self, table: int) -> Tensor:
         """Return the slots int64[n] of a table's rows, without its default row."""
@@ -183,8 +183,8 @@ class FastTier:
         # Pins that were released but wait in the queue would keep their slots in use.
         self._unpin_released()
         first = self._limit.lower(capacity, self.write_back)
-        for held in (self.weights, *self.state.values()):
-            held.discard(first, self.slots.capacity)
+        for part in (self.weights, *self.state.values()):
+            part.discard(first, self.slots.capacity)
 
     def items(self, table: int, chunk_rows: int) -> Iterator[tuple[Tensor, Tensor, dict[str, Tensor]]]:
         """Yield keys int64[n], weights [n, D] and states of a table's changed rows, or of those of the tier below."""
@@ -192,7 +192,7 @@ class FastTier:
         if self.below is None:
             for slots in torch.split(self.changed(table), chunk_rows):
                 if slots.numel():
-                    state = {name: held.tensor[slots] for name, held in self.state.items()}
+                    state = {name: values.tensor[slots] for name, values in self.state.items()}
                     yield self.slots.owners.keys[slots], self.weights.tensor[slots], state
             return
         for keys, values in self.below.items(table, chunk_rows):

@@ -81,12 +81,12 @@ class TierFiles:
         # Under a number of its own: former rows are read while these are written (`TieredRows._renew`).
         self._generation += 1
         self._reader = PageReader(self._options, of.num_bytes)
-        made = []
+        stores = []
         for table, rows in zip(self._tables, self._rows, strict=True):
             path = self._directory / f"{table}{_SUFFIX}" / str(self._generation)
-            made.append((_new_store(path, of, table, rows, self._options, self._reader), path))
-        self._open += made
-        return TableStores([TableStore(store) for store, _ in made], self._reader)
+            stores.append((_new_store(path, of, table, rows, self._options, self._reader), path))
+        self._open += stores
+        return TableStores([TableStore(store) for store, _ in stores], self._reader)
 
     def adopt(self, table: int, source: Path, of: RowFormat) -> RowStore | None:
         """Return a store with the rows of a row file, in place of that of a table in the last `level`.
@@ -129,8 +129,8 @@ class TierFiles:
         # First: a thread that still writes would find closed stores.
         for writer in self.writers:
             writer.stop()
-        held, self._open = self._open, []
-        self._remove(held)
+        stores, self._open = self._open, []
+        self._remove(stores)
         if self._directory is not None and self._generation:
             for table in self._tables:
                 remove_tree(self._directory / f"{table}{_SUFFIX}", ignore_errors=True)
@@ -177,8 +177,8 @@ class TierFiles:
         except FileNotFoundError:
             return False
 
-    def _remove(self, held: Sequence[tuple[RowStore, Path]]) -> None:
-        for store, path in held:
+    def _remove(self, stores: Sequence[tuple[RowStore, Path]]) -> None:
+        for store, path in stores:
             store.close()
             remove_tree(path, ignore_errors=True)
 

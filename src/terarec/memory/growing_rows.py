@@ -50,7 +50,7 @@ class GrowingRows:
     @property
     def state(self) -> dict[str, Tensor]:
         """Name -> optimizer state [V, D] or [V]; empty until `attach_state`."""
-        return {name: held.tensor for name, held in self._state.items()}
+        return {name: values.tensor for name, values in self._state.items()}
 
     @property
     def state_names(self) -> tuple[str, ...]:
@@ -60,7 +60,7 @@ class GrowingRows:
     @property
     def row_bytes(self) -> int:
         """Bytes of a row's weights and state."""
-        return sum(held.row_bytes for held in self._blocks())
+        return sum(block.row_bytes for block in self._blocks())
 
     @property
     def bytes_per_row(self) -> int:
@@ -85,15 +85,15 @@ class GrowingRows:
         """
         self._state = {}
         for name, shape in shapes:
-            held = GrowingTensor(tuple(shape[1:]), state_dtype(name), self.device)
+            values = GrowingTensor(tuple(shape[1:]), state_dtype(name), self.device)
             if self.device.type == "cpu":
                 tables = ", ".join(repr(spec.name) for spec in self._specs[:3])
-                memory.require(self.num_rows * held.row_bytes, f"optimizer state {name!r} of dynamic tables {tables}")
-            held.grow(self.num_rows)
-            self._state[name] = held
+                memory.require(self.num_rows * values.row_bytes, f"optimizer state {name!r} of dynamic tables {tables}")
+            values.grow(self.num_rows)
+            self._state[name] = values
             self._fills[name] = (fills or {}).get(name, 0.0)
             if self._fills[name]:  # else the rows are zero, and spare ones take no memory yet
-                held.tensor[:] = self._fills[name]
+                values.tensor[:] = self._fills[name]
 
     def grow(self, rows: int) -> None:
         """Have memory for `rows` rows.
@@ -102,19 +102,19 @@ class GrowingRows:
             StorageError: No memory for them; nothing has changed then.
         """
         try:
-            for held in self._blocks():
-                held.grow(rows)
+            for block in self._blocks():
+                block.grow(rows)
         except StorageError:
-            for held in self._blocks():
+            for block in self._blocks():
                 # Those that grew keep their memory for the next attempt, but all have one length.
-                held.tensor = held.tensor[: self.num_rows]
+                block.tensor = block.tensor[: self.num_rows]
             raise
         self.num_rows = rows
 
     def begin(self, table: int, rows: Tensor, keys: Tensor) -> None:
         """Give ``rows int64[n]`` the initial weights of the keys int64[n] of a table, and fresh state."""
-        for name, held in self._state.items():
-            held.tensor[rows] = self._fills[name]
+        for name, values in self._state.items():
+            values.tensor[rows] = self._fills[name]
         spec = self._specs[table]
         if table in self._columns:
             write_columns(self.weights, rows, keys, self._columns[table], spec=spec, seed=self._seed)
@@ -145,8 +145,8 @@ class GrowingRows:
     def reset_defaults(self, weights: Tensor) -> None:
         """Set the first rows to ``weights [T, D]`` and their state to its initial values."""
         self.weights[: weights.shape[0]] = weights
-        for name, held in self._state.items():
-            held.tensor[: weights.shape[0]] = self._fills[name]
+        for name, values in self._state.items():
+            values.tensor[: weights.shape[0]] = self._fills[name]
 
     def move(self, device: torch.device) -> None:
         """Take everything to `device`.
@@ -160,7 +160,7 @@ class GrowingRows:
         check_has_memory(device)
         # All are copied before any is replaced: if the device has too little memory, everything stays where it is.
         weights = self._weights.to(device)
-        self._state = {name: held.to(device) for name, held in self._state.items()}
+        self._state = {name: values.to(device) for name, values in self._state.items()}
         self._weights = weights
 
     def _blocks(self) -> list[GrowingTensor]:

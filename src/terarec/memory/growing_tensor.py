@@ -91,9 +91,9 @@ class GrowingTensor:
     def __reduce__(self) -> tuple[Any, ...]:
         # Reserved address space cannot be pickled. A tensor would be moved to shared memory on its way to another
         # process, and so out of that address space.
-        held = self.tensor.cpu()
-        rows = held.view(torch.int16) if held.dtype == torch.bfloat16 else held
-        return _rebuilt, (self._row_shape, rows.numpy(), held.dtype, self.tensor.device)
+        copy = self.tensor.cpu()
+        rows = copy.view(torch.int16) if copy.dtype == torch.bfloat16 else copy
+        return _rebuilt, (self._row_shape, rows.numpy(), copy.dtype, self.tensor.device)
 
 
 def _rebuilt(row_shape: tuple[int, ...], rows: NDArray[Any], dtype: torch.dtype, device: torch.device) -> GrowingTensor:

@@ -175,9 +175,9 @@ class Guarded:
             self._resting.add(table)
             use.num_missed += 0 if keys is None else keys.numel()
             if use.missed is not None:
-                held = sum(some.numel() for some in use.missed) + (0 if keys is None else keys.numel())
+                num_keys = sum(some.numel() for some in use.missed) + (0 if keys is None else keys.numel())
                 # The list must not grow without end while a server is away.
-                use.missed = None if keys is None or held > MOST_MISSED_KEYS else [*use.missed, keys]
+                use.missed = None if keys is None or num_keys > MOST_MISSED_KEYS else [*use.missed, keys]
 
     def fail(self, table: int, error: StorageError, keys: Tensor | None) -> None:
         """Note that a change failed: the table is stale, and misses the changes of `keys`, None for all."""
@@ -226,40 +226,40 @@ class Guarded:
         if not self._resting:
             return self._try(batch, out, spans)
         tried = [span for span in spans if self._may_try(span.table)]
-        found = torch.zeros(batch.rows.numel(), dtype=torch.bool)
+        is_there = torch.zeros(batch.rows.numel(), dtype=torch.bool)
         if tried:
             places = torch.cat([torch.arange(span.begin, span.end) for span in tried])
             values, part = torch.empty(places.numel(), out.shape[1], dtype=torch.uint8), batch.part(places)
             there = self._try(part, values, table_spans(part, len(self._tables)))
             out[places[there]] = values[there]
-            found[places] = there
-        return found
+            is_there[places] = there
+        return is_there
 
     def _try(self, batch: RowBatch, out: Tensor, spans: Sequence[TableSpan]) -> Tensor:
         try:
-            found = self.level.read(batch, out)
+            is_there = self.level.read(batch, out)
         except StorageError as error:
-            found = torch.zeros(batch.rows.numel(), dtype=torch.bool)
+            is_there = torch.zeros(batch.rows.numel(), dtype=torch.bool)
             if len(spans) == 1 or isinstance(error, UnreachableError):
                 for span in spans:
                     self.note_error(span.table, error)
-                return found
+                return is_there
             # One table may be damaged; the others are read without it.
             for span in spans:
                 part = batch.part(span.places)
-                found[span.places] = self._try(part, out[span.places], table_spans(part, len(self._tables)))
-            return found
-        self._count(found, spans)
-        return found
+                is_there[span.places] = self._try(part, out[span.places], table_spans(part, len(self._tables)))
+            return is_there
+        self._count(is_there, spans)
+        return is_there
 
-    def _count(self, found: Tensor, spans: Sequence[TableSpan]) -> None:
+    def _count(self, is_there: Tensor, spans: Sequence[TableSpan]) -> None:
         # Most often: then no table needs a pass of its own.
-        all_there = bool(found.all())
+        all_there = bool(is_there.all())
         with self._lock:
             for span in spans:
                 use, count = self._tables[span.table], span.end - span.begin
                 use.keys += count
-                use.hits += count if all_there else int(found[span.places].count_nonzero())
+                use.hits += count if all_there else int(is_there[span.places].count_nonzero())
         if self._resting:
             for span in spans:
                 self._note_success(span.table)

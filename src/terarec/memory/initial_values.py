@@ -102,8 +102,8 @@ class InitialValues:
 
     def write(self, weights: Tensor, state: Mapping[str, Tensor], places: Tensor, batch: RowBatch) -> None:
         """Write the initial values of the rows of a batch to the ``places int64[n]`` of tensors."""
-        for name, held in state.items():
-            held[places] = self.fills[name]
+        for name, values in state.items():
+            values[places] = self.fills[name]
         for table, mine in by_table(batch):
             spec, keys, seed = self._specs[table], batch.keys[mine], self.seeds[table]
             if table in self.columns:

@@ -141,8 +141,8 @@ def table_spans(batch: RowBatch, num_tables: int) -> list[TableSpan]:
 def clear_rows(level: Level, table: int) -> None:
     """Remove all rows of a table from a level that has no shorter way, and make that durable."""
     # All keys first: a store must not be changed during a scan.
-    held = [keys for keys, _ in level.items(table, SCAN_ROWS)]
-    for keys in held:
+    chunks = [keys for keys, _ in level.items(table, SCAN_ROWS)]
+    for keys in chunks:
         level.erase(batch_of(keys, table))
     level.commit({}, table)
 

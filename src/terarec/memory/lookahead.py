@@ -51,16 +51,16 @@ class StagedRows:
         self.batch = batch.part(self._set.firsts)
         self._values = of.new_rows(self.batch.rows.numel())
         self.num_bytes = self._values.numel()
-        self._found: Tensor | None = None
+        self._is_there: Tensor | None = None
         self._is_read = threading.Event()
 
     def fill(self, level: Level) -> None:
         """Read the rows, ignoring errors: the batch reads the rows itself then."""
         try:
-            self._found = level.read(self.batch, self._values)
+            self._is_there = level.read(self.batch, self._values)
         except TerarecError:
             # No error here: the batch reads the rows itself when it needs them, and gets the error then.
-            self._found = None
+            self._is_there = None
         finally:
             self._is_read.set()
 
@@ -84,11 +84,11 @@ class StagedRows:
             return None
         # The thread that reads them never waits for the lock that the caller holds, so this ends.
         self._is_read.wait()
-        if self._found is None:
+        if self._is_there is None:
             return None
         known = places.clamp(min=0)
         is_staged = (places >= 0) & (self.batch.keys[known] == batch.keys)
-        return TakenRows(self._values, torch.where(is_staged & self._found[known], places, -1), is_staged)
+        return TakenRows(self._values, torch.where(is_staged & self._is_there[known], places, -1), is_staged)
 
     def drop(self, rows: Tensor) -> None:
         """Forget ``rows int64[n]``, which have changed."""
@@ -117,9 +117,9 @@ class Lookahead:
         most = max(0, STAGED_BYTES - sum(staged.num_bytes for staged in kept)) // of.num_bytes
         if others.rows.numel() > most:
             others = others.part(row_set(others.rows).firsts[:most])
-        held = StagedRows(others, of)
-        self._staged = [*kept, held]
-        return held
+        room = StagedRows(others, of)
+        self._staged = [*kept, room]
+        return room
 
     def reserve_part(self, batch: RowBatch, of: RowFormat) -> StagedRows:
         """Return room for rows of the next part, which stay until they are taken, or others are reserved."""

@@ -113,10 +113,10 @@ class RedisFence:
             return
         for value in replies:
             if value not in accepted and value not in (self._accepted or ()):
-                found = _Mark.read(value)
-                is_good = self._is_written_since(accepted, found) or self._is_alike(found)
-                if not (is_good or (self.takes_later and self._is_later(found))):
-                    raise self._error(found)
+                mark = _Mark.read(value)
+                is_good = self._is_written_since(accepted, mark) or self._is_alike(mark)
+                if not (is_good or (self.takes_later and self._is_later(mark))):
+                    raise self._error(mark)
 
     def compare(self) -> None:
         """Read the marks now; see `Fence.compare`."""
@@ -127,25 +127,25 @@ class RedisFence:
     def begin(self, state: str | None) -> None:
         """Mark the rows as changing; see `Fence.begin`."""
         with self._lock:
-            held = self._mark
-            found = self._read() if held is None else self._compared(held)
-            if not found.is_whole and state not in (None, found.state):
-                raise self._error(found)  # the rest of that change would be missing for ever
+            known = self._mark
+            mark = self._read() if known is None else self._compared(known)
+            if not mark.is_whole and state not in (None, mark.state):
+                raise self._error(mark)  # the rest of that change would be missing for ever
             # Rows of a part of a change are of no state, unless it is made again.
-            before = found.state if found.is_whole else ""
-            begun = _Mark(found.number + 1, before if state is None else state, is_whole=False)
-            self._begin(begun, found.written())
+            before = mark.state if mark.is_whole else ""
+            begun = _Mark(mark.number + 1, before if state is None else state, is_whole=False)
+            self._begin(begun, mark.written())
 
     def reset(self, state: str | None) -> bool:
         """Mark the rows as changing, whatever they are; see `Fence.reset`."""
         with self._lock:
-            found = self._read()
-            known = self._mark or found
+            mark = self._read()
+            known = self._mark or mark
             # Above both, so that other processes see a later change.
-            number = max(found.number, known.number) + 1
+            number = max(mark.number, known.number) + 1
             begun = _Mark(number, known.state if state is None else state, is_whole=False)
             self._begin(begun)
-            return found.number > 0 and not (found.is_whole and found.state == begun.state)
+            return mark.number > 0 and not (mark.is_whole and mark.state == begun.state)
 
     def _begin(self, begun: _Mark, *also_accepted: bytes) -> None:
         self._accepted = frozenset((begun.written(), *also_accepted))
@@ -166,8 +166,8 @@ class RedisFence:
             return
         with self._lock:
             self._extend()
-            if pause >= LEASE_SECONDS and (found := self._read()) != mark:
-                raise self._error(found)
+            if pause >= LEASE_SECONDS and (now := self._read()) != mark:
+                raise self._error(now)
 
     def _extend(self) -> None:
         self._leased = time.monotonic()
@@ -190,11 +190,11 @@ class RedisFence:
         with self._lock:
             begun = self._mark
             assert begun is not None, "begin comes before"
-            found = self._read()
+            mark = self._read()
             whole = begun._replace(is_whole=True)
             # Another process may have made the same change, and have completed it.
-            if found not in (begun, whole) or self._read_runs() != self._runs:
-                raise self._error(found)
+            if mark not in (begun, whole) or self._read_runs() != self._runs:
+                raise self._error(mark)
             self._accepted = frozenset((begun.written(), whole.written()))
             self._write(whole)
             self._server.run([request(self._lease, b"UNLINK")])
@@ -205,12 +205,12 @@ class RedisFence:
     def adopt(self, state: str | None) -> bool:
         """Take over rows that another process changed; see `Fence.adopt`."""
         with self._lock:
-            found, known = self._read(), self._mark or _Mark()
+            mark, known = self._read(), self._mark or _Mark()
             wanted = known.state if state is None else state
             # An earlier mark of the same name may be of rows before later changes without a name.
-            if not found.is_whole or found.state != wanted or found.number < known.number:
+            if not mark.is_whole or mark.state != wanted or mark.number < known.number:
                 return False
-            self._mark, self._accepted = found, frozenset((found.written(),))
+            self._mark, self._accepted = mark, frozenset((mark.written(),))
             return True
 
     def _asked(self) -> tuple[str, ...]:
@@ -228,32 +228,32 @@ class RedisFence:
 
     def _compared(self, mark: _Mark) -> _Mark:
         """Return the mark that stands there, `mark` or a later one of the same state."""
-        found = self._read()
-        if found != mark and not (self._is_alike(found) and found.is_whole):
-            raise self._error(found)
-        return found
+        now = self._read()
+        if now != mark and not (self._is_alike(now) and now.is_whole):
+            raise self._error(now)
+        return now
 
-    def _is_written_since(self, accepted: frozenset[bytes], found: _Mark) -> bool:
+    def _is_written_since(self, accepted: frozenset[bytes], mark: _Mark) -> bool:
         """Return whether this process wrote a mark after those that a lookup accepted when it began.
 
         A lookup may read between the begin and the end of a change, or of several, and compare after them.
         """
         earliest = min(_Mark.read(value).order for value in accepted)
-        return earliest < found.order <= (self._mark or _Mark()).order
+        return earliest < mark.order <= (self._mark or _Mark()).order
 
-    def _is_later(self, found: _Mark) -> bool:
-        return found.number > (self._mark or _Mark()).number
+    def _is_later(self, mark: _Mark) -> bool:
+        return mark.number > (self._mark or _Mark()).number
 
-    def _is_alike(self, found: _Mark) -> bool:
+    def _is_alike(self, mark: _Mark) -> bool:
         """Return whether another process changed rows without another state, as updates without a name do."""
-        return self._is_later(found) and found.state == (self._mark or _Mark()).state
+        return self._is_later(mark) and mark.state == (self._mark or _Mark()).state
 
     def _write(self, mark: _Mark) -> None:
         self._server.run([request(name, b"SET", mark.written()) for name in self._asked()])
 
-    def _error(self, found: _Mark) -> StaleRowsError:
-        mark = self._mark or _Mark()
-        is_later = self._is_later(found)
-        got = f"{'later' if is_later else 'earlier'} rows ({found.written().decode()})" if found.number else "no mark"
-        problem = f"got {got}, expected those of {mark.written().decode()}"
+    def _error(self, mark: _Mark) -> StaleRowsError:
+        mine = self._mark or _Mark()
+        is_later = self._is_later(mark)
+        got = f"{'later' if is_later else 'earlier'} rows ({mark.written().decode()})" if mark.number else "no mark"
+        problem = f"got {got}, expected those of {mine.written().decode()}"
         return StaleRowsError(f"redis {self._server.spec.address}", self._names[0], problem, is_later=is_later)

@@ -79,22 +79,22 @@ class RedisRows:
         marks = iter(replies[len(commands) :])
         for fence, accepted, part in fenced:
             fence.check(accepted, list(islice(marks, len(part))))
-        rows, found = out.numpy(), torch.zeros(batch.keys.numel(), dtype=torch.bool)
+        rows, is_there = out.numpy(), torch.zeros(batch.keys.numel(), dtype=torch.bool)
         # Rows in replies may have any length: another program may have written them.
         for (table, _, places), reply in zip(requested, replies, strict=False):
             good = [row for row in reply if row is not None and len(row) == self._row_bytes]
             if len(good) == len(reply):  # the usual reply, for which no row is looked at one by one
-                found[places] = True
+                is_there[places] = True
                 rows[_positions(places)] = np.frombuffer(b"".join(good), np.uint8).reshape(-1, self._row_bytes)
                 continue
             is_good = np.fromiter(
                 (row is not None and len(row) == self._row_bytes for row in reply), np.bool_, len(reply)
             )
-            found[places] = torch.from_numpy(is_good)
+            is_there[places] = torch.from_numpy(is_good)
             rows[_positions(places)[is_good]] = np.frombuffer(b"".join(good), np.uint8).reshape(-1, self._row_bytes)
             self._add(self._damaged, table, len(reply) - len(good) - reply.count(None))
-        self._note_use(batch.part(found.nonzero()[:, 0]))
-        return found
+        self._note_use(batch.part(is_there.nonzero()[:, 0]))
+        return is_there
 
     def write(self, batch: RowBatch, values: Tensor) -> None:
         """Set rows; see `Level.write`; a partition with more rows than its bound evicts some."""
@@ -117,7 +117,7 @@ class RedisRows:
             fields = batch.keys[places].numpy()
             # A time without a row would be chosen by an eviction in place of a row.
             names = [name, _times_of(name)] if self._tracks_use else [name]
-            self._server.run([Request(held, _packed_keys("HDEL", held, fields)) for held in names])
+            self._server.run([Request(each, _packed_keys("HDEL", each, fields)) for each in names])
 
     def clear(self, table: int) -> None:
         """Remove all rows of a table; see `Level.clear`."""
@@ -188,8 +188,8 @@ class RedisRows:
 
     def _times(self, keys: NDArray[np.int64], name: str) -> Request:
         times = np.full(len(keys), int(time.time()), np.int64).view(np.uint8).reshape(len(keys), _TIME_BYTES)
-        held = _times_of(name)
-        return Request(held, packed_set(held, keys, times))
+        times_name = _times_of(name)
+        return Request(times_name, packed_set(times_name, keys, times))
 
     def _note_use(self, batch: RowBatch) -> None:
         if self._tracks_use and batch.keys.numel():
@@ -206,10 +206,10 @@ class RedisRows:
         overflow = self._spec.overflow
         if overflow.max_rows is None:
             return
-        held = int(self._server.run([request(name, b"HLEN")])[0])
-        if held <= overflow.max_rows:
+        num_rows = int(self._server.run([request(name, b"HLEN")])[0])
+        if num_rows <= overflow.max_rows:
             return
-        most = held - int(overflow.max_rows * overflow.keep)
+        most = num_rows - int(overflow.max_rows * overflow.keep)
         if self._tracks_use:
             # A hash has no order, so the oldest rows are found by reading all times.
             pairs = _alternate(self._server.run([request(_times_of(name), b"HGETALL")])[0])

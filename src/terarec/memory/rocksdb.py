@@ -78,8 +78,8 @@ class RocksDBStore:
         text = self._database.get(_HEADER)
         if text is None:
             raise FormatError(self._directory, "got another RocksDB database, expected one of a row store")
-        found: dict[str, Any] = json.loads(text)
-        return found
+        header: dict[str, Any] = json.loads(text)
+        return header
 
     def _write_header(self, header: dict[str, Any], changes: Sequence[tuple[int, bytes | None]]) -> None:
         batch = self._library.WriteBatch(raw_mode=True)
@@ -132,19 +132,19 @@ class RocksDBStore:
             if self._committed_rows is None:
                 # The header is among the rows, under a key of another length.
                 self._committed_rows = sum(1 for key in self._database.keys() if len(key) == KEY_BYTES)  # noqa: SIM118
-            held = self._committed_values(list(self._pending))
-            gone = sum(1 for old, new in zip(held, self._pending.values(), strict=True) if old and new is None)
-            new = sum(1 for old, new in zip(held, self._pending.values(), strict=True) if not old and new is not None)
+            values = self._committed_values(list(self._pending))
+            gone = sum(1 for old, new in zip(values, self._pending.values(), strict=True) if old and new is None)
+            new = sum(1 for old, new in zip(values, self._pending.values(), strict=True) if not old and new is not None)
             return self._committed_rows + new - gone
 
     def _committed_values(self, keys: list[int]) -> list[bytes | None]:
-        found: list[bytes | None] = self._database.get([_encoded(key) for key in keys]) if keys else []
-        return found
+        values: list[bytes | None] = self._database.get([_encoded(key) for key in keys]) if keys else []
+        return values
 
     def read(self, keys: NDArray[np.int64], out: NDArray[np.uint8]) -> NDArray[np.bool_]:
         """Copy rows to ``out``; see `RowStore.read`."""
         check_rows(out, len(check_keys(keys)), self.row_bytes, "out")
-        found = np.zeros(len(keys), dtype=np.bool_)
+        is_there = np.zeros(len(keys), dtype=np.bool_)
         with self._lock:
             listed = keys.tolist()
             rows = self._committed_values(listed)
@@ -154,8 +154,8 @@ class RocksDBStore:
         for index, row in enumerate(rows):
             if row is not None:
                 out[index] = np.frombuffer(row, dtype=np.uint8)
-                found[index] = True
-        return found
+                is_there[index] = True
+        return is_there
 
     def write(self, keys: NDArray[np.int64], rows: NDArray[np.uint8]) -> None:
         """Set rows; see `RowStore.write`."""

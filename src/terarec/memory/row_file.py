@@ -82,13 +82,13 @@ class RowFile:
     """
 
     def __init__(
-        self, directory: Path, layout: RowFileLayout, native: _rowfile.RowFile, reader: PageReader, held: ExitStack
+        self, directory: Path, layout: RowFileLayout, native: _rowfile.RowFile, reader: PageReader, lock: ExitStack
     ) -> None:
         self._directory = directory
         self._layout = layout
         self._native = native
         self._reader = reader
-        self._closer = Closer(self, partial(_close, native, held))
+        self._closer = Closer(self, partial(_close, native, lock))
 
     @classmethod
     def create(
@@ -185,8 +185,8 @@ class RowFile:
         layout, options = read_description(directory), options or RowFileOptions()
         reader = reader or PageReader(options, layout.row_bytes)
         # The lock is released if opening fails, and is kept until `close` otherwise (`pop_all`).
-        with ExitStack() as held:
-            if not (read_only or held.enter_context(file_lock(directory / _LOCK_FILE))):
+        with ExitStack() as lock:
+            if not (read_only or lock.enter_context(file_lock(directory / _LOCK_FILE))):
                 raise StorageError(directory, "is open for writing already, expected one writer at a time")
             with _errors(layout.table):
                 native = _rowfile.RowFile(
@@ -200,7 +200,7 @@ class RowFile:
                     space_ratio=float(options.space_ratio),
                     is_working=options.is_working,
                 )
-            return cls(directory, layout, native, reader, held.pop_all())
+            return cls(directory, layout, native, reader, lock.pop_all())
 
     @property
     def directory(self) -> Path:
@@ -264,8 +264,8 @@ class RowFile:
     @property
     def metadata(self) -> Mapping[str, str]:
         """Metadata of the last commit."""
-        found: dict[str, str] = json.loads(self._native.metadata())
-        return found
+        metadata: dict[str, str] = json.loads(self._native.metadata())
+        return metadata
 
     @property
     def last_commit(self) -> int:
@@ -392,12 +392,12 @@ def read_files(
     """
     keys = check_keys(keys)
     check_rows(out, len(keys), files[0].row_bytes, "out")
-    found = np.empty(len(keys), dtype=np.bool_)
+    is_there = np.empty(len(keys), dtype=np.bool_)
     # Rows may lie apart, as parts of wider ones, but the core writes the bytes of a row in one piece.
     target = out if out.strides[1] == 1 else np.ascontiguousarray(out)
     natives = [file._native for file in files]
     try:
-        _rowfile.read(natives, keys, list(ends), target, found)
+        _rowfile.read(natives, keys, list(ends), target, is_there)
     except _rowfile.Error as error:
         message, path, page, *code = error.args
         # The core names a path; the file of that directory knows its table.
@@ -405,13 +405,13 @@ def read_files(
         raise _storage_error(tables[0] if tables else "", message, path, page, *code) from None
     if target is not out:
         out[:] = target
-    return found
+    return is_there
 
 
-def _close(native: _rowfile.RowFile, held: ExitStack) -> None:
+def _close(native: _rowfile.RowFile, lock: ExitStack) -> None:
     native.close()
     # The lock last: the next writer must not open files that this one is still closing.
-    held.close()
+    lock.close()
 
 
 def _native_layout(layout: RowFileLayout) -> _rowfile.Layout:

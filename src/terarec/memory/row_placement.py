@@ -55,29 +55,29 @@ class RowLoader:
         Returns:
             The rows that were read.
         """
-        found = torch.zeros(slots.numel(), dtype=torch.bool)
+        is_there = torch.zeros(slots.numel(), dtype=torch.bool)
         use = TierUse()
         if memory.below is not None:
-            held = batch.to(_CPU)
+            on_host = batch.to(_CPU)
             is_left = torch.ones(slots.numel(), dtype=torch.bool)
             # Staged rows first: they were taken from the tier below ahead of time, and need no read now.
-            for taken in self._ahead.take(held):
+            for taken in self._ahead.take(on_host):
                 memory.unpack(slots, taken.values, taken.places)
-                found |= taken.places >= 0
+                is_there |= taken.places >= 0
                 is_left &= ~taken.is_staged
-            staged = int(found.sum())
+            staged = int(is_there.sum())
             for left in torch.split(is_left.nonzero()[:, 0], memory.rows_at_once):
                 if not left.numel():
                     break
                 values = memory.format.new_rows(left.numel())
-                there = memory.below.read_others(held.part(left), values)  # none just left the fast tier
+                there = memory.below.read_others(on_host.part(left), values)  # none just left the fast tier
                 memory.unpack(slots[left.to(slots.device)], values, _places(there))
-                found[left] = there
-            num_read = int(found.sum())
+                is_there[left] = there
+            num_read = int(is_there.sum())
             use = TierUse(rows_read=num_read, staged=staged, bytes_read=num_read * memory.format.num_bytes)
-        fresh = (~found).nonzero()[:, 0].to(slots.device)
+        fresh = (~is_there).nonzero()[:, 0].to(slots.device)
         if fresh.numel():
-            state = {name: held.tensor for name, held in memory.state.items()}
+            state = {name: values.tensor for name, values in memory.state.items()}
             self._first.write(memory.weights.tensor, state, slots[fresh], batch.part(fresh))
             if self._keeps_initial and memory.below is not None:
                 # For dynamic tables: a key is in the files of a checkpoint only if its row was written there.
@@ -88,22 +88,22 @@ class RowLoader:
         """Return weights [n, D] and states of rows that are not in the fast tier; nothing moves."""
         device = memory.weights.tensor.device
         weights, state = memory.format.empty(batch.rows.numel(), device)
-        found = torch.zeros(batch.rows.numel(), dtype=torch.bool)
+        is_there = torch.zeros(batch.rows.numel(), dtype=torch.bool)
         if memory.below is not None:
             values = memory.format.new_rows(batch.rows.numel())
-            found = memory.below.read(batch.to(_CPU), values)
+            is_there = memory.below.read(batch.to(_CPU), values)
             got_weights, got_state = memory.format.unpack(values)
             weights.copy_(got_weights)
             for name, part in got_state.items():
                 state[name].copy_(part)
-        fresh = (~found).nonzero()[:, 0].to(device)
+        fresh = (~is_there).nonzero()[:, 0].to(device)
         self._first.write(weights, state, fresh, batch.part(fresh))
         return weights, state
 
 
-def _places(found: Tensor) -> Tensor:
-    """Return 0 to n - 1, and -1 where ``found bool[n]`` is false."""
-    return torch.arange(found.numel()).masked_fill_(~found, -1)
+def _places(is_there: Tensor) -> Tensor:
+    """Return 0 to n - 1, and -1 where ``is_there bool[n]`` is false."""
+    return torch.arange(is_there.numel()).masked_fill_(~is_there, -1)
 
 
 class PlacedRows(NamedTuple):
@@ -135,7 +135,7 @@ class RowPlacement:
         self.batch = 0
         self._stack = stack
         self._loader = loader
-        self._held: list[Pin] = []
+        self._pins: list[Pin] = []
         self._taken: list[Pin] = []
         self._use = TierUse()
 
@@ -190,8 +190,8 @@ class RowPlacement:
             # Its slots may have other rows by now, which the gradient must not change.
             if pin.is_released:
                 return False
-            if pin not in self._held:
-                self._held.append(pin)
+            if pin not in self._pins:
+                self._pins.append(pin)
             return True
 
     def take(self) -> None:
@@ -199,7 +199,7 @@ class RowPlacement:
         with self._stack.lock:
             # An update that failed is never reported, and must not pin rows for ever.
             self._release_taken()
-            self._taken, self._held = self._held, []
+            self._taken, self._pins = self._pins, []
 
     def updated(self, slots: Sequence[Tensor | None], table_lr: Tensor | None) -> None:
         """Record that an update changed rows, and release those that it pinned.

@@ -50,9 +50,9 @@ class Stack:
         """Copy rows; see `Level.read`. Levels that fail are passed over."""
         # Without the lock, which is held while a server takes rows.
         seen = self._changes.seen()
-        found = self.levels[0].read(batch, out)
+        is_there = self.levels[0].read(batch, out)
         for number in range(1, len(self.levels)):
-            missing = (~found).nonzero()[:, 0]
+            missing = (~is_there).nonzero()[:, 0]
             if not missing.numel():
                 break
             # In slow levels a row is looked up once.
@@ -62,10 +62,10 @@ class Stack:
             has_row = there[places]
             got = missing[has_row]
             out[got] = values[places[has_row]]
-            found[got] = True
+            is_there[got] = True
             # Levels that keep what they lacked find it themselves the next time.
             self._keep(number, wanted.part(there.nonzero()[:, 0]), values[there], seen)
-        return found
+        return is_there
 
     def _keep(self, number: int, batch: RowBatch, values: Tensor, seen: Sequence[int]) -> None:
         """Write rows of the level `number` to those before it that keep them, unless they may be old."""

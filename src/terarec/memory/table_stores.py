@@ -92,9 +92,9 @@ class TableStore:
         # Of floats, since large results come from memory that the core keeps, on pages that were touched before.
         row_bytes = self.store.row_bytes
         stored = empty_floats(keys.numel(), -(-row_bytes // 4)).view(torch.uint8)[:, :row_bytes]
-        found = torch.from_numpy(self.store.read(keys.numpy(), stored.numpy()))
+        is_there = torch.from_numpy(self.store.read(keys.numpy(), stored.numpy()))
         out.copy_(self.form.unpack(stored))
-        return found
+        return is_there
 
     def write(self, keys: Tensor, values: Tensor) -> None:
         """Set the rows of distinct ``keys int64[n]``; see `Level.write`."""
@@ -146,14 +146,14 @@ class TableStores:
             files = [file for table, _ in spans if (file := self.tables[table].plain_file) is not None]
             if len(files) == len(spans):
                 return self._read_together(files, [places for _, places in spans], batch, out)
-        found = torch.zeros(batch.keys.numel(), dtype=torch.bool)
+        is_there = torch.zeros(batch.keys.numel(), dtype=torch.bool)
         for table, places in spans:
             # For a slice this is a view, which the store fills; for indices it is a copy, which is put back below.
             part = out[places]
-            found[places] = self.tables[table].read(batch.keys[places], part)
+            is_there[places] = self.tables[table].read(batch.keys[places], part)
             if isinstance(places, Tensor):
                 out[places] = part
-        return found
+        return is_there
 
     def _read_together(
         self, files: Sequence[RowFile], spans: Sequence[Tensor | slice], batch: RowBatch, out: Tensor
@@ -162,11 +162,11 @@ class TableStores:
         unsorted = [places for places in spans if isinstance(places, Tensor)]
         if unsorted:
             order, rows = torch.cat(unsorted), torch.empty_like(out)
-            found = torch.empty(order.numel(), dtype=torch.bool)
+            is_there = torch.empty(order.numel(), dtype=torch.bool)
             ends = torch.tensor([places.numel() for places in unsorted]).cumsum(0).tolist()
-            found[order] = torch.from_numpy(read_files(files, batch.keys[order].numpy(), ends, rows.numpy()))
+            is_there[order] = torch.from_numpy(read_files(files, batch.keys[order].numpy(), ends, rows.numpy()))
             out[order] = rows
-            return found
+            return is_there
         ends = [places.stop for places in spans if isinstance(places, slice)]
         return torch.from_numpy(read_files(files, batch.keys.numpy(), ends, out.numpy()))
 

@@ -152,8 +152,8 @@ class TierStack:
     def _write_defaults(self, memory: FastTier) -> None:
         if self._defaults is not None:
             memory.weights.tensor[: self.num_defaults] = self._defaults
-        for name, held in memory.state.items():
-            held.tensor[: self.num_defaults] = self.first.fills[name]
+        for name, values in memory.state.items():
+            values.tensor[: self.num_defaults] = self.first.fills[name]
 
     def _new_memory(self) -> FastTier:
         sizes = self.sizes

@@ -79,7 +79,7 @@ class TieredRows:
     @property
     def state(self) -> dict[str, Tensor]:
         """Name -> optimizer state [C, D] or [C]."""
-        return {name: held.tensor for name, held in self.stack.opened().state.items()}
+        return {name: values.tensor for name, values in self.stack.opened().state.items()}
 
     @property
     def state_names(self) -> tuple[str, ...]:
@@ -142,8 +142,8 @@ class TieredRows:
         """
         with self.stack.lock:
             states = {name: (state_dtype(name), tuple(shape[1:])) for name, shape in shapes}
-            made = RowFormat(self.stack.format.width, self.stack.format.dtype, states)
-            self.stack.set_format(made, {name: (fills or {}).get(name, 0.0) for name in states})
+            layout = RowFormat(self.stack.format.width, self.stack.format.dtype, states)
+            self.stack.set_format(layout, {name: (fills or {}).get(name, 0.0) for name in states})
             self._renew(keeps_state=False)
 
     def move(self, device: torch.device) -> None:
@@ -201,7 +201,7 @@ class TieredRows:
             slots = memory.slots.find(batch.rows)
             # Rows without a slot get those of slot 0 here, which are replaced below.
             weights = memory.weights.tensor[slots.clamp(min=0)]
-            state = {name: held.tensor[slots.clamp(min=0)] for name, held in memory.state.items()}
+            state = {name: of_state.tensor[slots.clamp(min=0)] for name, of_state in memory.state.items()}
             absent = (slots < 0).nonzero()[:, 0]
             if absent.numel():
                 part = batch.part(absent)

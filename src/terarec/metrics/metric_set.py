@@ -70,15 +70,15 @@ class SliceValues:
 
     Attributes:
         value: Value of the column; None for a missing value.
-        found: Metrics of the samples.
+        metrics: Metrics of the samples.
     """
 
     value: str | int | float | bool | None
-    found: MetricValues
+    metrics: MetricValues
 
     def to_json(self) -> dict[str, JsonValue]:
         """Return the same as JSON values; None for NaN and infinity."""
-        return {"value": self.value, **self.found.to_json()}
+        return {"value": self.value, **self.metrics.to_json()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,7 +138,7 @@ class Results:
             if math.isnan(value)
         }
         for column, of_column in self.slices.items():
-            slices = [of_value.found.values for of_value in of_column.values]
+            slices = [of_value.metrics.values for of_value in of_column.values]
             for metric in self.overall.values:
                 count = sum(math.isnan(values[metric]) for values in slices if metric in values)
                 if count:
@@ -180,9 +180,9 @@ class MetricSet:
             or slices for which there is no metric.
 
     Example:
-        >>> held = MetricSet(["auc", "logloss"], ["click"])
-        >>> held.update(logits=np.array([[0.0], [1.0]]), labels=np.array([[0.0], [1.0]]))
-        >>> held.compute()["auc"]
+        >>> metrics = MetricSet(["auc", "logloss"], ["click"])
+        >>> metrics.update(logits=np.array([[0.0], [1.0]]), labels=np.array([[0.0], [1.0]]))
+        >>> metrics.compute()["auc"]
         1.0
     """
 
@@ -271,11 +271,11 @@ class MetricSet:
         """
         inputs: dict[Reads, FloatColumns] = {}
         truth: FloatColumns | None = None
-        given: dict[Reads, Values | None] = {"logits": logits, "scores": scores}
-        for name, values in given.items():
+        by_name: dict[Reads, Values | None] = {"logits": logits, "scores": scores}
+        for name, values in by_name.items():
             if name in self.reads:
                 inputs[name], truth = as_columns(
-                    "MetricSet", _given(name, values), labels if truth is None else truth, allow_classes=True
+                    "MetricSet", _predictions(name, values), labels if truth is None else truth, allow_classes=True
                 )
         if "loss" in self.reads:
             if loss is None:
@@ -377,7 +377,7 @@ class MetricSet:
         return MetricValues(rows=rows, values=means, labels=labels)
 
 
-def _given(name: str, values: Values | None) -> Values:
+def _predictions(name: str, values: Values | None) -> Values:
     if values is None:
         raise ConfigError("MetricSet.update", f"got no {name}, expected {name}, which a metric reads")
     return values
@@ -430,7 +430,7 @@ class Slices:
     def results(self, values_of_parts: Sequence[MetricValues]) -> SliceResults:
         """Return the metrics of each part, with its value."""
         values = tuple(
-            SliceValues(value=value, found=of_value)
+            SliceValues(value=value, metrics=of_value)
             for value, of_value in zip(self._values, values_of_parts[: len(self._values)], strict=True)
         )
         return SliceResults(

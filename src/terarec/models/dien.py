@@ -140,10 +140,10 @@ class DIEN(HistoryModel):
         )
         if distinct is not None:
             drawn = distinct[drawn]
-        found = self._vectors_of(column.name, jagged, drawn).view(len(owners), count, self.width)
-        return found, is_valid.view(len(owners), count)
+        values = self._vectors_of(column.name, jagged, drawn).view(len(owners), count, self.width)
+        return values, is_valid.view(len(owners), count)
 
     def _vectors_of(self, history: str, jagged: Jagged, keys: Tensor) -> Tensor:
         """Look keys up in the table of a history: int64[n] -> float[n, D]."""
-        found: Tensor = self.embedding(one_key_bags(jagged.names, history, keys)).sequences[history].values
-        return found
+        values: Tensor = self.embedding(one_key_bags(jagged.names, history, keys)).sequences[history].values
+        return values

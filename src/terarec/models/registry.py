@@ -140,7 +140,7 @@ def vectors_of(model: nn.Module, kind: str) -> VectorModel:
     # By attribute and not by a base class, so that a model of the user's own code may have them.
     has_vectors = all(hasattr(model, name) for name in ("user_vectors", "item_vectors"))
     if not has_vectors or not getattr(model, "scores_are_dots", True):
-        kinds = [spec.kind for spec, made in MODELS.items() if getattr(made, "scores_are_dots", False)]
+        kinds = [spec.kind for spec, each in MODELS.items() if getattr(each, "scores_are_dots", False)]
         reason = ", whose scores are no dots of vectors: it can rank what another one finds" if has_vectors else ""
         raise ConfigError("run", f"holds a model of the kind {kind!r}{reason}, expected one of {', '.join(kinds)}")
     return cast(VectorModel, model)
@@ -187,8 +187,8 @@ def _check_looked_up(kind: str, model: nn.Module, tables: TablesSpec) -> None:
     """Raise unless the columns that are to share tables do: a model may not read one, or set its table itself."""
     collections = [module for module in model.modules() if isinstance(module, EmbeddingCollection)]
     for name, other in tables.shared.items():
-        found = [{f.name: f.table for f in collection.features} for collection in collections]
-        of_name = [features for features in found if name in features]
+        tables_of = [{f.name: f.table for f in collection.features} for collection in collections]
+        of_name = [features for features in tables_of if name in features]
         if not of_name or any(features[name] != features.get(other) for features in of_name):
             reason = "is not looked up by this model" if not of_name else f"looks up {of_name[0][name]!r} in this model"
             raise ConfigError(kind, f"tables.shared: {name!r} {reason}, expected other columns than {other!r} for it")

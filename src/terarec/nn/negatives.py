@@ -214,9 +214,9 @@ class Sampler(nn.Module):
         if batch is None or spec.draw == "uniform":
             return torch.full(keys.shape, uniform, device=keys.device).log()
         ascending = batch.sort().values
-        found = torch.searchsorted(ascending, keys, right=True) - torch.searchsorted(ascending, keys)
+        counts = torch.searchsorted(ascending, keys, right=True) - torch.searchsorted(ascending, keys)
         share = spec.uniform_share if spec.draw == "mixed" else 0.0
-        log_q = (share * uniform + (1 - share) * found / max(1, len(batch))).log()
+        log_q = (share * uniform + (1 - share) * counts / max(1, len(batch))).log()
         return log_q.masked_fill(log_q.isinf(), 0.0)
 
     def _shared(

@@ -53,8 +53,8 @@ class CacheMemory:
     def write_held(self, places: Tensor, values: Tensor) -> None:
         """Set the rows at ``places int64[n]``, distinct except for -1, whose values are left out."""
         # Of the rows that got no slot neither place nor value is used.
-        held = torch.where(places >= 0, torch.arange(places.numel(), device=places.device), -1)
-        scatter_rows([RowPart(self._rows, 0)], places, values.contiguous().view(torch.uint8), held)
+        sources = torch.where(places >= 0, torch.arange(places.numel(), device=places.device), -1)
+        scatter_rows([RowPart(self._rows, 0)], places, values.contiguous().view(torch.uint8), sources)
 
     def rows(self, places: Tensor) -> Tensor:
         """Return the rows float32[n, D] at ``places int64[n]``."""

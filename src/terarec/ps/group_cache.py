@@ -200,9 +200,9 @@ class GroupCache:
         ]
         parts = torch.split(missing, list(counts))
         wanted = [number for number, count in enumerate(counts) if count and not deferred[number]]
-        found = self._find([places[number] for number in wanted], [parts[number] for number in wanted])
+        lookup = self._find([places[number] for number in wanted], [parts[number] for number in wanted])
         if not any(deferred):
-            return _Read(found.rows, found.mask, deferred)
+            return _Read(lookup.rows, lookup.mask, deferred)
         rows, mask = torch.empty(missing.numel(), self.group.width), torch.zeros(missing.numel(), dtype=torch.bool)
         occurrences = torch.split(touched.places, list(touched.num_absent))
         begin = done = 0
@@ -212,8 +212,8 @@ class GroupCache:
                 rows[begin:end] = self.group.defaults[self.tables[place]](part)
                 self._read_later(place, part.to(self.device), occurrences[number].numel())
             else:
-                rows[begin:end] = found.rows[done : done + part.numel()]
-                mask[begin:end] = found.mask[done : done + part.numel()]
+                rows[begin:end] = lookup.rows[done : done + part.numel()]
+                mask[begin:end] = lookup.mask[done : done + part.numel()]
                 done += part.numel()
             begin = end
         return _Read(rows, mask, deferred)
@@ -225,11 +225,11 @@ class GroupCache:
         # A batch has its tables rising; a model may have its features in another order.
         numbers = [self.tables[place] for place in places]
         order = sorted(range(len(places)), key=lambda at: numbers[at])
-        found = self.group.find(joined([batch_of(keys[at], numbers[at]) for at in order]))
+        lookup = self.group.find(joined([batch_of(keys[at], numbers[at]) for at in order]))
         if order == list(range(len(places))):
-            return found
+            return lookup
         counts = [keys[at].numel() for at in order]
-        rows, mask = (dict(zip(order, torch.split(part, counts), strict=True)) for part in found)
+        rows, mask = (dict(zip(order, torch.split(part, counts), strict=True)) for part in lookup)
         return Found(*(torch.cat([part[at] for at in range(len(places))]) for part in (rows, mask)))
 
     def _insert_read(self, places: Sequence[int], touched: TouchedMaps, read: _Read, seen: Sequence[int]) -> Tensor:
@@ -241,7 +241,7 @@ class GroupCache:
         is_kept = [self.spec.form != "static" and self._changes.may_keep(place, seen) for place in places]
         rows = self.memory.packed(read.rows)
         if all(is_kept) and bool(mask.all()):
-            given, at = self._admit(places, missing, ends)
+            new_slots, at = self._admit(places, missing, ends)
             self.memory.write_held(at, rows)
         else:
             keeps = mask.to(missing.device) & _of_each(is_kept, ends, missing.device)
@@ -249,11 +249,11 @@ class GroupCache:
             num_kept = torch.cat([keeps.new_zeros(1, dtype=torch.int64), keeps.cumsum(0)])
             some, at = self._admit(places, missing[kept], num_kept[torch.tensor(ends, device=kept.device)].tolist())
             self.memory.write_held(at, rows[kept])
-            given = torch.full_like(missing, -1)
-            given[kept] = some
+            new_slots = torch.full_like(missing, -1)
+            new_slots[kept] = some
         slots = touched.slots
         # Of repeated keys, all places get the slot of the one key.
-        slots[touched.absent] = given[touched.places]
+        slots[touched.absent] = new_slots[touched.places]
         return slots
 
     def _admit(self, places: Sequence[int], keys: Tensor, ends: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -333,8 +333,8 @@ class GroupCache:
                 seen = self._changes.seen()
             if not keys.numel() or self._is_closed.is_set():
                 return 0
-            found = self._find([place], [keys.cpu()])
-            values, mask = self.memory.packed(found.rows), found.mask.to(self.device)
+            lookup = self._find([place], [keys.cpu()])
+            values, mask = self.memory.packed(lookup.rows), lookup.mask.to(self.device)
             # While a tier fails, the rows that it alone has only seem to be gone.
             may_drop = all(tier.is_available for tier in self.group.statistics(table).tiers)
             with self._lock:
@@ -384,11 +384,11 @@ class GroupCache:
                 with self._lock:
                     # Another lookup may have read them while they waited.
                     missing, seen = missing[self.slots[place].find(missing) < 0].cpu(), self._changes.seen()
-                found = self._find([place], [missing])
+                lookup = self._find([place], [missing])
                 with self._lock:
                     self._note(place, read=missing.numel())
                 if self.spec.form != "static":
-                    self.insert(place, missing[found.mask], found.rows[found.mask], seen)
+                    self.insert(place, missing[lookup.mask], lookup.rows[lookup.mask], seen)
             except TerarecError as error:
                 _LOGGER.warning("embedding cache: %s; the next lookup reads the rows again", error)
             finally:

@@ -114,9 +114,9 @@ def _no_source(path: Path) -> DataNotFoundError:
 
 def _checkpoint_source(path: Path, spec: ServedTableSpec) -> TableSource:
     files = load(path).table_files()
-    held = files.shape(spec.name)
-    if held.width != spec.width:
-        raise FormatError(path, f"table {spec.name!r} has rows of width {held.width}, expected {spec.width}")
+    shape = files.shape(spec.name)
+    if shape.width != spec.width:
+        raise FormatError(path, f"table {spec.name!r} has rows of width {shape.width}, expected {spec.width}")
 
     def read() -> Iterator[RowChunk]:
         for rows in files.rows(spec.name):
@@ -124,8 +124,8 @@ def _checkpoint_source(path: Path, spec: ServedTableSpec) -> TableSource:
                 part = slice(begin, begin + CHUNK_ROWS)
                 yield _finite(path, RowChunk(rows.keys[part], rows.weights[part].float()))
 
-    has_initial_values = held.seed is not None
-    return TableSource(path=path, num_rows=held.num_rows, read=read, has_initial_values=has_initial_values)
+    has_initial_values = shape.seed is not None
+    return TableSource(path=path, num_rows=shape.num_rows, read=read, has_initial_values=has_initial_values)
 
 
 def _checked(path: Path, chunks: Iterator[SparseRows]) -> Iterator[RowChunk]:

@@ -170,9 +170,9 @@ class ParameterServer:
         Raises:
             ConfigError: No such model, version or table.
         """
-        found = self._version(model, version)
-        _ = found.spec.table(table)
-        return found.tables[table]
+        served = self._version(model, version)
+        _ = served.spec.table(table)
+        return served.tables[table]
 
     def cache(
         self,
@@ -207,15 +207,15 @@ class ParameterServer:
         spec: CacheSpec | None = None,
     ) -> ModelCaches:
         """Return the caches of all tables of a model on a device; arguments and errors are those of `cache`."""
-        found, device = self._version(model, version), device or torch.device("cpu")
-        spec = spec or found.spec.cache
+        served, device = self._version(model, version), device or torch.device("cpu")
+        spec = spec or served.spec.cache
         if spec is None:
             raise ConfigError("cache", f"model {model!r} has none, expected ServedModelSpec(cache=CacheSpec(...))")
         with self._caching:
             place = device, spec
-            if place not in found.caches:
-                found.caches[place] = _new_caches(found, spec, device)
-            return found.caches[place]
+            if place not in served.caches:
+                served.caches[place] = _new_caches(served, spec, device)
+            return served.caches[place]
 
     def model(self, name: str, version: int | None = None) -> ServedModelSpec:
         """Return a version of a model; None for the active one.
@@ -242,10 +242,10 @@ class ParameterServer:
     def versions(self) -> Mapping[str, tuple[int, ...]]:
         """The loaded versions of each model."""
         with self._lock:
-            found: dict[str, tuple[int, ...]] = {}
+            numbers: dict[str, tuple[int, ...]] = {}
             for name, version in sorted(self._versions):
-                found[name] = (*found.get(name, ()), version)
-            return found
+                numbers[name] = (*numbers.get(name, ()), version)
+            return numbers
 
     def active(self, model: str) -> int:
         """Return the version that lookups find.
@@ -272,16 +272,16 @@ class ParameterServer:
             ConfigError: No such version, or the active one.
             StorageError: A tier cannot be written; the version is gone from this server.
         """
-        held = self._version(model, version)
+        served = self._version(model, version)
         with self._lock:
             if self._active.get(model) == version:
                 raise ConfigError("version", f"got {version}, the active one of {model!r}, expected another")
             del self._versions[model, version]  # first, so that no lookup finds a table that is half empty
         try:
-            for table in held.tables.values():
+            for table in served.tables.values():
                 table.clear()
         finally:
-            held.close()
+            served.close()
 
     def update(
         self, model: str, table: str, removed: Tensor, keys: Tensor, rows: Tensor, version: int | None = None
@@ -320,10 +320,10 @@ class ParameterServer:
             state: Name of the state that they lead to, which tiers store beside the rows; None where it has none.
             version: Version of the model; None for the active one.
         """
-        found = self._version(model, version)
-        found.is_updated = True
+        served = self._version(model, version)
+        served.is_updated = True
         for table, parts in changes.items():
-            tiers = found.tables[table]
+            tiers = served.tables[table]
             tiers.renew()
             with tiers.changing(state):
                 for part in parts:
@@ -332,7 +332,7 @@ class ParameterServer:
                     # Caches last: a lookup that misses a row from here on reads the new one. One that read the old row
                     # inserts it before the cache gets the new one, or not at all, since the cache has counted a change.
                     with self._caching:
-                        caches = [held.caches[table] for held in found.caches.values()]
+                        caches = [each.caches[table] for each in served.caches.values()]
                     for cache in caches:
                         cache.forget(part.removed)
                         cache.update(part.keys, part.rows)
@@ -352,9 +352,9 @@ class ParameterServer:
             ConfigError: No such model or version.
             FormatError: The checkpoint is damaged.
         """
-        found, renewed = self._version(model, version), 0
-        for table in found.spec.tables:
-            tiers = found.tables[table.name]
+        served, renewed = self._version(model, version), 0
+        for table in served.spec.tables:
+            tiers = served.tables[table.name]
             if any(use.is_stale for use in tiers.statistics().tiers):
                 rows = None if source is None else open_table_source(replace(table, source=str(source)))
                 renewed += tiers.renew(state, rows)
@@ -372,10 +372,10 @@ class ParameterServer:
             ConfigError: No such model or version.
             StorageError: A tier is damaged.
         """
-        found = self._version(model, version)
-        found.is_updated = True
+        served = self._version(model, version)
+        served.is_updated = True
         # Of all, whatever the first say.
-        return sum(group.stack.follow(state) for group in found.groups) == len(found.groups)
+        return sum(group.stack.follow(state) for group in served.groups) == len(served.groups)
 
     def flush(self, model: str, version: int | None = None) -> None:
         """Make updated rows durable, where there is a disk.
@@ -416,9 +416,9 @@ class ParameterServer:
     def close(self) -> None:
         """Stop loading and close all tiers; rows on servers and disks stay."""
         with self._lock:
-            loading = [held for held in self._loading.values() if held is not None]
-        for held in loading:  # without the lock, which their threads need in order to end
-            held.cancel()
+            loading = [each for each in self._loading.values() if each is not None]
+        for each in loading:  # without the lock, which their threads need in order to end
+            each.cancel()
         with self._lock:
             versions, self._versions, self._active = list(self._versions.values()), {}, {}
         for version in versions:
@@ -435,11 +435,11 @@ class ParameterServer:
     def _version(self, model: str, version: int | None) -> _Version:
         with self._lock:
             number = self._active.get(model) if version is None else version
-            found = None if number is None else self._versions.get((model, number))
-            if found is not None:
-                return found
+            served = None if number is None else self._versions.get((model, number))
+            if served is not None:
+                return served
             models = sorted({name for name, _ in self._versions})
-            versions = [held for name, held in sorted(self._versions) if name == model]
+            versions = [one for name, one in sorted(self._versions) if name == model]
         if not versions:
             raise ConfigError("model", f"got {model!r}, expected one of {', '.join(models) or 'none: none is loaded'}")
         known = ", ".join(map(str, versions))
@@ -456,8 +456,8 @@ class ParameterServer:
                 for spec in self.spec.tiers:
                     levels.append(open_level(spec, model, tables, self._redis.get(spec)))
                     opened.callback(levels[-1].level.close)
-                given = [defaults.get(table.name) or constant_rows(width, table.default) for table in tables]
-                groups.append(TableGroup([table.name for table in tables], width, levels, given))
+                values = [defaults.get(table.name) or constant_rows(width, table.default) for table in tables]
+                groups.append(TableGroup([table.name for table in tables], width, levels, values))
             opened.pop_all()
             return _Version(model, groups, sources)
 
@@ -496,20 +496,20 @@ def _new_caches(version: _Version, spec: CacheSpec, device: torch.device) -> Mod
     for name, tiers in version.tables.items():
         source = version.sources[name]
         # Without a source, the rows of the slowest tier, which has all of them.
-        held = source.num_rows if source is not None else tiers.count()
-        rows[name] = spec.rows or max(1, math.ceil(spec.share * held))
-    made = ModelCaches(version.tables, rows, spec, device)
-    for name, cache in made.caches.items():
+        num_rows = source.num_rows if source is not None else tiers.count()
+        rows[name] = spec.rows or max(1, math.ceil(spec.share * num_rows))
+    caches = ModelCaches(version.tables, rows, spec, device)
+    for name, cache in caches.caches.items():
         source = version.sources[name]
         if source is not None:
             for keys, values in source.read():
                 if version.is_updated or not version.is_filled:
                     # Those of the tiers may be newer. An update that begins now waits until these caches are there.
-                    found = version.tables[name].find(keys)
-                    keys, values = keys[found.mask], found.rows[found.mask]
+                    lookup = version.tables[name].find(keys)
+                    keys, values = keys[lookup.mask], lookup.rows[lookup.mask]
                 if not cache.fill(keys, values):
                     break
-    return made
+    return caches
 
 
 def _try(action: Callable[[], None]) -> None:

@@ -98,7 +98,7 @@ def number_text(number: float) -> str:
 def setting_text(value: object) -> str:
     """Return a value of `terarec.spec.to_data` in words; a nested spec is its kind and its fields."""
     if isinstance(value, Mapping):
-        words = [f"{name.replace('_', ' ')} {_part(held)}" for name, held in value.items() if name != "kind"]
+        words = [f"{name.replace('_', ' ')} {_part(part)}" for name, part in value.items() if name != "kind"]
         return ", ".join([value["kind"], *words] if "kind" in value else words) or "none"
     if isinstance(value, list):
         is_sizes = all(isinstance(item, int) for item in value)

@@ -150,14 +150,14 @@ class InferenceApi:
             wanted = [(state.name, state.version) for state in self.models.index() if state.state == "READY"]
         else:
             self.models.get(name, version)
-            wanted = [(name, found) for found in ([version] if version else self.models.versions(name))]
-        found = []
+            wanted = [(name, number) for number in ([version] if version else self.models.versions(name))]
+        entries = []
         for model_name, model_version in wanted:
             try:
-                found.append(_statistics(self.models.get(model_name, model_version)))
+                entries.append(_statistics(self.models.get(model_name, model_version)))
             except UnknownModelError:  # it was unloaded in the meantime
                 continue
-        return {"model_stats": found}
+        return {"model_stats": entries}
 
     def repository_index(self, *, ready_only: bool = False) -> tuple[ModelState, ...]:
         """Return the states of all versions of all models; those that are ready alone with `ready_only`."""
@@ -305,19 +305,19 @@ class InferenceApi:
             UnavailableError: A file or a format of the log, which clients may not choose.
             ConfigError: A setting that is unknown or of another type.
         """
-        found = _log_settings()
+        current = _log_settings()
         for name, value in settings.items():
-            if name not in found:
-                raise ConfigError("log settings", f"got {quoted(name)}, expected {', '.join(found)}")
+            if name not in current:
+                raise ConfigError("log settings", f"got {quoted(name)}, expected {', '.join(current)}")
             if name in ("log_file", "log_format"):
-                if value != found[name]:
+                if value != current[name]:
                     raise UnavailableError(name, "log file location and format can not be updated through the network")
             elif name == "log_verbose_level":
                 if type(value) is not int or not 0 <= value < 2**31:
                     raise ConfigError(name, f"got {quoted(value, is_json=True)}, expected an integer >= 0")
             elif type(value) is not bool:
                 raise ConfigError(name, f"got {quoted(value, is_json=True)}, expected true or false")
-        wanted = {**found, **settings}
+        wanted = {**current, **settings}
         if settings:
             levels = (("log_error", logging.ERROR), ("log_warning", logging.WARNING), ("log_info", logging.INFO))
             level = logging.CRITICAL
@@ -371,23 +371,23 @@ def _tensor_config(tensor: TensorMetadata) -> Mapping[str, Any]:
 
 
 def _statistics(model: ServedModel) -> Mapping[str, Any]:
-    found = model.statistics()
-    count = found.succeeded
-    stages = {name: {"count": count, "ns": nanoseconds} for name, nanoseconds in found.times._asdict().items()}
+    numbers = model.statistics()
+    count = numbers.succeeded
+    stages = {name: {"count": count, "ns": nanoseconds} for name, nanoseconds in numbers.times._asdict().items()}
     return {
         "name": model.name,
         "version": model.version,
-        "last_inference": found.last_inference_ms,
-        "inference_count": found.records,
-        "execution_count": sum(batch.count for batch in found.batches.values()),
+        "last_inference": numbers.last_inference_ms,
+        "inference_count": numbers.records,
+        "execution_count": sum(batch.count for batch in numbers.batches.values()),
         "inference_stats": {
-            "success": {"count": count, "ns": found.success_ns},
-            "fail": {"count": sum(found.failed.values()), "ns": found.fail_ns},
+            "success": {"count": count, "ns": numbers.success_ns},
+            "fail": {"count": sum(numbers.failed.values()), "ns": numbers.fail_ns},
             **stages,
             "cache_hit": {"count": 0, "ns": 0},
             "cache_miss": {"count": 0, "ns": 0},
         },
-        "batch_stats": [_batch_statistics(size, batch) for size, batch in found.batches.items()],
+        "batch_stats": [_batch_statistics(size, batch) for size, batch in numbers.batches.items()],
     }
 
 

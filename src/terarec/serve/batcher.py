@@ -214,7 +214,7 @@ class Batcher:
         """
         now = time.monotonic_ns()
         future: Future[Answer] = Future()
-        timeouts = [given for given in (timeout_seconds, self._spec.default_timeout_seconds) if given]
+        timeouts = [seconds for seconds in (timeout_seconds, self._spec.default_timeout_seconds) if seconds]
         deadline = now + int(min(timeouts) * 1e9) if timeouts else None
         # A request with a short timeout must not expire by waiting for others.
         due, hurried = now + self._pacing.delay_ns, now if deadline is None else (now + deadline) // 2

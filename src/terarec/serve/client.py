@@ -82,13 +82,13 @@ class InferenceClient:
         Raises:
             InferenceError: As `infer`; or the server does not have this extension of the protocol.
         """
-        found: Mapping[str, Any] = parse_json(self._call(f"{self._model}/config"))
-        return found
+        config: Mapping[str, Any] = parse_json(self._call(f"{self._model}/config"))
+        return config
 
     def statistics(self, model: str) -> Sequence[Mapping[str, Any]]:
         """Return the counters of a model of the server, as in Triton's ``model_stats``; errors as in `config`."""
-        found = parse_json(self._call(f"{self._url}/v2/models/{quote(model, safe='')}/stats"))
-        entries: Sequence[Mapping[str, Any]] = found.get("model_stats", ())
+        answer = parse_json(self._call(f"{self._url}/v2/models/{quote(model, safe='')}/stats"))
+        entries: Sequence[Mapping[str, Any]] = answer.get("model_stats", ())
         return entries
 
     def _call(self, url: str, body: bytes | None = None) -> bytes:

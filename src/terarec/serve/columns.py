@@ -94,20 +94,20 @@ class ColumnReader:
         lengths: dict[str, tuple[Tensor, int]] = {}
         missing: dict[str, tuple[Tensor, int]] = {}
         for index, tensor in enumerate(request.inputs):
-            name, found = tensor.name, columns
+            name, target = tensor.name, columns
             if name in self._inputs:
                 self._check_column(tensor, index)
             elif name.removesuffix(MISSING) in self._inputs:
-                name, found = name.removesuffix(MISSING), missing
+                name, target = name.removesuffix(MISSING), missing
             else:
-                name, found = name.removesuffix(LENGTHS), lengths
+                name, target = name.removesuffix(LENGTHS), lengths
                 if name not in self._lists or name == tensor.name:
                     raise unknown_name(f"inputs[{index}].name", tensor.name, self._inputs)
                 _check_lengths(tensor, index)
-            if name in found:
+            if name in target:
                 problem = f"the input {quoted(tensor.name)} occurs twice, expected it once"
                 raise ConfigError(f"inputs[{index}].name", problem)
-            found[name] = tensor, index
+            target[name] = tensor, index
         for name in lengths:
             if name not in columns:
                 raise ConfigError("inputs", f"got the lengths of {name!r} without {name!r} itself, expected both")
@@ -135,16 +135,16 @@ class ColumnReader:
         shape = tensors[0].shape
         if not (len(shape) == 1 or (len(shape) == 2 and shape[1] == 1)) or shape[0] > self._max_batch:
             return None
-        found: dict[str, RawValues] = {}
+        values: dict[str, RawValues] = {}
         for tensor in tensors:
             accepted = self._plain.get(tensor.name)
             if accepted is None or tensor.shape != shape or tensor.datatype not in accepted:
                 return None
-            found[tensor.name] = tensor.data
+            values[tensor.name] = tensor.data
         # Fewer if one occurs twice. In the order of the inputs, so that requests can be joined column by column.
         return (
-            RecordColumns({name: found[name] for name in self._inputs}, shape[0])
-            if len(found) == len(tensors)
+            RecordColumns({name: values[name] for name in self._inputs}, shape[0])
+            if len(values) == len(tensors)
             else None
         )
 
@@ -219,10 +219,10 @@ def _masked(tensor: Tensor, mask: Tensor, index: int) -> Tensor:
 def _lists(tensor: Tensor, index: int, lengths: tuple[Tensor, int] | None) -> list[list[Any]]:
     """Return the items of each record of a tensor [B, n]."""
     num_records, width = tensor.shape
-    found, place = (None, "") if lengths is None else (as_list(lengths[0].data), f"inputs[{lengths[1]}].data")
+    counts, place = (None, "") if lengths is None else (as_list(lengths[0].data), f"inputs[{lengths[1]}].data")
     # NaN within a row is an item that is missing, and no padding: `unpad` would take it for that in an array.
     values = as_list(tensor.data)
-    return unpad(values, (num_records, width), found, where=f"inputs[{index}].data", lengths_where=place)
+    return unpad(values, (num_records, width), counts, where=f"inputs[{index}].data", lengths_where=place)
 
 
 def _repeated(name: str, values: Elements, num_records: int) -> RawValues:

@@ -141,6 +141,6 @@ def keep_choice(file: Path, choice: ExecutorChoice) -> None:
         if not is_held:
             raise StorageError(file, "another process writes it, expected to be the only one")
         # Machines of other kinds may use the same model: each replaces its own choice alone.
-        others = [held for held in kept_choices(file) if not held.is_of(this_machine())]
-        content = {"choices": [dataclasses.asdict(held) for held in (*others, choice)]}
+        others = [each for each in kept_choices(file) if not each.is_of(this_machine())]
+        content = {"choices": [dataclasses.asdict(each) for each in (*others, choice)]}
         write_versioned_json(file, _NAME, _VERSION, content)

@@ -105,8 +105,8 @@ def _onnxruntime(part: DensePart, folder: Path) -> Program:
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 3  # its warnings are not useful to users who score
     session = library.InferenceSession(str(_onnx_file(part, folder)), options, providers=["CPUExecutionProvider"])
-    names = [given.name for given in part.inputs]
-    outputs = [given.name for given in session.get_outputs()]
+    names = [each.name for each in part.inputs]
+    outputs = [each.name for each in session.get_outputs()]
 
     def run(values: Sequence[Tensor]) -> list[Tensor]:
         # Neither direction copies: arrays and tensors share their memory.
@@ -124,8 +124,8 @@ def _openvino(part: DensePart, folder: Path) -> Program:
 
     def run(values: Sequence[Tensor]) -> list[Tensor]:
         # A request for each call: one of them serves one thread at a time.
-        found = model.create_infer_request().infer([value.numpy() for value in values], share_inputs=True)
-        return [torch.from_numpy(found[output]) for output in model.outputs]
+        results = model.create_infer_request().infer([value.numpy() for value in values], share_inputs=True)
+        return [torch.from_numpy(results[output]) for output in model.outputs]
 
     return run
 
@@ -222,8 +222,8 @@ class Programs:
         if program is None:
             return None
         # Compiled programs read values by their address, and the tops of an embedding may be parts of a wider tensor.
-        found = program([value.contiguous() for value in self._part.look_up(batch)])
-        return found[0] if len(found) == 1 else torch.cat(list(found), dim=1)
+        outputs = program([value.contiguous() for value in self._part.look_up(batch)])
+        return outputs[0] if len(outputs) == 1 else torch.cat(list(outputs), dim=1)
 
     def moved(self, part: DensePart) -> Programs:
         """Return these programs for the same layers with other weights."""
@@ -285,8 +285,8 @@ def _check_scores(name: str, program: Program, part: DensePart) -> None:
     for size, scale in ((size, scale) for size in (*SIZES, 7) for scale in _SCALES):
         values = [value * scale if value.is_floating_point() else value for value in part.random_values(size, seed=1)]
         with torch.inference_mode():
-            found, expected = program(values), part.module(*values)
-        for got, want in zip(found, expected, strict=True):
+            outputs, expected = program(values), part.module(*values)
+        for got, want in zip(outputs, expected, strict=True):
             bound = TOLERANCE * max(1.0, float(want.abs().max()))
             difference = float((got - want).abs().max()) if got.shape == want.shape else float("nan")
             # Negated, so that NaN fails, too.
@@ -302,7 +302,7 @@ def _measured(programs: Mapping[str, Program], values: Sequence[Tensor], size: i
             for name, program in programs.items():
                 program(values)  # the threads of the previous one may still wait actively
                 times[name] += _block(program, values)
-    seconds = {name: statistics.median(found) for name, found in times.items()}
+    seconds = {name: statistics.median(durations) for name, durations in times.items()}
     best = min(seconds, key=seconds.__getitem__)
     chosen = best if seconds[best] <= _GAIN * seconds[EAGER] else EAGER
     return SizeChoice(batch=size, executor=chosen, seconds=seconds)
@@ -322,7 +322,7 @@ class _Folder:
     """A directory that is removed when nothing refers to it any more."""
 
     def __init__(self) -> None:
-        held = tempfile.TemporaryDirectory(prefix="terarec-executors-", ignore_cleanup_errors=True)
-        self.path = Path(held.name)
+        folder = tempfile.TemporaryDirectory(prefix="terarec-executors-", ignore_cleanup_errors=True)
+        self.path = Path(folder.name)
         # Its own finalizer would remove the files where the last reference is dropped.
-        self._closer = Closer(self, held.cleanup)
+        self._closer = Closer(self, folder.cleanup)

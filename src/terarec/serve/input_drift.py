@@ -66,4 +66,4 @@ class DriftWatch(Protocol):
 
 def drift_of_served(drift: DriftWatch, models: ServedModels) -> Sequence[ModelDrift]:
     """Return the last comparisons of the versions that are served at present."""
-    return [found for found in drift.read() if found.version in models.versions(found.model)]
+    return [each for each in drift.read() if each.version in models.versions(each.model)]

@@ -59,18 +59,18 @@ class JoinedScoring:
         try:
             encoded, order = _encoded(self._scorer.workflow, requests)
             read = time.monotonic_ns()
-            found, step = self._scorer.scored_records(encoded)
+            scores, step = self._scorer.scored_records(encoded)
         except Exception as error:
             if len(requests) > 1:
                 return self._each(requests)
             return ScoredBatch([_without_columns(error)], StageTimes())
         ended = time.monotonic_ns()
-        outcomes: list[Scored | Exception] = [Scored(found, step)] * len(requests)
+        outcomes: list[Scored | Exception] = [Scored(scores, step)] * len(requests)
         if len(requests) > 1:
             begin = 0
             for place in order:
                 end = begin + requests[place].num_records
-                outcomes[place] = Scored(found[begin:end], step)
+                outcomes[place] = Scored(scores[begin:end], step)
                 begin = end
         times = StageTimes(compute_input=read - begun, compute_infer=ended - read)
         return ScoredBatch(outcomes, times, take_lookup_ns())

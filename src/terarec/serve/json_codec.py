@@ -176,8 +176,8 @@ def check_brackets(body: bytes | bytearray) -> None:
 def decode_infer_response(body: bytes) -> InferResponse:
     """Read an inference response, of this server or of another that speaks the protocol."""
 
-    def read(found: Any) -> InferResponse:
-        data = _object(found, "the response")
+    def read(value: Any) -> InferResponse:
+        data = _object(value, "the response")
         outputs = _list(data.get("outputs"), "outputs", "a list of tensors")
         return InferResponse(
             model_name=_text(data.get("model_name"), "model_name"),
@@ -193,8 +193,8 @@ def decode_infer_response(body: bytes) -> InferResponse:
 def decode_model_metadata(body: bytes) -> ModelMetadata:
     """Read a model's metadata, of this server or of another that speaks the protocol."""
 
-    def read(found: Any) -> ModelMetadata:
-        data = _object(found, "the metadata")
+    def read(value: Any) -> ModelMetadata:
+        data = _object(value, "the metadata")
         return ModelMetadata(
             name=_text(data.get("name"), "name"),
             versions=tuple(_list(data.get("versions", []), "versions", "a list of strings")),
@@ -338,8 +338,8 @@ def _reject_constant(token: str) -> NoReturn:
 # Read by hand rather than by `spec.codec`: elements are checked by sets of their types and not one by one, in any depth
 # of lists, and a request has fields of the protocol that no spec describes.
 def _tensor(data: Any, where: str, read_elements: ReadElements | None) -> Tensor:
-    found = _plain_tensor(data, where, read_elements)
-    return _checked_tensor(data, where, read_elements) if found is None else found
+    tensor = _plain_tensor(data, where, read_elements)
+    return _checked_tensor(data, where, read_elements) if tensor is None else tensor
 
 
 def _plain_tensor(data: Any, where: str, read_elements: ReadElements | None) -> Tensor | None:

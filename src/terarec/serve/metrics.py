@@ -160,10 +160,10 @@ class _ServerCollector(Collector):
             families.add("terarec_sink_written", (sink.label,), counted.written)
             for reason, count in counted.lost.items():
                 families.add("terarec_sink_lost", (sink.label, reason), count)
-        for found in () if self._drift is None else drift_of_served(self._drift, self._models):
-            labels = (found.model, found.version)
-            families.add("terarec_input_drift_records", labels, found.records)
-            for column in found.inputs:
+        for of_model in () if self._drift is None else drift_of_served(self._drift, self._models):
+            labels = (of_model.model, of_model.version)
+            families.add("terarec_input_drift_records", labels, of_model.records)
+            for column in of_model.inputs:
                 if column.stability_index is not None:
                     families.add("terarec_input_drift", (*labels, column.name), column.stability_index)
         if (router := self._models.router) is not None:

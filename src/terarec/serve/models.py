@@ -117,11 +117,11 @@ class ServedModels:
                 # Only a short list is worth its place in a line.
                 served = ", ".join(map(repr, sorted(self._versions)[:8])) or "a model that is loaded"
                 raise UnknownModelError(f"model {quoted(name)}", f"not served here, expected {served}")
-            found = versions.get(version or self._defaults[name])
-            if found is None:
+            model = versions.get(version or self._defaults[name])
+            if model is None:
                 expected = ", ".join(map(repr, list(versions)[-8:]))
                 raise UnknownModelError(f"model {name!r}", f"has no version {quoted(version)}, expected {expected}")
-            return found
+            return model
 
     def versions(self, name: str) -> tuple[str, ...]:
         """Return the versions of a model in the order of their installation; none for a model that is not served."""

@@ -318,10 +318,10 @@ class UpdateReceiver(Repeating):
         if manifest.delta is not None:
             previous = step_path(self._checkpoints, manifest.delta.previous.step)
             try:
-                held = read_manifest(previous)
+                manifest_before = read_manifest(previous)
             except DataNotFoundError:
                 raise FormatError(f"delta of step {record.step}", f"needs {previous.name}, which is missing") from None
-            manifest.delta.check_follows(record.step, state_id(previous, held.step), held.delta)
+            manifest.delta.check_follows(record.step, state_id(previous, manifest_before.step), manifest_before.delta)
         self._install_description(partial.path)
         # Otherwise the newest checkpoint by step would be one that the trainer has discarded.
         for other in complete_checkpoints(self._checkpoints):
@@ -341,10 +341,10 @@ class UpdateReceiver(Repeating):
         if (received / RUN_FILE).exists():
             flush(received / RUN_FILE)
             (received / RUN_FILE).replace(self._directory / RUN_FILE)
-        new, held = received / DATASET_DIRECTORY, self._directory / DATASET_DIRECTORY
+        new, present = received / DATASET_DIRECTORY, self._directory / DATASET_DIRECTORY
         # Of a base of the same run it is the same, which a running session may be reading.
-        if new.exists() and not (held.exists() and _are_equal(new, held)):
-            replace_directory(new, held, _DATASET_NAMES)
+        if new.exists() and not (present.exists() and _are_equal(new, present)):
+            replace_directory(new, present, _DATASET_NAMES)
 
     def _drop(self) -> None:
         if self._partial is not None:
@@ -432,7 +432,7 @@ class _Partial:
         work_directory(self.path)
         self.count = 0
         self._attempt = first.attempt
-        self._found: dict[str, Any] = {}
+        self._digests: dict[str, Any] = {}
 
     def expects(self, record: _Record) -> bool:
         return record.attempt == self._attempt and record.number == self.count
@@ -446,14 +446,14 @@ class _Partial:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open_file(path, "ab") as file:
             file.write(record.content)
-        self._found.setdefault(record.file, hashlib.sha256()).update(record.content)
+        self._digests.setdefault(record.file, hashlib.sha256()).update(record.content)
         self.count += 1
 
     def check(self, record: _Record) -> None:
         """Raise unless all files are there with their checksums."""
         expected = {entry["file"]: entry["sha256"] for entry in record.commit or ()}
-        found = {name: digest.hexdigest() for name, digest in self._found.items()}
-        wrong = [name for name in {**expected, **found} if expected.get(name) != found.get(name)]
+        digests = {name: digest.hexdigest() for name, digest in self._digests.items()}
+        wrong = [name for name in {**expected, **digests} if expected.get(name) != digests.get(name)]
         if wrong:
             raise FormatError("stream", f"step {record.step}: {sorted(wrong)[0]} is damaged or missing")
 

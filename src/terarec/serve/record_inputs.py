@@ -76,7 +76,7 @@ def _stamps(directory: Path, dataset: DatasetSpec) -> tuple[tuple[str, int, int,
     """Return name, size, time and number of the files that describe a run's inputs, which tell whether they changed."""
     files = (DATASET_FILE, *workflow_files(dataset, directory))
     status = ((file, (directory / file).stat()) for file in files)
-    return tuple((file, found.st_size, found.st_mtime_ns, found.st_ino) for file, found in status)
+    return tuple((file, stat.st_size, stat.st_mtime_ns, stat.st_ino) for file, stat in status)
 
 
 class RecordBatches:
@@ -92,12 +92,12 @@ class RecordBatches:
 
     def __init__(self, workflow: Workflow, dataset: DatasetSpec) -> None:
         self._features = tuple(column.name for column in dataset.categorical)
-        made = [column.name for column in workflow.dataset_spec().categorical]
-        missing = [name for name in self._features if name not in made]
+        columns = [column.name for column in workflow.dataset_spec().categorical]
+        missing = [name for name in self._features if name not in columns]
         if missing:
-            problem = f"has the column {missing[0]!r}, which its workflow does not make, expected {', '.join(made)}"
+            problem = f"has the column {missing[0]!r}, which its workflow does not make, expected {', '.join(columns)}"
             raise ConfigError(f"data set {dataset.name!r}", problem)
-        self._places = [made.index(name) for name in self._features]  # a workflow gives keys after ids
+        self._places = [columns.index(name) for name in self._features]  # a workflow gives keys after ids
         self._num_labels = len(dataset.labels)
         self._constants = _Constants(torch.arange(1), torch.zeros(0, self._num_labels))
 

@@ -132,8 +132,8 @@ class RepositoryModel:
         """Numbers of the versions, rising: of the directories with a run in them."""
         if not self.path.is_dir():
             return ()
-        found = [entry for entry in self.path.iterdir() if _NUMBER.fullmatch(entry.name)]
-        return tuple(sorted(int(entry.name) for entry in found if (entry / RUN_FILE).is_file()))
+        entries = [entry for entry in self.path.iterdir() if _NUMBER.fullmatch(entry.name)]
+        return tuple(sorted(int(entry.name) for entry in entries if (entry / RUN_FILE).is_file()))
 
     def version_path(self, version: int) -> Path:
         """Return the directory of a version, which is a run.

@@ -111,12 +111,12 @@ class JsonHead(NamedTuple):
 
     def describes(self, request: InferRequest) -> bool:
         """Return whether other requests with this description have the same tensors, outputs and parameters."""
-        given = [
+        sizes = [
             tensor.parameters.get(BINARY_SIZE) if len(tensor.parameters) == 1 else None for tensor in request.inputs
         ]
         # One size for each tensor, in their order: so none is elsewhere, such as in the parameters of an output. An id
         # that is elsewhere would be part of the description.
-        return given == self.sizes and request.id == self.request_id
+        return sizes == self.sizes and request.id == self.request_id
 
 
 def split_json(header: bytes) -> JsonHead | None:

@@ -97,14 +97,14 @@ def score_files(
             file.write_table(table)
             rows += table.num_rows
     seconds = time.perf_counter() - begun
-    found = files.bad_input
+    bad_input = files.bad_input
     return ScoreReport(
         step=session.step,
         rows=rows,
         seconds=seconds,
         samples_per_second=rows / seconds,
-        bad_input=dict(found.counts),
-        first_bad_input=tuple(map(str, found.first)),
+        bad_input=dict(bad_input.counts),
+        first_bad_input=tuple(map(str, bad_input.first)),
     )
 
 

@@ -124,11 +124,11 @@ class ServedRecords(QueuedSink[_Scored]):
                 self._num_bytes -= item.num_bytes
             try:
                 columns, num_records = item.model.records(item.request)
-                found = {column.name: _values(column, columns[column.name]) for column in item.model.session.inputs}
+                values = {column.name: _values(column, columns[column.name]) for column in item.model.session.inputs}
                 if self._drift is not None:
-                    self._drift.add(item.model, found, num_records)
+                    self._drift.add(item.model, values, num_records)
                 if self._directory is not None:
-                    self._add(self._directory / item.model.name, _table(item, found, num_records))
+                    self._add(self._directory / item.model.name, _table(item, values, num_records))
             except TerarecError as error:
                 self._fail(error, item.request.num_records)
         for key in [key for key, file in self._files.items() if file.age >= self._spec.record_file_seconds]:
@@ -275,7 +275,7 @@ def _remove_abandoned(directory: Path) -> None:
 
 def _table(item: _Scored, columns: Mapping[str, pa.Array], num_records: int) -> pa.Table:
     """Return the raw columns of a request, and what a server adds to them."""
-    found, response = dict(columns), item.response
+    table, response = dict(columns), item.response
     scores = np.asarray(response.outputs[0].data, dtype=np.float32).reshape(response.outputs[0].shape)
     added = {
         **{name: pa.array(column) for name, column in zip(item.model.session.score_names, scores.T, strict=True)},
@@ -286,10 +286,10 @@ def _table(item: _Scored, columns: Mapping[str, pa.Array], num_records: int) -> 
         "request": pa.repeat(pa.scalar(response.id, pa.string()), num_records),
     }
     for name, values in added.items():
-        if PREFIX + name in found:
+        if PREFIX + name in table:
             raise ConfigError(f"column {PREFIX + name!r}", "has a name that served records need, expected another one")
-        found[PREFIX + name] = values
-    return pa.table(found)
+        table[PREFIX + name] = values
+    return pa.table(table)
 
 
 def _values(column: InputColumn, values: object) -> pa.Array:

@@ -78,16 +78,16 @@ class Scored(NamedTuple):
 
 def input_columns(workflow: Workflow) -> tuple[InputColumn, ...]:
     """Return the raw columns of a record that `workflow` encodes."""
-    return tuple(_input_column(workflow, name, found) for name, found in workflow.record_columns.items())
+    return tuple(_input_column(workflow, name, kind) for name, kind in workflow.record_columns.items())
 
 
-def _input_column(workflow: Workflow, name: str, found: ColumnType) -> InputColumn:
+def _input_column(workflow: Workflow, name: str, kind: ColumnType) -> InputColumn:
     source = workflow.spec.source.column(name)
     # A time becomes an integer inside the workflow, but a client sends it as it is written in the logs.
     is_written_time = source is not None and source.format is not None
     # A list of at most one value is a list all the same.
-    hotness = (None if found.max_length is None else max(found.max_length, 2)) if found.is_list else 1
-    return InputColumn(name=name, kind="string" if is_written_time else _KINDS[found.kind], hotness=hotness)
+    hotness = (None if kind.max_length is None else max(kind.max_length, 2)) if kind.is_list else 1
+    return InputColumn(name=name, kind="string" if is_written_time else _KINDS[kind.kind], hotness=hotness)
 
 
 class InferenceSession:
@@ -198,18 +198,18 @@ class InferenceSession:
         run_dir = Path(run_dir)
         directory = run_dir / DATASET_DIRECTORY
         # The model before the workflow, so that a directory that is not a run is reported as such.
-        held: ModelWithoutTables | None = None
+        dense: ModelWithoutTables | None = None
         if tables is None:
             model, run, dataset, step = load_model(run_dir, checkpoint, device=device, allow_import=allow_import)
         else:
-            held = load_without_tables(run_dir, checkpoint, device=device, allow_import=allow_import)
-            model, run, dataset, step = held.model, held.spec, held.dataset, held.checkpoint.step
+            dense = load_without_tables(run_dir, checkpoint, device=device, allow_import=allow_import)
+            model, run, dataset, step = dense.model, dense.spec, dense.dataset, dense.checkpoint.step
         workflow = workflow_of(directory, allow_import=allow_import)
-        served = None if tables is None or held is None else serve_tables(held, tables, device_of(model))
+        served = None if tables is None or dense is None else serve_tables(dense, tables, device_of(model))
         try:
             # Before the constructor narrows the layers: programs are made of the trained ones.
             programs = _open_programs(model, run, dataset, run_dir, executor, numbers)
-            made = cls(
+            session = cls(
                 model,
                 workflow,
                 run,
@@ -217,7 +217,7 @@ class InferenceSession:
                 step=step,
                 dataset_dir=directory,
                 served=served,
-                state=None if held is None else held.checkpoint.state,
+                state=None if dense is None else dense.checkpoint.state,
                 numbers=numbers,
                 allow_import=allow_import,
             )
@@ -226,8 +226,8 @@ class InferenceSession:
             if served is not None:
                 served.close()
             raise
-        made._weights.current.programs = programs
-        return made
+        session._weights.current.programs = programs
+        return session
 
     @property
     def executors(self) -> Mapping[int, str]:
@@ -393,10 +393,10 @@ class InferenceSession:
         programs = weights.programs
         if programs is not None:
             with torch.inference_mode():
-                found = programs.scores(batch)
-            if found is not None:
+                outputs = programs.scores(batch)
+            if outputs is not None:
                 # A program returns scores and not logits: the objective is part of what was exported.
-                return Scored(found.numpy(), weights.step)
+                return Scored(outputs.numpy(), weights.step)
         batch = to_device(batch, self.device)
         with torch.inference_mode(), autocast(self.numbers.products(self.run), self.device):
             output = weights.model(batch)
@@ -420,8 +420,8 @@ def _open_programs(
     numbers: Numbers | None,
 ) -> Programs | None:
     """Return the programs of the dense part of a session's model; None for eager torch."""
-    given, file = numbers or Numbers(), run_dir / EXECUTORS_FILE
-    is_fp32 = given.row_type == "fp32" and given.precision != "int8" and given.products(run) == "fp32"
+    options, file = numbers or Numbers(), run_dir / EXECUTORS_FILE
+    is_fp32 = options.row_type == "fp32" and options.precision != "int8" and options.products(run) == "fp32"
     if not wants_programs(executor, file, device=device_of(model), is_fp32=is_fp32):
         return None
     from terarec.serve.executors import open_programs  # which loads torch's exporters

@@ -75,12 +75,12 @@ class SharedMemory:
             except OSError as error:
                 problem = f"unable to open shared memory region {quoted(region.key)} ({error.strerror})"
                 raise ConfigError(where, f"{problem}, expected the key of one") from None
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode) or region.offset + region.byte_size > found.st_size:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or region.offset + region.byte_size > status.st_size:
                 os.close(descriptor)
                 raise ConfigError(
                     where,
-                    f"got {region.byte_size} bytes at {region.offset}, expected at most the {found.st_size} of "
+                    f"got {region.byte_size} bytes at {region.offset}, expected at most the {status.st_size} of "
                     f"{quoted(region.key)}",
                 )
             self._regions[region.name] = region, descriptor
@@ -88,8 +88,8 @@ class SharedMemory:
     def unregister(self, name: str | None = None) -> None:
         """Forget a region, or all; one that is not known is no error, as in Triton."""
         with self._lock:
-            for found in list(self._regions) if name is None else [name]:
-                entry = self._regions.pop(found, None)
+            for each in list(self._regions) if name is None else [name]:
+                entry = self._regions.pop(each, None)
                 if entry is not None:
                     os.close(entry[1])
 

@@ -44,7 +44,7 @@ class SharedTables:
         self.path = own_directory(_MEMORY if has_memory else Path(tempfile.gettempdir()), _PREFIX)
         self._files = self.path / "tables"
         self._owner = contextlib.ExitStack()
-        self._held: dict[object, dict[Path, BufferedReader]] = {}  # of this process
+        self._locks: dict[object, dict[Path, BufferedReader]] = {}  # of this process
 
     def __enter__(self) -> Self:
         self.path.mkdir()
@@ -88,19 +88,19 @@ class SharedTables:
 
     def forget(self, identity: object) -> None:
         """Let go of the files of a model, which go if no other process holds them. Rows that are mapped remain."""
-        for path, file in self._held.pop(identity, {}).items():
+        for path, file in self._locks.pop(identity, {}).items():
             with file:
                 if try_lock(file):
                     path.unlink(missing_ok=True)
 
     def _hold(self, identity: object) -> None:
-        held = self._held.setdefault(identity, {})
-        for path in set(self._files.glob(f"{_name(identity)}-*")) - held.keys():
+        locks = self._locks.setdefault(identity, {})
+        for path in set(self._files.glob(f"{_name(identity)}-*")) - locks.keys():
             with contextlib.suppress(DataNotFoundError):
                 file = open_file(path)
                 # A process that has locked it alone removes it: then it is read, but not held.
                 if try_lock(file, is_shared=True) and os.fstat(file.fileno()).st_nlink:
-                    held[path] = file
+                    locks[path] = file
                 else:
                     file.close()
 

@@ -64,19 +64,19 @@ class TableOverlay:
 
     def over(self, rows: RowLookup, keys: Tensor) -> Tensor:
         """Return the rows float32[n, D] of ``keys int64[n]``: those that changed, and those of `rows` for others."""
-        found = rows(keys)
+        values = rows(keys)
         mine = keys.cpu()
         places = self._index.find(mine)
         is_changed = places >= 0
         if not bool(is_changed.any()):
-            return found
+            return values
         at, places, mine = is_changed.nonzero()[:, 0], places[is_changed], mine[is_changed]
         changed = torch.empty(at.numel(), self._rows.shape[1])
         has_row = places < self._rows.shape[0]
         changed[has_row] = self._rows[places[has_row]]
         if not bool(has_row.all()):
             changed[~has_row] = self._default(mine[~has_row])
-        return found.index_copy(0, at.to(found.device), changed.to(found.device))
+        return values.index_copy(0, at.to(values.device), changed.to(values.device))
 
 
 def overlaid(rows: Mapping[str, RowLookup], overlays: Mapping[str, TableOverlay]) -> Mapping[str, RowLookup]:
@@ -152,9 +152,9 @@ class ServedRun:
     def __init__(
         self, described: ServedTables, tables: Mapping[str, TableSpec | DynamicTableSpec], device: torch.device
     ) -> None:
-        given = described.server
-        self.server = given if isinstance(given, ParameterServer) else ParameterServer(given)
-        self._is_own = self.server is not given
+        server = described.server
+        self.server = server if isinstance(server, ParameterServer) else ParameterServer(server)
+        self._is_own = self.server is not server
         self.name = described.name
         self.version = 0
         self.tables = tables
@@ -194,8 +194,8 @@ class ServedRun:
         """
         if self._cache is None:
             return ServedLookups({name: self._tiers(name).lookup for name in self.tables})
-        held = self.server.caches(self.name, self.version, self._device, self._cache)
-        return ServedLookups({name: cache.lookup for name, cache in held.caches.items()}, held.bags)
+        caches = self.server.caches(self.name, self.version, self._device, self._cache)
+        return ServedLookups({name: cache.lookup for name, cache in caches.caches.items()}, caches.bags)
 
     def overlaid(self, changes: Mapping[str, Sequence[TableChange]]) -> OverlaidTables:
         """Return lookups that find changed rows before those of the version, which has to get them later."""

@@ -174,10 +174,10 @@ def _rpc_attributes(call: Call) -> Mapping[str, str | int]:
 def _model_attributes(call: Call) -> Mapping[str, str | int]:
     if not call.model:
         return {}
-    found: dict[str, str | int] = {
+    attributes: dict[str, str | int] = {
         "terarec.model": call.model,
         "terarec.version": call.version,
         "terarec.records": call.num_records,
         "terarec.request_id": call.request_id,
     }
-    return found if call.step is None else {**found, "terarec.step": call.step}
+    return attributes if call.step is None else {**attributes, "terarec.step": call.step}

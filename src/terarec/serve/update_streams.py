@@ -252,7 +252,7 @@ class KafkaTopic:
 
     def _read(self, begin: int | None) -> list[StreamRecord]:
         """Return the next records from an offset on, or from the first one."""
-        found: list[StreamRecord] = []
+        records: list[StreamRecord] = []
         try:
             consumer = self._connected_consumer()
             is_new = begin is None or begin != self._next
@@ -260,11 +260,11 @@ class KafkaTopic:
                 self._assign(consumer, self._library.OFFSET_BEGINNING if begin is None else begin)
             self._next = None
             ends, is_at_end = time.monotonic() + self._spec.timeout_seconds, False
-            while len(found) < _READ_AT_ONCE and not is_at_end:
+            while len(records) < _READ_AT_ONCE and not is_at_end:
                 # Records that are here already are returned without waiting for more.
-                message = consumer.poll(0.0 if found else max(0.0, ends - time.monotonic()))
+                message = consumer.poll(0.0 if records else max(0.0, ends - time.monotonic()))
                 if message is None:
-                    if found:
+                    if records:
                         break
                     if begin is not None and begin > 0 and self._end(consumer) < begin:
                         # The topic was created again: what it has is read from the start. The client does so itself
@@ -273,9 +273,9 @@ class KafkaTopic:
                     raise self._failed("no answer in time")
                 error = message.error()
                 if error is None:
-                    found.append(StreamRecord(str(message.offset()), message.value() or b""))
+                    records.append(StreamRecord(str(message.offset()), message.value() or b""))
                 elif error.code() == self._library.KafkaError._PARTITION_EOF:
-                    if is_new or found:
+                    if is_new or records:
                         is_at_end = True
                     elif begin is not None:  # this is where the topic ended some time ago; ask again
                         self._assign(consumer, begin)
@@ -286,8 +286,8 @@ class KafkaTopic:
             self._forget_consumer()
             raise error if isinstance(error, StorageError) else self._failed(error) from error
         # The end is reported once for each assignment, so a reader that has seen it assigns again.
-        self._next = int(found[-1].position) + 1 if found and not is_at_end else None
-        return found
+        self._next = int(records[-1].position) + 1 if records and not is_at_end else None
+        return records
 
     def _assign(self, consumer: Any, offset: int) -> None:
         consumer.assign([self._library.TopicPartition(self._spec.topic, 0, offset)])
@@ -319,9 +319,9 @@ class KafkaTopic:
             }
             consumer = self._clients["consumer"] = self._library.Consumer(self._settings() | settings, logger=_SILENT)
             # A topic that is not there would only be awaited by the reads that follow.
-            held = consumer.list_topics(self._spec.topic, self._spec.timeout_seconds).topics[self._spec.topic]
-            if held.error is not None:
-                raise self._failed(held.error)
+            topic = consumer.list_topics(self._spec.topic, self._spec.timeout_seconds).topics[self._spec.topic]
+            if topic.error is not None:
+                raise self._failed(topic.error)
         return self._clients["consumer"]
 
     def _settings(self) -> dict[str, Any]:
@@ -369,13 +369,13 @@ def _read_client_settings(path: Path) -> dict[str, str]:
         raise DataNotFoundError(path, f"no such file, expected {expected}") from None
     # A properties file has no mark of its own; a line of it that begins with a brace would name no setting.
     is_json = content.lstrip().startswith(b"{")
-    found = _json_settings(path, read_json(path, expected)) if is_json else _property_lines(path, content)
-    for name in found:
+    settings = _json_settings(path, read_json(path, expected)) if is_json else _property_lines(path, content)
+    for name in settings:
         if name in _OWN_SETTINGS:
             raise ConfigError(
                 f"{path}: {name}", "is set by terarec, expected settings of encryption, users and network"
             )
-    return found
+    return settings
 
 
 def _json_settings(path: Path, data: dict[str, object]) -> dict[str, str]:
@@ -391,15 +391,15 @@ def _property_lines(path: Path, content: bytes) -> dict[str, str]:
         text = content.decode()
     except UnicodeDecodeError as error:
         raise FormatError(path, f"byte {error.start} is not UTF-8, expected lines NAME=VALUE or JSON") from None
-    found = {}
+    settings = {}
     for number, line in enumerate(text.splitlines(), 1):
         name, separator, value = line.partition("=")
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         if not separator or not name.strip():
             raise FormatError(f"{path}:{number}", "expected NAME=VALUE, a comment with '#', or an empty line")
-        found[name.strip()] = value.strip()
-    return found
+        settings[name.strip()] = value.strip()
+    return settings
 
 
 def kafka_library() -> Any:

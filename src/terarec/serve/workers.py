@@ -173,8 +173,8 @@ class Workers:
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)
             # Ends of pipes that this process holds would hide from others that the parent is gone.
-            for held in (reports, self._lifeline_end, self._wake, self._wake_end, *self._workers):
-                os.close(held)
+            for end in (reports, self._lifeline_end, self._wake, self._wake_end, *self._workers):
+                os.close(end)
             self._selector.close()
             self._work(WorkerContext(index, reports_end, self._lifeline))
             code = 0
@@ -240,8 +240,8 @@ class Workers:
                     os.kill(pid, signal.SIGKILL)
                 until = float("inf")
             time.sleep(0.01 if left else 0)
-        for held in (*self._workers, self._lifeline, self._lifeline_end, self._wake, self._wake_end):
-            os.close(held)
+        for end in (*self._workers, self._lifeline, self._lifeline_end, self._wake, self._wake_end):
+            os.close(end)
         self._workers.clear()
         self._selector.close()
 

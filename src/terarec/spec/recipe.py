@@ -83,8 +83,8 @@ class PublishedRanking:
     @property
     def metrics(self) -> Mapping[str, float | None]:
         """The metrics by name."""
-        found = {"hr@10": self.hit_rate, "ndcg@10": self.ndcg, "precision@10": self.precision}
-        return {name: value for name, value in found.items() if name != "precision@10" or value is not None}
+        values = {"hr@10": self.hit_rate, "ndcg@10": self.ndcg, "precision@10": self.precision}
+        return {name: value for name, value in values.items() if name != "precision@10" or value is not None}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -96,17 +96,17 @@ class DirectWrites:
         self._aliases: dict[str, tuple[Tensor, Tensor, int]] = {}
         self._are_new = False
 
-    def alias(self, name: str, held: Tensor) -> Tensor:
-        """Return the alias of ``held``, the present tensor of that name."""
+    def alias(self, name: str, owner: Tensor) -> Tensor:
+        """Return the alias of ``owner``, the present tensor of that name."""
         known = self._aliases.get(name)
-        if known is not None and known[0] is held:
+        if known is not None and known[0] is owner:
             return known[1]
         # Writes through the alias that is replaced are noted first; its version would be forgotten with it.
         self._look()
         # `data` has a version counter of its own, whereas a view would share that of its tensor, which updates raise,
         # too.
-        alias = held.data
-        self._aliases[name] = (held, alias, alias._version)
+        alias = owner.data
+        self._aliases[name] = (owner, alias, alias._version)
         return alias
 
     def taken(self) -> bool:
@@ -116,10 +116,10 @@ class DirectWrites:
         return are_new
 
     def _look(self) -> None:
-        for name, (held, alias, version) in self._aliases.items():
+        for name, (owner, alias, version) in self._aliases.items():
             if alias._version != version:
                 self._are_new = True
-                self._aliases[name] = (held, alias, alias._version)
+                self._aliases[name] = (owner, alias, alias._version)
 
 
 class ChangingArena(Protocol):

@@ -41,8 +41,8 @@ class DynamicTable:
     def __init__(self, spec: DynamicTableSpec, arena: DynamicArena, implementation: str = "auto") -> None:
         self.spec = spec
         self.arena = arena
-        self._held = KeyRows(spec, arena, implementation)
-        self.number = self._held.number
+        self._rows = KeyRows(spec, arena, implementation)
+        self.number = self._rows.number
         # Tiers move rows by their keys when they are created again, and subtract key indexes from the budget.
         if isinstance(arena.data, TieredRows):
             arena.data.find_rows[self.number] = self._find_from_anywhere
@@ -72,8 +72,8 @@ class DynamicTable:
     def index_bytes(self) -> int:
         """Bytes of the index, and of the admission counts of keys without rows."""
         with self.arena.lock:
-            admission = self._held.admission
-            return self._held.index.memory_bytes + (admission.memory_bytes if admission is not None else 0)
+            admission = self._rows.admission
+            return self._rows.index.memory_bytes + (admission.memory_bytes if admission is not None else 0)
 
     @property
     def initial_seed(self) -> int | None:
@@ -103,26 +103,26 @@ class DynamicTable:
 
     def _find_from_anywhere(self, keys: Tensor) -> Tensor:
         # The rows move to another device before the index does.
-        return self._held.find(keys.to(self._held.index.device)).to(keys.device)
+        return self._rows.find(keys.to(self._rows.index.device)).to(keys.device)
 
     @property
     def num_evicted(self) -> int:
         """Number of rows evicted so far."""
-        return self._held.num_evicted
+        return self._rows.num_evicted
 
     @property
     def num_batches(self) -> int:
         """Number of training batches that looked the table up, which ``uses["last_step"]`` refers to."""
-        return self._held.clock
+        return self._rows.clock
 
     def __len__(self) -> int:
         with self.arena.lock:  # another thread may have inserted a part of its batch
-            return len(self._held.index)
+            return len(self._rows.index)
 
     def keys(self) -> Tensor:
         """Return the keys int64[n] in ascending order, since the order in an index differs between processes."""
         with self.arena.lock:
-            return self._held.items()[0].sort().values
+            return self._rows.items()[0].sort().values
 
     def rows(self, keys: Tensor, *, train: bool) -> Tensor:
         """Return arena rows int64[n] of ``keys int64[n]``; the default row for a key that has none.
@@ -134,11 +134,11 @@ class DynamicTable:
             StorageError: Memory or table is full; nothing has changed.
         """
         with self.arena.transaction as transaction:
-            rows = self._held.find_or_insert(keys) if train else self._held.find(keys)
+            rows = self._rows.find_or_insert(keys) if train else self._rows.find(keys)
             rows.masked_fill_(rows < 0, self.number)
             if train:
                 # Noted at the end: a batch that is rolled back was no use of its rows, and its clock did not advance.
-                transaction.on_commit(lambda: self._held.note_use(rows))
+                transaction.on_commit(lambda: self._rows.note_use(rows))
         return rows
 
     def restart(self, seed: int) -> None:
@@ -166,11 +166,11 @@ class DynamicTable:
             got = "no policy and the table has none" if policy is None else repr(policy)
             raise ConfigError(f"table {self.name!r}: evict", f"got {got}, expected e.g. lru()")
         if keep_at_least is None:
-            keep_at_least = 0 if isinstance(policy, TTLEviction) else self._held.size_after_eviction(policy)
+            keep_at_least = 0 if isinstance(policy, TTLEviction) else self._rows.size_after_eviction(policy)
         if not isinstance(keep_at_least, int) or keep_at_least < 0:
             raise ConfigError(f"table {self.name!r}: evict", f"got keep_at_least {keep_at_least!r}, expected rows >= 0")
         with self.arena.lock:
-            return self._held.evict(policy, keep=keep_at_least)
+            return self._rows.evict(policy, keep=keep_at_least)
 
     def take_evicted(self) -> Tensor:
         """Return the keys int64[n] that were evicted since the last call and have no row now.
@@ -179,14 +179,14 @@ class DynamicTable:
         """
         with self.arena.lock:
             # A key may have been evicted twice since the last call, or have come back.
-            keys: Tensor = torch.unique(self._held.evicted)
-            self._held.evicted = keys[:0]
-            return keys[self._held.find(keys) < 0]
+            keys: Tensor = torch.unique(self._rows.evicted)
+            self._rows.evicted = keys[:0]
+            return keys[self._rows.find(keys) < 0]
 
     def clear(self) -> None:
         """Remove all keys, uses and admission counts, as in a new table."""
         with self.arena.lock:
-            self._held.clear()
+            self._rows.clear()
 
     def replace(self, rows: Rows) -> None:
         """Replace the content by `rows`, as `import_` into a new table.
@@ -203,8 +203,8 @@ class DynamicTable:
             raise ConfigError(f"table {self.name!r}", f"got key {key} twice, expected distinct keys")
         with self.arena.lock:
             # Allocate first, since `clear` cannot be rolled back.
-            self._held.check_room(num_rows)
-            self._held.clear()
+            self._rows.check_room(num_rows)
+            self._rows.clear()
             self.import_(rows)
 
     def export(self, keys: Tensor) -> Rows:
@@ -216,7 +216,7 @@ class DynamicTable:
         # The lock is held until the rows are copied: an eviction between would give a row to another key.
         keys = keys.to(self.arena.device)
         with self.arena.lock:
-            rows = self._held.find(keys)
+            rows = self._rows.find(keys)
             absent = rows < 0
             if bool(absent.any()):
                 raise KeyOutOfRangeError(
@@ -230,7 +230,7 @@ class DynamicTable:
         start, is_first = 0, True
         while start >= 0:
             with self.arena.lock:
-                keys, rows, start = self._held.index.items(start, chunk_rows)
+                keys, rows, start = self._rows.index.items(start, chunk_rows)
                 # The lock is not held while the caller has the chunk, which it may be writing to a file.
                 piece = self._copy(keys, rows)
             if keys.numel() or (start < 0 and is_first):  # a part of an index may be empty
@@ -251,12 +251,12 @@ class DynamicTable:
             StorageError: The table or memory is full, or weights or state of another shape; nothing has changed.
         """
         arena = self.arena
-        uses = {name: arena.uses[name] for name in self._held.tracked if name in rows.uses}
+        uses = {name: arena.uses[name] for name in self._rows.tracked if name in rows.uses}
         # Before a key is inserted: rows of another shape leave the table as it was.
         check_import(self.name, rows, arena.weights, arena.state, uses)
         with arena.transaction:
             keys = rows.keys.to(arena.device)
-            target = self._held.insert(keys)
+            target = self._rows.insert(keys)
             mark_changes(arena, target)
             arena.data.write(self.number, target, keys, rows.weights, rows.state)
             for name in uses:
@@ -279,8 +279,8 @@ class DynamicTable:
         start = 0
         while start >= 0:
             with self.arena.lock:
-                keys, rows, start = self._held.index.items(start, chunk_keys)
-                uses = {name: self.arena.uses[name][rows] for name in self._held.tracked}
+                keys, rows, start = self._rows.index.items(start, chunk_keys)
+                uses = {name: self.arena.uses[name][rows] for name in self._rows.tracked}
             if keys.numel():
                 yield keys, uses
 
@@ -288,9 +288,9 @@ class DynamicTable:
         """Insert ``keys int64[n]`` with their initial values; see `KeyedRows.import_keys`."""
         arena = self.arena
         with arena.transaction:
-            target = self._held.insert(keys.to(arena.device))
+            target = self._rows.insert(keys.to(arena.device))
             mark_changes(arena, target)
-            for name in self._held.tracked:
+            for name in self._rows.tracked:
                 if name in uses:
                     arena.uses[name].index_copy_(0, target, uses[name].to(arena.device))
 
@@ -303,7 +303,7 @@ class DynamicTable:
         """Begin to note which rows change; see `Store.follow_changes`."""
         with self.arena.lock:
             # The checkpoint knows that these keys are gone.
-            self._held.removed = []
+            self._rows.removed = []
             follow_changes(self.arena, since)
 
     @property
@@ -321,7 +321,7 @@ class DynamicTable:
         start = 0 if self.arena.changes is not None else -1
         while start >= 0:
             with self.arena.lock:
-                keys, rows, start = self._held.index.items(start, _KEYS_AT_ONCE)
+                keys, rows, start = self._rows.index.items(start, _KEYS_AT_ONCE)
                 assert self.arena.changes is not None, "changes are followed until the table goes"
                 changed = keys[self.arena.changes.contains(rows)]
             yield changed
@@ -330,25 +330,25 @@ class DynamicTable:
         """Return the keys that were removed after `changes_since`; see `KeyedRows.removed_since`."""
         with self.arena.lock:
             # The empty first part gives `cat` device and type where nothing was removed.
-            keys: Tensor = torch.unique(torch.cat([self._held.evicted[:0], *self._held.removed]))
-            return keys[self._held.find(keys) < 0]
+            keys: Tensor = torch.unique(torch.cat([self._rows.evicted[:0], *self._rows.removed]))
+            return keys[self._rows.find(keys) < 0]
 
     def remove(self, keys: Tensor) -> None:
         """Remove ``keys int64[n]``, which are not counted as evicted; see `KeyedRows.remove`."""
         with self.arena.lock:
-            self._held.remove(keys.to(self.arena.device))
+            self._rows.remove(keys.to(self.arena.device))
 
     def export_memory(self, chunk_keys: int) -> Iterator[dict[str, Tensor]]:
         """Return the state other than rows: the clock, evicted keys not yet reported, admission counts.
 
         The pieces are named tensors of at most `chunk_keys` keys.
         """
-        held = self._held
-        yield {"clock": torch.tensor([held.clock]), "num_evicted": torch.tensor([held.num_evicted])}
-        for start in range(0, held.evicted.numel(), chunk_keys):
-            yield {"evicted": held.evicted[start : start + chunk_keys]}
-        if held.admission is not None:
-            yield from held.admission.export_chunks(chunk_keys)
+        rows = self._rows
+        yield {"clock": torch.tensor([rows.clock]), "num_evicted": torch.tensor([rows.num_evicted])}
+        for start in range(0, rows.evicted.numel(), chunk_keys):
+            yield {"evicted": rows.evicted[start : start + chunk_keys]}
+        if rows.admission is not None:
+            yield from rows.admission.export_chunks(chunk_keys)
 
     def import_memory(self, piece: Mapping[str, Tensor]) -> None:
         """Import a piece that `export_memory` of a table of the same spec returned.
@@ -356,13 +356,13 @@ class DynamicTable:
         Raises:
             StorageError: A piece of a table with another admission policy.
         """
-        held = self._held
+        rows = self._rows
         if set(piece) == {"clock", "num_evicted"}:
-            held.clock, held.num_evicted = int(piece["clock"]), int(piece["num_evicted"])
+            rows.clock, rows.num_evicted = int(piece["clock"]), int(piece["num_evicted"])
         elif set(piece) == {"evicted"}:
-            held.evicted = torch.cat([held.evicted, piece["evicted"].to(held.evicted.device)])
-        elif held.admission is not None and set(piece) == held.admission.names:
-            held.admission.import_(piece)
+            rows.evicted = torch.cat([rows.evicted, piece["evicted"].to(rows.evicted.device)])
+        elif rows.admission is not None and set(piece) == rows.admission.names:
+            rows.admission.import_(piece)
         else:
             raise StorageError(
                 f"table {self.name!r}", f"got {sorted(piece)}, which belongs to another admission policy"
@@ -370,10 +370,10 @@ class DynamicTable:
 
     def follow_arena(self) -> None:
         """Move the index to the device of the arena."""
-        self._held.move()
+        self._rows.move()
 
     def _copy(self, keys: Tensor, rows: Tensor) -> Rows:
-        arena, tracked = self.arena, self._held.tracked
+        arena, tracked = self.arena, self._rows.tracked
         weights, state = arena.data.read(self.number, rows, keys)
         return Rows(
             keys=keys,

@@ -179,12 +179,12 @@ class DynamicArena:
     @property
     def uses(self) -> Mapping[str, Tensor]:
         """Name -> tracked use of each row [V]; has the names that `track` was called for."""
-        return {name: held.tensor for name, held in self._uses.items()}
+        return {name: use.tensor for name, use in self._uses.items()}
 
     @property
     def row_bytes(self) -> int:
         """Bytes of a row's weights, state and uses."""
-        return self.data.row_bytes + sum(held.row_bytes for held in self._uses.values())
+        return self.data.row_bytes + sum(use.row_bytes for use in self._uses.values())
 
     @property
     def memory_bytes(self) -> int:
@@ -234,8 +234,8 @@ class DynamicArena:
         self.recycled, self.next_row = recycled[reused:], end
         self.transaction.on_rollback(lambda: self._restore_rows(recycled, first))
         # Recycled rows have the uses of their former keys; rows that were never used are zero.
-        for held in self._uses.values():
-            held.tensor[again] = 0
+        for use in self._uses.values():
+            use.tensor[again] = 0
         return torch.cat([again, torch.arange(first, end, device=self.device)])
 
     def make_room(self, count: int, *, freed: int, purpose: str) -> None:
@@ -285,7 +285,7 @@ class DynamicArena:
             return
         check_has_memory(device)
         # Copied before they are replaced: if the device has too little memory, all stay where they are.
-        uses = {name: held.to(device) for name, held in self._uses.items()}
+        uses = {name: use.to(device) for name, use in self._uses.items()}
         self.data.move(device)
         self._uses = uses
         if self.changes is not None:
@@ -322,18 +322,18 @@ class DynamicArena:
         # By a share of the rows, so that growing stays linear in their number.
         spare = max(self.num_rows // _GROWTH, _FEWEST_BYTES // self.row_bytes)
         target = max(rows, self.num_rows + spare)
-        uses_bytes = sum(held.row_bytes for held in self._uses.values())
+        uses_bytes = sum(use.row_bytes for use in self._uses.values())
         # Checked before: address space is reserved for far more rows, so that growing itself succeeds, and writing rows
         # to memory that the machine lacks would end the process.
         self._require((target - self.num_rows) * (self.data.bytes_per_row + uses_bytes), purpose)
         try:
-            for held in self._uses.values():
-                held.grow(target)
+            for use in self._uses.values():
+                use.grow(target)
             self.data.grow(target)
         except StorageError as error:
             # What has grown keeps its memory for the next attempt, but all have one length.
-            for held in self._uses.values():
-                held.tensor = held.tensor[: self.num_rows]
+            for use in self._uses.values():
+                use.tensor = use.tensor[: self.num_rows]
             raise NoSpaceError(purpose, error.where, error.problem) from None
         if self.changes is not None:
             self.changes.resize(target)

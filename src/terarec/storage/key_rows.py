@@ -54,13 +54,13 @@ def keys_to_evict(
     scores = _scores(policy, keys, uses)
     # A time to live has a limit of its own; other policies rank all rows that are not spared.
     if isinstance(policy, TTLEviction):
-        found = rows_at_most(scores, clock - policy.steps, spared)
+        places = rows_at_most(scores, clock - policy.steps, spared)
     else:
-        found = (~spared).nonzero().squeeze(1)
-    if found.numel() > most:
-        found = _lowest(scores, keys, found, most)
+        places = (~spared).nonzero().squeeze(1)
+    if places.numel() > most:
+        places = _lowest(scores, keys, places, most)
     # Sorted, since the order in an index differs between processes and devices, and results must not.
-    return keys[found].sort().values
+    return keys[places].sort().values
 
 
 def _scores(policy: EvictionSpec, keys: Tensor, uses: Mapping[str, Tensor]) -> Tensor:
@@ -77,14 +77,14 @@ def _scores(policy: EvictionSpec, keys: Tensor, uses: Mapping[str, Tensor]) -> T
     return scores
 
 
-def _lowest(scores: Tensor, keys: Tensor, found: Tensor, most: int) -> Tensor:
-    """Return the `most` positions of `found` with the lowest (score, key), in linear time."""
+def _lowest(scores: Tensor, keys: Tensor, places: Tensor, most: int) -> Tensor:
+    """Return the `most` of `places` with the lowest (score, key), in linear time."""
     if most == 0:
-        return found[:0]
-    mine = scores[found]
+        return places[:0]
+    mine = scores[places]
     # `kthvalue` and one comparison are linear; only those tied at the limit are sorted.
     limit = mine.kthvalue(most).values
-    below, tied = found[mine < limit], found[mine == limit]
+    below, tied = places[mine < limit], places[mine == limit]
     return torch.cat([below, tied[keys[tied].argsort()[: most - below.numel()]]])
 
 
@@ -136,11 +136,11 @@ class KeyRows:
         Raises:
             StorageError: Memory or table is full; no row has changed.
         """
-        held = len(self.index)
-        where, demand = f"table {self.spec.name!r}", f"holds {held:,} rows, {wanted:,} in their place requested"
+        num_rows = len(self.index)
+        where, demand = f"table {self.spec.name!r}", f"holds {num_rows:,} rows, {wanted:,} in their place requested"
         if self.spec.max_rows is not None and wanted > self.spec.max_rows:
             raise NoSpaceError(where, f"{demand}, at most {self.spec.max_rows:,} allowed")
-        self.arena.make_room(wanted, freed=held, purpose=f"{where}: {demand}")
+        self.arena.make_room(wanted, freed=num_rows, purpose=f"{where}: {demand}")
 
     def items(self) -> tuple[Tensor, Tensor]:
         """Return all keys and their rows, int64[n] each."""
@@ -242,7 +242,7 @@ class KeyRows:
             rows, new_keys = self.index.insert(keys, arena.recycled, arena.next_row)
         # Registered before rows are allocated: if there is no memory for them, the keys leave the index again.
         arena.transaction.on_rollback(lambda: self.index.erase(new_keys))
-        demand = self._demand(wanted, held=len(self.index) - wanted)
+        demand = self._demand(wanted, num_rows=len(self.index) - wanted)
         new_rows = arena.allocate_rows(wanted, f"table {spec.name!r}: {demand}")
         arena.data.begin(self.number, new_rows, new_keys)
         mark_changes(arena, new_rows)
@@ -250,8 +250,8 @@ class KeyRows:
 
     def _make_room(self, wanted: int, most: int, batch: Tensor | None) -> None:
         """Evict rows until `wanted` more fit within `most`; rows that the batch uses stay."""
-        policy, held, where = self.spec.evict, len(self.index), f"table {self.spec.name!r}"
-        full = f"{self._demand(wanted, held=held)}, at most {most:,} allowed"
+        policy, num_rows, where = self.spec.evict, len(self.index), f"table {self.spec.name!r}"
+        full = f"{self._demand(wanted, num_rows=num_rows)}, at most {most:,} allowed"
         if policy is None or batch is None:
             raise NoSpaceError(
                 where, f"{full}; expected a larger max_rows" + " or an eviction policy" * (batch is not None)
@@ -260,7 +260,7 @@ class KeyRows:
         # Down to the size of the policy and not to what fits alone, so that the next batches evict nothing.
         chosen = self._choose(policy, max(0, min(fitting, self.size_after_eviction(policy))), batch)
         # Rows of the batch stay, and young ones under a time to live: there may be too few others.
-        if held - chosen.numel() > fitting:
+        if num_rows - chosen.numel() > fitting:
             why = "too young or " if isinstance(policy, TTLEviction) else ""
             raise NoSpaceError(
                 where, f"{full}; all but {chosen.numel():,} are {why}in the batch, expected a larger max_rows"
@@ -286,8 +286,8 @@ class KeyRows:
         # By row, so that whether a key is spared is a look at its row and no search among keys.
         stays = torch.zeros(self.arena.num_rows, dtype=torch.bool, device=rows.device)
         if spared is not None:
-            found = self.index.find(spared)
-            stays[found[found >= 0]] = True
+            places = self.index.find(spared)
+            stays[places[places >= 0]] = True
         uses = {name: self.arena.uses[name][rows] for name in self.tracked}
         most = max(0, len(self.index) - keep)
         return keys_to_evict(policy, keys, uses, self.clock, most=most, spared=stays[rows])
@@ -320,8 +320,8 @@ class KeyRows:
         self.index.assign(keys, rows)
         self.num_evicted, self.evicted = num_evicted, evicted
 
-    def _demand(self, wanted: int, *, held: int) -> str:
-        return f"holds {held:,} rows, {wanted:,} more requested"
+    def _demand(self, wanted: int, *, num_rows: int) -> str:
+        return f"holds {num_rows:,} rows, {wanted:,} more requested"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> KeyRows:
         twin = copy.copy(self)

@@ -107,16 +107,16 @@ class Arena(FixedRows):
         """Give the rows of table number `table` the initial weights of `seed`, and initial state."""
         discard_changes(self)
         spec, base = self.specs[table], self.table_base[table]
-        for name, held in self.state.items():
-            held[base : base + spec.rows] = self._fills.get(name, 0.0)
-        held = self.weights[base : base + spec.rows]
+        for name, values in self.state.items():
+            values[base : base + spec.rows] = self._fills.get(name, 0.0)
+        values = self.weights[base : base + spec.rows]
         if spec.initializer == "zeros":
-            held.zero_()
-        elif held.device.type == "cpu":
-            initialise(held, spec, seed)
+            values.zero_()
+        elif values.device.type == "cpu":
+            initialise(values, spec, seed)
         else:
             # Drawn in host memory, which gives all devices the same values.
-            held.copy_(initial_rows(spec, held.dtype, seed))
+            values.copy_(initial_rows(spec, values.dtype, seed))
 
     def move(self, device: torch.device) -> None:
         """Move weights and state to `device`.
@@ -131,8 +131,8 @@ class Arena(FixedRows):
         tensors = {"weights": self.weights, **self.state}
         # All are copied before any is replaced: if the device has too little memory, everything stays where it is.
         moved = {
-            name: self._allocate(name, tuple(held.shape), device, held.dtype).copy_(held)
-            for name, held in tensors.items()
+            name: self._allocate(name, tuple(tensor.shape), device, tensor.dtype).copy_(tensor)
+            for name, tensor in tensors.items()
         }
         self.weights = moved.pop("weights")
         self.state = moved
@@ -198,7 +198,7 @@ class StaticTable(StaticKeys):
     def state(self) -> dict[str, Tensor]:
         """Optimizer states of this table, sharing memory with the arena; see `weights`."""
         direct = self.arena.direct
-        return {name: self._part(direct.alias(f"state {name}", held)) for name, held in self.arena.state.items()}
+        return {name: self._part(direct.alias(f"state {name}", values)) for name, values in self.arena.state.items()}
 
     @property
     def changes_since(self) -> str | None:
@@ -289,11 +289,11 @@ def static_tables(arena: Arena) -> list[StaticTable]:
     return [StaticTable(spec, arena, base) for spec, base in zip(arena.specs, arena.table_base, strict=True)]
 
 
-def _write(held: Tensor, target: Tensor, values: Tensor) -> None:
+def _write(rows: Tensor, target: Tensor, values: Tensor) -> None:
     """Write `values` to the rows `target`; consecutive rows, as in checkpoints, are one plain copy."""
     count = target.numel()
     # The two ends first: they rule most other lists out without a pass over all rows.
     if count and int(target[-1]) - int(target[0]) == count - 1 and bool((target.diff() == 1).all()):
-        held[int(target[0]) : int(target[0]) + count].copy_(values)
+        rows[int(target[0]) : int(target[0]) + count].copy_(values)
     else:
-        held.index_copy_(0, target, values.to(held.device))
+        rows.index_copy_(0, target, values.to(rows.device))

@@ -247,12 +247,12 @@ def check_import(
     if rows.state and set(rows.state) != set(state):
         raise StorageError(f"table {table!r}", f"got optimizer states {sorted(rows.state)}, expected {sorted(state)}")
     tracked = uses or {}
-    held = {"weights": weights, **state, **tracked}
+    tensors = {"weights": weights, **state, **tracked}
     imported = {name: rows.uses[name] for name in tracked}
     for what, values in {"weights": rows.weights, **rows.state, **imported}.items():
-        expected = (rows.keys.numel(), *held[what].shape[1:])
-        if tuple(values.shape) != expected or values.dtype != held[what].dtype:
+        expected = (rows.keys.numel(), *tensors[what].shape[1:])
+        if tuple(values.shape) != expected or values.dtype != tensors[what].dtype:
             raise StorageError(
                 f"table {table!r}",
-                f"got {what} {values.dtype}{list(values.shape)}, expected {held[what].dtype}{list(expected)}",
+                f"got {what} {values.dtype}{list(values.shape)}, expected {tensors[what].dtype}{list(expected)}",
             )

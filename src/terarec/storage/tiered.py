@@ -194,8 +194,8 @@ class TieredTable(StaticKeys):
         discard_changes(self.arena)
         data = self.arena.data
         # All keys first: forgetting rows changes what `items` reads.
-        held = [keys for keys, _, _ in data.items(self.number, _KEYS_AT_ONCE)]
-        for keys in held:
+        chunks = [keys for keys, _, _ in data.items(self.number, _KEYS_AT_ONCE)]
+        for keys in chunks:
             keys = keys.to(self.arena.device)
             data.forget(self.number, keys + self.base, keys)
         data.restart(self.number, seed)

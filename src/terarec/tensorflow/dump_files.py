@@ -157,8 +157,8 @@ def incremental_model_dump(
             raise ConfigError("sok_vars", f"{variable.table.name!r} has no times, expected var_type 'hybrid'")
         if not isinstance(time, datetime) or time.tzinfo is None:
             raise ConfigError("time_threshold", f"got {time!r}, expected a datetime with a time zone")
-        found = variable.table.since(round(time.timestamp() * 1e6))
-        ids, rows = gathered(f"changes of {variable.table.name}", list(found))
+        changes = variable.table.since(round(time.timestamp() * 1e6))
+        ids, rows = gathered(f"changes of {variable.table.name}", list(changes))
         keys.append(ids.astype(variable.key_type.as_numpy_dtype))
         values.append(rows.reshape(-1, variable.table.width))
     return keys, values

@@ -184,9 +184,9 @@ class NumPyOps:
         vectors, *evicted = _call(lambda i, s, w: of.lookup(i, s, w, pooling, int(absent)), inputs, "fif")
 
         def gradient(grad: tf.Tensor) -> list[tf.IndexedSlices | tf.Tensor]:
-            given = [*inputs, tf.convert_to_tensor(grad)]
-            indices, values = _call(lambda i, s, w, g: of.merge(i, s, w, g, pooling), given, "if")
-            (of_weights,) = _call(lambda i, s, w, g: (of.weight_gradient(i, s, w, g, pooling),), given, "f")
+            arguments = [*inputs, tf.convert_to_tensor(grad)]
+            indices, values = _call(lambda i, s, w, g: of.merge(i, s, w, g, pooling), arguments, "if")
+            (of_weights,) = _call(lambda i, s, w, g: (of.weight_gradient(i, s, w, g, pooling),), arguments, "f")
             of_weights.set_shape(bags.weights.shape)
             values.set_shape([None, table.width])
             return [_slices(indices, values, self.size(table, variable)), of_weights]

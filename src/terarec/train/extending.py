@@ -92,5 +92,5 @@ def _grown(trainer: Trainer, extended: Checkpoint) -> dict[str, int]:
     """Return the static tables that have more rows than in a checkpoint, and their rows there."""
     files = extended.table_files()
     stores = {name: store for name, store in tables(trainer.model).items() if name in files.names}
-    found = {name: files.num_rows(name) for name, store in stores.items() if not store.is_dynamic}
-    return {name: rows for name, rows in found.items() if not files.is_dynamic(name) and rows < len(stores[name])}
+    num_rows = {name: files.num_rows(name) for name, store in stores.items() if not store.is_dynamic}
+    return {name: rows for name, rows in num_rows.items() if not files.is_dynamic(name) and rows < len(stores[name])}

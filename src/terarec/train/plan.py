@@ -149,7 +149,7 @@ def plan_run(
         model = build_model(spec.model, dataset, num_outputs=num_outputs, allow_import=allow_import)
     counts = KeyCounts(spec, dataset, reads_keysets=reads_keysets)
     on_gpu = device is not None and device.type != "cpu"
-    place = partial(planned_tables, spec, counts=counts, given=rows or {}, is_gpu=on_gpu)
+    place = partial(planned_tables, spec, counts=counts, sizes=rows or {}, is_gpu=on_gpu)
     tables = place(records)
     dense_bytes, batch_bytes = _dense_bytes(spec, model), _batch_bytes(spec, dataset, records, model)
     checkpoint_bytes, tier_bytes = _checkpoint_bytes(tables, records), _buffer_bytes(tables)

@@ -175,14 +175,14 @@ def first_non_finite(model: nn.Module, batch: Batch) -> str | None:
     Layers are those that end first, so that a layer inside another one counts. The model runs in evaluation mode, which
     reads rows of tables and keeps none, and is in its former mode afterwards.
     """
-    found: list[str] = []
+    names: list[str] = []
     was_training = model.training
     model.eval()
     try:
         with ExitStack() as hooks, torch.no_grad():
             for name, module in model.named_modules():
                 kind = type(module).__name__
-                note = partial(_note, found, f"{name} ({kind})" if name else kind)
+                note = partial(_note, names, f"{name} ({kind})" if name else kind)
                 hooks.callback(module.register_forward_hook(note).remove)
             logits_of(model, model(batch))
     # The layers are found for an error that is reported in any case, also where another error ends them.
@@ -190,12 +190,12 @@ def first_non_finite(model: nn.Module, batch: Batch) -> str | None:
         pass
     finally:
         model.train(was_training)
-    return found[0] if found else None
+    return names[0] if names else None
 
 
-def _note(found: list[str], name: str, _module: nn.Module, _inputs: object, output: object) -> None:
-    if not found and not all(bool(tensor.isfinite().all()) for tensor in _tensors(output)):
-        found.append(name)
+def _note(names: list[str], name: str, _module: nn.Module, _inputs: object, output: object) -> None:
+    if not names and not all(bool(tensor.isfinite().all()) for tensor in _tensors(output)):
+        names.append(name)
 
 
 def _tensors(output: object) -> Iterator[Tensor]:

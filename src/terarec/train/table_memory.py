@@ -123,7 +123,7 @@ class _Rows:
         self,
         spec: TableSpec | DynamicTableSpec,
         of: RowRule,
-        given: Mapping[str, int],
+        sizes: Mapping[str, int],
         counts: KeyCounts,
         readers: Sequence[str],
     ) -> None:
@@ -135,7 +135,7 @@ class _Rows:
         self.format = RowFormat(spec.width, getattr(torch, spec.dtype), states)
         self.weight_bytes = spec.width * self.format.dtype.itemsize
         self.state_bytes = sum(math.prod(shape) * dtype.itemsize for dtype, shape in states.values())
-        self.count, self.source = _rows_of(spec, given, counts, readers)
+        self.count, self.source = _rows_of(spec, sizes, counts, readers)
         self.index_bytes = _index_bytes(spec)
 
     @property
@@ -203,7 +203,7 @@ class _ArenaInTiers:
 
 
 def planned_tables(
-    spec: RunSpec, records: Sequence[RecordedTables], *, counts: KeyCounts, given: Mapping[str, int], is_gpu: bool
+    spec: RunSpec, records: Sequence[RecordedTables], *, counts: KeyCounts, sizes: Mapping[str, int], is_gpu: bool
 ) -> list[TableMemory]:
     """Return the memory of each table of a run.
 
@@ -211,7 +211,7 @@ def planned_tables(
         spec: The run.
         records: The tables of its model.
         counts: Distinct keys in its data.
-        given: Table -> expected rows.
+        sizes: Table -> expected rows.
         is_gpu: Whether it trains on a GPU.
 
     Raises:
@@ -223,13 +223,13 @@ def planned_tables(
     for record in records:
         for table in record.tables:
             readers = [feature.name for feature in record.features if feature.table == table.name]
-            tables[table.name] = _Rows(table, rules[table.optimizer].row_rule, given, counts, readers)
+            tables[table.name] = _Rows(table, rules[table.optimizer].row_rule, sizes, counts, readers)
         arenas += [
             _ArenaInTiers([tables[table.name] for table in group], group[0].tiers)
             for group in arena_groups(record.tables)
             if group[0].tiers is not None
         ]
-    for name in given:
+    for name in sizes:
         if name not in tables:
             raise ConfigError(
                 "rows",

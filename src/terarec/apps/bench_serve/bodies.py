@@ -67,8 +67,8 @@ def file_records(metadata: ModelMetadata, table: pa.Table) -> Callable[[int, int
         raise ConfigError("--records", "got no rows, expected at least one")
     for column in metadata.inputs:
         if column.name not in table.column_names:
-            found = ", ".join(table.column_names)
-            raise ConfigError("--records", f"got no column {column.name!r}, expected it among {found}")
+            names = ", ".join(table.column_names)
+            raise ConfigError("--records", f"got no column {column.name!r}, expected it among {names}")
 
     def tensors(number: int, records: int) -> list[Tensor]:
         rows = (np.arange(records) + number * records) % table.num_rows

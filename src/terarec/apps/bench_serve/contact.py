@@ -68,20 +68,20 @@ class GrpcContact(Contact):
 
     @override
     def metadata(self) -> ModelMetadata:
-        found = self._call("ModelMetadata", name=self._spec.model, version=self._spec.version)
+        model = self._call("ModelMetadata", name=self._spec.model, version=self._spec.version)
         inputs, outputs = (
             tuple(TensorMetadata(name=item.name, datatype=item.datatype, shape=tuple(item.shape)) for item in items)
-            for items in (found.inputs, found.outputs)
+            for items in (model.inputs, model.outputs)
         )
         return ModelMetadata(
-            name=found.name, versions=tuple(found.versions), platform=found.platform, inputs=inputs, outputs=outputs
+            name=model.name, versions=tuple(model.versions), platform=model.platform, inputs=inputs, outputs=outputs
         )
 
     @override
     def config(self) -> Mapping[str, Any]:
         answer = self._call("ModelConfig", name=self._spec.model, version=self._spec.version)
-        found: Mapping[str, Any] = self._json(answer.config)
-        return found
+        config: Mapping[str, Any] = self._json(answer.config)
+        return config
 
     @override
     def statistics(self, model: str) -> Sequence[Mapping[str, Any]]:

@@ -210,7 +210,7 @@ class RowSummary:
             name=name,
             splits=splits or {},
             rows=self.rows,
-            numbers={column: found.summary(self._workflow, column) for column, found in self._numbers.items()},
+            numbers={column: each.summary(self._workflow, column) for column, each in self._numbers.items()},
             categories={
                 column: counted.summary(self._names[column])
                 for column, counted in zip(self._features, self._categories, strict=True)

@@ -40,13 +40,13 @@ class _Version:
         model: The version.
         waiting: Raw columns of requests that came since the last comparison.
         window: The last records as the model reads them, without labels; None before the first ones.
-        found: The last comparison.
+        comparison: The last comparison.
     """
 
     model: ServedModel
     waiting: list[Mapping[str, pa.Array]] = field(default_factory=list)
     window: ColumnBlock | None = None
-    found: ModelDrift | None = None
+    comparison: ModelDrift | None = None
 
 
 class ServedDrift(Repeating):
@@ -91,7 +91,7 @@ class ServedDrift(Repeating):
         """Return the last comparisons of all versions."""
         with self._lock:
             versions = list(self._versions.values())
-        return [version.found for version in versions if version.found is not None]
+        return [version.comparison for version in versions if version.comparison is not None]
 
     @override
     def poll(self) -> int:
@@ -105,7 +105,7 @@ class ServedDrift(Repeating):
             if version.window is not None:
                 window = merge([version.window, window])
             version.window = slice_rows(window, max(window.num_rows - WINDOW_RECORDS, 0), window.num_rows)
-            version.found = self._compared(version.model, version.window)
+            version.comparison = self._compared(version.model, version.window)
         return len(taken)
 
     def _compared(self, model: ServedModel, window: ColumnBlock) -> ModelDrift:

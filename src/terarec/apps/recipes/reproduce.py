@@ -114,13 +114,13 @@ def rank_items_of_users(model: nn.Module, run: Run, split: str) -> dict[str, flo
     """
     assert isinstance(model, PairModel), "recipes of ratings have models of users and items"
     popular = Popularity(model.item_key, run.reader("train"))
-    found = {
+    rankings = {
         prefix: evaluate_towers(
             one, run.reader(split), run.reader("train"), user=model.user_key, k=(5, 10), metrics=tuple(_NAMES)
         )
         for prefix, one in (("", model), ("popularity_", popular))
     }
-    return {name: value for prefix, one in found.items() for name, value in _figures(prefix, one.values).items()}
+    return {name: value for prefix, one in rankings.items() for name, value in _figures(prefix, one.values).items()}
 
 
 _NAMES = {"hit_rate": "hr", "ndcg": "ndcg", "precision": "precision"}

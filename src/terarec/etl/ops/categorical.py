@@ -88,7 +88,7 @@ class Categorify(MappedColumns):
                     f"column {name!r}",
                     f"holds {column_type}, expected {inputs[first].kind} as column {first!r}: they share a vocabulary",
                 )
-        id_types = [ColumnType("id", found.is_list, found.max_length) for found in inputs.values()]
+        id_types = [ColumnType("id", kind.is_list, kind.max_length) for kind in inputs.values()]
         return dict(zip(self.writes, id_types, strict=True))
 
     def vocabulary(self, column: str) -> str:
@@ -115,7 +115,7 @@ class Categorify(MappedColumns):
         ids = [state.ids[self.vocabulary(name)] for name in self.columns]
         tables = TablesOfColumns([one.table for one in ids])
         of_lists = any(types[name].is_list for name in self.columns)
-        call = partial(_found_lists if of_lists else _found, tables, ids)
+        call = partial(_found_lists if of_lists else _known_ids, tables, ids)
         return [RecordFunction(self.columns, self.writes, call, takes="raw")]
 
     @override
@@ -167,7 +167,7 @@ class Categorify(MappedColumns):
         return Vocabularies(ids, counts)
 
 
-def _found(tables: TablesOfColumns, each: Sequence[ValueIds], *columns: Any) -> NDArray[np.int64]:
+def _known_ids(tables: TablesOfColumns, each: Sequence[ValueIds], *columns: Any) -> NDArray[np.int64]:
     """Find the ids int64[c, n] of c columns of n values each."""
     return _find(tables, each, columns).reshape(len(columns), -1)
 

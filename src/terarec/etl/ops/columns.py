@@ -160,7 +160,7 @@ class LambdaOp(ColumnsOperator):
         Raises:
             ConfigError: It returned other arrays than `outputs` says.
         """
-        arrays = self._made([ids_as_integers(rows.columns[name]) for name in self.columns], rows.num_rows)
+        arrays = self._outputs([ids_as_integers(rows.columns[name]) for name in self.columns], rows.num_rows)
         return rows.with_columns(dict(zip(self.outputs, arrays, strict=True)))
 
     @override
@@ -174,7 +174,7 @@ class LambdaOp(ColumnsOperator):
 
     def _call_with_arrays(self, kinds: Sequence[Kind], *columns: Any) -> Sequence[Any]:
         arrays = [arrow_of_values(values, kind) for values, kind in zip(columns, kinds, strict=True)]
-        return [values_of_array(array) for array in self._made(arrays, len(arrays[0]))]
+        return [values_of_array(array) for array in self._outputs(arrays, len(arrays[0]))]
 
     def _call_by_record(self, kinds: Sequence[Kind], function: Callable[..., Any], *columns: Any) -> Sequence[Any]:
         arguments = [python_of_values(values, kind) for values, kind in zip(columns, kinds, strict=True)]
@@ -184,7 +184,7 @@ class LambdaOp(ColumnsOperator):
         # No records give no results to zip, but as many empty outputs as others.
         return outputs or [values_of_python([], self.output_type)] * len(self.outputs)
 
-    def _made(self, arguments: Sequence[pa.Array], num_rows: int) -> list[pa.Array]:
+    def _outputs(self, arguments: Sequence[pa.Array], num_rows: int) -> list[pa.Array]:
         """Call the function with Arrow arrays; return an array for each output."""
         result = imported(self.function)(*arguments)
         arrays = result if isinstance(result, tuple) else (result,)

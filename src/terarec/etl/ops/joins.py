@@ -218,7 +218,7 @@ class SideTableStatistic(Statistic):
     def __init__(self, table: str, names: Sequence[str], types: ColumnTypes, memory_bytes: int | None) -> None:
         self._table, self._names = table, tuple(names)
         self._memory_bytes = memory_bytes
-        self._held = 0
+        self._num_bytes = 0
         empty = {}
         for name in self._names:
             values = pa.array([], ARROW_TYPES[types[name].kind])
@@ -240,8 +240,8 @@ class SideTableStatistic(Statistic):
             StorageError: The table passes the bound of memory.
         """
         self._rows.append(partial)
-        self._held += partial.nbytes
-        if self._memory_bytes is not None and _PEAK * self._held > self._memory_bytes:
+        self._num_bytes += partial.nbytes
+        if self._memory_bytes is not None and _PEAK * self._num_bytes > self._memory_bytes:
             raise NoSpaceError(
                 f"table {self._table!r}",
                 f"takes more than {byte_text(self._memory_bytes)}, the bound of "

@@ -264,12 +264,12 @@ def _exact_integers(plan: Plan, steps: Sequence[int], results: Sequence[str]) ->
 def _types_of_steps(plan: Plan, steps: Sequence[int], inputs: Mapping[str, ColumnType]) -> dict[int, ColumnTypes]:
     """Return the types of the columns before each step."""
     types: dict[int, ColumnTypes] = {}
-    found = dict(inputs)
+    column_types = dict(inputs)
     for step in steps:
-        known = {**plan.types[step], **found}  # targets, known in training only, have their types of training
+        known = {**plan.types[step], **column_types}  # targets, known in training only, have their types of training
         try:
             types[step] = {**known, **side_types(plan.spec, plan.operators[step], known)}
-            found.update(plan.operators[step].output_types(types[step]))
+            column_types.update(plan.operators[step].output_types(types[step]))
         except ConfigError as error:
             kind = type(plan.spec.steps[step]).__name__
             raise ConfigError(f"steps[{step}] {kind}", f"cannot be done to a served record: {error}") from None

@@ -99,16 +99,16 @@ def int64_array(call: str, name: str, values: ArrayLike) -> NDArray[np.int64]:
         WrongInputError: Anything else, or floats beyond the integers that their type holds exactly.
     """
     try:
-        found = np.asarray(values)
+        array = np.asarray(values)
     except ValueError:  # lists of different lengths
-        found = np.asarray(None)
-    if found.dtype.kind not in "iuf" and found.size:
-        raise WrongInputError(call, name, f"got {found.dtype}{list(found.shape)}, expected integers", field=name)
-    if found.dtype.kind != "f" or not found.size:
-        return found.astype(np.int64)
-    integers, is_wrong = integers_of_floats(found)
-    is_wrong |= np.isnan(found)
+        array = np.asarray(None)
+    if array.dtype.kind not in "iuf" and array.size:
+        raise WrongInputError(call, name, f"got {array.dtype}{list(array.shape)}, expected integers", field=name)
+    if array.dtype.kind != "f" or not array.size:
+        return array.astype(np.int64)
+    integers, is_wrong = integers_of_floats(array)
+    is_wrong |= np.isnan(array)
     if is_wrong.any():
-        problem = f"got {found[is_wrong][0]}, expected {accepted_integers(found.dtype)}"
+        problem = f"got {array[is_wrong][0]}, expected {accepted_integers(array.dtype)}"
         raise WrongInputError(call, name, problem, field=name)
     return integers

@@ -53,7 +53,7 @@ def read_inference_clause(path: str) -> InferenceClause:
         raise WrongInputError(data.where, "no inference, expected the clause of release 3.0", field="inference")
     clause = data.child("inference")
     files: list[str] = clause.take("sparse_model_file", scalar_or_list(STRING))
-    found = InferenceClause(
+    settings = InferenceClause(
         max_batchsize=clause.take("max_batchsize", integer(1), 1024),
         hit_rate_threshold=clause.take("hit_rate_threshold", number(0.0), 0.5),
         dense_model_file=clause.take("dense_model_file", STRING),
@@ -66,7 +66,7 @@ def read_inference_clause(path: str) -> InferenceClause:
         clause.take(name, BOOL, True)
     clause.take("label", integer(1), 1)
     clause.finish()
-    return found
+    return settings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

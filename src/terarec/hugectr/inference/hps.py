@@ -66,8 +66,8 @@ class HPS:
             problem = f"got {keys.ndim} dimensions, expected integers [n]"
             raise WrongInputError("lookup", "h_keys", problem, field="h_keys")
         rows = self.rows(torch.from_numpy(keys), model_name, table_id, device_id)
-        found: NDArray[np.float32] = rows.cpu().numpy()
-        return found
+        vectors: NDArray[np.float32] = rows.cpu().numpy()
+        return vectors
 
     @overload
     def lookup_fromdlpack(

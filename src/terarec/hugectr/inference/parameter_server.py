@@ -55,28 +55,28 @@ def tiers_of(
     Raises:
         WrongInputError: Both are disabled, or one is of a kind that only the other can be.
     """
-    found: list[TierSpec] = []
+    tiers: list[TierSpec] = []
     with as_hugectr_errors("VolatileDatabaseParams"):
         if volatile is None:
-            found.append(HostMemorySpec())
+            tiers.append(HostMemorySpec())
         elif volatile.type is DatabaseType_t.redis_cluster:
-            found.append(_redis(volatile))
+            tiers.append(_redis(volatile))
         elif volatile.type is DatabaseType_t.rocks_db:
             raise WrongInputError("type", "got rocks_db, expected a persistent database of this type", field="type")
         elif volatile.type is DatabaseType_t.multi_process_hash_map:
-            found.append(_shared(volatile))
+            tiers.append(_shared(volatile))
         elif volatile.type is not DatabaseType_t.disabled:
-            found.append(_host(volatile))
+            tiers.append(_host(volatile))
     if persistent is not None and persistent.type is not DatabaseType_t.disabled:
         if persistent.type is not DatabaseType_t.rocks_db:
             got = persistent.type.name
             raise WrongInputError("PersistentDatabaseParams", "type", f"got {got}, expected rocks_db or disabled")
         # Without it the database holds the rows already, from an earlier server.
         share = 1.0 if persistent.initialize_after_startup else 0.0
-        found.append(RocksDBSpec(path=persistent.path, read_only=persistent.read_only, load_share=share))
-    if not found:
+        tiers.append(RocksDBSpec(path=persistent.path, read_only=persistent.read_only, load_share=share))
+    if not tiers:
         raise WrongInputError("volatile_db", "got two disabled databases, expected one that keeps rows", field="type")
-    return tuple(found)
+    return tuple(tiers)
 
 
 def _overflow(params: VolatileDatabaseParams) -> OverflowSpec:

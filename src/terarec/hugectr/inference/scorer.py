@@ -97,7 +97,7 @@ class Scorer:
 
         def look_up(batch: Batch) -> list[Tensor]:
             self._inputs = self.model.inputs(batch)
-            return [self._inputs[given.name] for given in part.inputs]
+            return [self._inputs[each.name] for each in part.inputs]
 
         return DensePart(part.module, look_up)
 
@@ -109,8 +109,8 @@ class Scorer:
             if scores is None:
                 self._inputs = self.model.inputs(batch)
                 scores = torch.cat(list(self._computed(self._inputs)[1].values()), dim=1).float().cpu()
-        found: NDArray[np.float32] = scores.numpy()
-        return found
+        values: NDArray[np.float32] = scores.numpy()
+        return values
 
     def tensors(self) -> Mapping[str, Tensor] | None:
         """Return the tensors of the last batch by name, or None before the first one.
@@ -210,9 +210,9 @@ class Scorer:
 
 def _floats(name: str, values: Any) -> NDArray[np.float32]:
     try:
-        found = np.asarray(values, np.float32).reshape(-1)
+        array = np.asarray(values, np.float32).reshape(-1)
     except (ValueError, TypeError, OverflowError):
         raise WrongInputError("predict", name, "expected a list of float32", field=name) from None
-    if not np.isfinite(found).all():
+    if not np.isfinite(array).all():
         raise WrongInputError("predict", name, "got NaN or infinity, expected finite numbers", field=name)
-    return found
+    return array

@@ -126,12 +126,12 @@ def _volatile_database(data: JsonObject, persistent: PersistentDatabaseParams | 
     if not data.has("volatile_db"):
         return None
     clause = data.child("volatile_db")
-    found = _clause(clause, "ps.json.volatile_db", _VOLATILE_MEMBERS)
-    if "type" not in found:
+    members = _clause(clause, "ps.json.volatile_db", _VOLATILE_MEMBERS)
+    if "type" not in members:
         # HugeCTR has no database then. A file without any database would have nowhere to load its rows to.
         has_disk = persistent is not None and persistent.type is not DatabaseType_t.disabled
-        found["type"] = DatabaseType_t.disabled if has_disk else DatabaseType_t.parallel_hash_map
-    return clause.make(VolatileDatabaseParams, found)
+        members["type"] = DatabaseType_t.disabled if has_disk else DatabaseType_t.parallel_hash_map
+    return clause.make(VolatileDatabaseParams, members)
 
 
 def _persistent_database(data: JsonObject) -> PersistentDatabaseParams | None:
@@ -148,17 +148,17 @@ def _update_source(data: JsonObject) -> UpdateSourceParams | None:
     form = forms()["ps.json.update_source"][0]
     kind = next(one for one in form.parameters if one.name == "type")
     # Unlike a call, a file without a type means Kafka up to 4.2.
-    found = {"type": _QUEUES[kind.default_in(form.release())]}
-    return clause.make(UpdateSourceParams, found | _clause(clause, form.name, {"type": _QUEUES}))
+    members = {"type": _QUEUES[kind.default_in(form.release())]}
+    return clause.make(UpdateSourceParams, members | _clause(clause, form.name, {"type": _QUEUES}))
 
 
 def _clause(clause: JsonObject, form_name: str, members: Mapping[str, Mapping[str, Enum]]) -> dict[str, Any]:
     """Return the values of the keys that `clause` has, those of `members` as members of enumerations."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for one in forms()[form_name][0].parameters:
         clause.accept(one.name)
         if clause.has(one.name):
             value = clause.take(one.name, one.type)
-            found[one.name] = members[one.name][value] if one.name in members else value
+            values[one.name] = members[one.name][value] if one.name in members else value
     clause.warn_unknown()
-    return found
+    return values

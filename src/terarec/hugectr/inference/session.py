@@ -94,12 +94,12 @@ class ServedModel:
 
     def _predict_request(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[float]:
         names = ("dense_feature", "embeddingcolumns", "row_ptrs", "i64_input_key")
-        given = dict(zip(names, args, strict=False)) | kwargs
+        values = dict(zip(names, args, strict=False)) | kwargs
         # Some releases say how wide keys are; here they are integers of any size.
-        given.pop("i64_input_key", None)
-        if set(given) != set(names[:3]) or len(args) > len(names):
-            raise WrongInputError("predict", f"got {', '.join(given) or 'nothing'}, expected {', '.join(names[:3])}")
-        batch = self.scorer.batch(**given)
+        values.pop("i64_input_key", None)
+        if set(values) != set(names[:3]) or len(args) > len(names):
+            raise WrongInputError("predict", f"got {', '.join(values) or 'nothing'}, expected {', '.join(names[:3])}")
+        batch = self.scorer.batch(**values)
         if batch.batch_size > self.max_batchsize:
             got = f"got {batch.batch_size} samples, expected at most max_batchsize={self.max_batchsize}"
             raise WrongInputError("predict", got, field="max_batchsize")
@@ -124,8 +124,8 @@ class ServedModel:
         tensors = self.scorer.tensors()
         if tensors is None:
             raise IllegalCallError("check_out_tensor", "nothing was scored yet, expected a call of predict before")
-        found: NDArray[np.float32] = tensors[tensor_name].float().cpu().numpy()
-        return found
+        values: NDArray[np.float32] = tensors[tensor_name].float().cpu().numpy()
+        return values
 
     def close(self) -> None:
         """Close the parameter server of the session, if it has one of its own."""

@@ -59,7 +59,7 @@ class _Update(NamedTuple):
         weights: [V, D].
         state: The rule's state.
         touched: uint8[V] for a rule that updates all rows: 1 where the first launch updated the row.
-        held: The keys.
+        segments: The keys.
         rule: Update rule.
         step: Number of the update.
         stream: Stream of the random bits that round.
@@ -68,14 +68,14 @@ class _Update(NamedTuple):
     weights: Tensor
     state: tuple[Tensor, ...]
     touched: Tensor
-    held: Segments
+    segments: Segments
     rule: RowRule
     step: int
     stream: int
 
     def launch(self, rows: int, lr: float, first_row: int, *, is_rest: bool) -> None:
         """Update the rows of `rows` sorted keys, or those of the `rows` from `first_row` on that no key touched."""
-        weights, segments, rule = self.weights, self.held, self.rule
+        weights, segments, rule = self.weights, self.segments, self.rule
         wide_state = self.state[:-1] if rule.catches_up else self.state
         tile_rows, block = whole_rows(weights.shape[1])
         # As many segments as keys, the most there can be: reading their number back would wait for the device.

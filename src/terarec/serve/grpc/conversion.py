@@ -118,10 +118,10 @@ class _Contents:
         self._num_read = 0
         self._memory = memory
 
-    def read(self, item: Any, given: Mapping[str, Any], count: int, where: str) -> Elements:
+    def read(self, item: Any, values: Mapping[str, Any], count: int, where: str) -> Elements:
         datatype = item.datatype
-        if _REGION in given:
-            return decode_elements(region_bytes(self._memory, given, where), datatype, count, where)
+        if _REGION in values:
+            return decode_elements(region_bytes(self._memory, values, where), datatype, count, where)
         if not self._is_raw:
             return _typed_elements(item, count, f"{where}.contents")
         if item.HasField("contents"):
@@ -147,9 +147,9 @@ def _tensor(item: Any, contents: _Contents, where: str) -> Tensor:
         raise ConfigError(f"{where}.shape", f"got {len(shape)} dimensions, expected at most {MAX_DIMENSIONS}")
     if shape and min(shape) < 0:
         raise ConfigError(f"{where}.shape", f"got {quoted(list(shape))}, expected no negative size")
-    given = parameters(item.parameters)
-    data = contents.read(item, given, math.prod(shape), where)
-    return Tensor(name=item.name, datatype=datatype, shape=shape, data=data, parameters=given)
+    values = parameters(item.parameters)
+    data = contents.read(item, values, math.prod(shape), where)
+    return Tensor(name=item.name, datatype=datatype, shape=shape, data=data, parameters=values)
 
 
 def _typed_elements(item: Any, count: int, where: str) -> Elements:

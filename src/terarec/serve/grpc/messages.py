@@ -163,8 +163,8 @@ class Method(NamedTuple):
 
 def message_class(name: str) -> MessageClass:
     """Return the class of a message; `name` is its name in the package ``inference``, such as "ModelInferRequest"."""
-    found: MessageClass = _CLASSES[f"inference.{name}"]
-    return found
+    kind: MessageClass = _CLASSES[f"inference.{name}"]
+    return kind
 
 
 def _file() -> Any:

@@ -97,8 +97,8 @@ class _CallCheck:
             access = "admin"  # one without settings asks for them
         if access == "open":
             return
-        given = next((value for name, value in metadata if name == "authorization"), None)
-        self._control.check(access, bearer_token(given) if isinstance(given, str) else None)
+        header = next((value for name, value in metadata if name == "authorization"), None)
+        self._control.check(access, bearer_token(header) if isinstance(header, str) else None)
 
 
 def _credentials(spec: AccessSpec) -> grpc.ServerCredentials | None:

@@ -153,7 +153,7 @@ class GrpcService:
         """Return the call that those who watch get to know; None where nobody does."""
         if not self._api.calls:
             return None
-        given = {name: value for name, value in metadata if isinstance(value, str)}
+        headers = {name: value for name, value in metadata if isinstance(value, str)}
         return Call(
             protocol="grpc",
             method=method,
@@ -162,8 +162,8 @@ class GrpcService:
             client=client,
             sinks=self._api.calls,
             received_bytes=len(body),
-            traceparent=given.get("traceparent", ""),
-            tracestate=given.get("tracestate", ""),
+            traceparent=headers.get("traceparent", ""),
+            tracestate=headers.get("tracestate", ""),
         )
 
     def call(self, method: str, body: bytes) -> bytes:

@@ -129,8 +129,8 @@ class ApiRoutes:
 
     async def _index(self, request: Request) -> Response:
         body = decode_object(request.body)
-        found = self._api.repository_index(ready_only=body.get("ready") is True)
-        return json_response([state._asdict() for state in found])
+        states = self._api.repository_index(ready_only=body.get("ready") is True)
+        return json_response([state._asdict() for state in states])
 
     async def _load(self, request: Request) -> Response:
         return await self._controlled(self._api.repository_load, request)

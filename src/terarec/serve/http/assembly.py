@@ -144,8 +144,8 @@ def add_drift(routes: Routes, drift: DriftWatch | None, models: ServedModels) ->
     """Add ``/drift``, the last comparisons of records with the training data; null where nothing is compared."""
 
     async def read(_: Request) -> Response:
-        found = None if drift is None else [asdict(found) for found in drift_of_served(drift, models)]
-        return json_response({"models": found})
+        comparisons = None if drift is None else [asdict(each) for each in drift_of_served(drift, models)]
+        return json_response({"models": comparisons})
 
     routes.add(Route("GET", "/drift", read, "index"))
 

@@ -22,10 +22,10 @@ def check_encoding(encoding: str) -> str:
     Raises:
         UnsupportedContentError: The server does not read it.
     """
-    found = encoding.strip().lower()
-    if found not in ("", "identity", *_WINDOW_BITS):
-        raise UnsupportedContentError("Content-Encoding", f"got {quoted(found)}, expected identity, gzip or deflate")
-    return found
+    name = encoding.strip().lower()
+    if name not in ("", "identity", *_WINDOW_BITS):
+        raise UnsupportedContentError("Content-Encoding", f"got {quoted(name)}, expected identity, gzip or deflate")
+    return name
 
 
 def decompress(body: bytes | bytearray, encoding: str, most: int) -> bytes | bytearray:

@@ -82,8 +82,8 @@ class _Exchange:
     """
 
     __slots__ = (
-        "connection", "heard", "held", "is_in_flight", "is_received", "is_sent", "keeps_alive", "request", "response",
-        "route",
+        "connection", "heard", "is_in_flight", "is_received", "is_sent", "keeps_alive", "num_bytes", "request",
+        "response", "route",
     )  # fmt: skip
 
     def __init__(self, connection: Connection, request: Request, *, keeps_alive: bool) -> None:
@@ -94,7 +94,7 @@ class _Exchange:
         self.is_received = self.is_in_flight = self.is_sent = False
         self.keeps_alive = keeps_alive
         self.heard = 0.0
-        self.held = 0
+        self.num_bytes = 0
 
     def reject(self, error: TerarecError) -> None:
         """Answer with `error`; the rest of the body is received and dropped."""
@@ -108,9 +108,9 @@ class _Exchange:
         if self.is_in_flight:
             self.is_in_flight = False
             intake.end()
-        if self.held:
-            intake.release(self, self.held)
-            self.held = 0
+        if self.num_bytes:
+            intake.release(self, self.num_bytes)
+            self.num_bytes = 0
         # Frames of the handler may refer to the request for longer than its memory counts.
         self.request.body = b""
 
@@ -284,21 +284,21 @@ class Connection(asyncio.Protocol):
             return
         exchange.heard = self.last_heard
         try:
-            self.server.intake.hold(exchange, exchange.held, len(chunk))
+            self.server.intake.hold(exchange, exchange.num_bytes, len(chunk))
         except TerarecError as error:
             exchange.reject(error)
             return
         # Most bodies are one piece, which is not copied.
-        if not exchange.held:
+        if not exchange.num_bytes:
             exchange.request.body = chunk
         elif isinstance(exchange.request.body, bytearray):
             exchange.request.body += chunk
         else:
             exchange.request.body = bytearray(exchange.request.body)
             exchange.request.body += chunk
-        exchange.held += len(chunk)
+        exchange.num_bytes += len(chunk)
         if exchange.request.call is not None:
-            exchange.request.call.received_bytes = exchange.held
+            exchange.request.call.received_bytes = exchange.num_bytes
 
     def on_message_complete(self) -> None:
         """Answer the request, or let it wait for those before it."""
@@ -424,8 +424,8 @@ class Connection(asyncio.Protocol):
         if self._is_closing or self._is_full:
             self._transport.abort()
         elif self._receiving is not None and self._receiving.response is None:
-            limit, held = self.server.receive_seconds, self._receiving.held
-            problem = f"got {held} bytes in {limit:g} seconds, expected the complete body by then"
+            limit, num_bytes = self.server.receive_seconds, self._receiving.num_bytes
+            problem = f"got {num_bytes} bytes in {limit:g} seconds, expected the complete body by then"
             self._receiving.reject(RequestTimeoutError("the body", problem))
         elif self.is_waiting:
             self._transport.abort()

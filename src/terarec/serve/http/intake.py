@@ -53,14 +53,14 @@ class Intake:
         if int(announced) > self._max_request_bytes:  # the HTTP parser has checked that these are digits
             raise self._too_large(f"{announced} bytes")
 
-    def hold(self, sender: Sender, held: int, more: int) -> None:
-        """Count `more` bytes of a body of which `held` are there.
+    def hold(self, sender: Sender, present: int, more: int) -> None:
+        """Count `more` bytes of a body of which `present` are there.
 
         Raises:
             RequestTooLargeError: They are more than a body may have.
             ServerBusyError: All bytes are taken by bodies that are complete, or that sent something more recently.
         """
-        if held + more > self._max_request_bytes:
+        if present + more > self._max_request_bytes:
             raise self._too_large(f"more than {self._max_request_bytes} bytes")
         self._senders.add(sender)
         # Counted as received, not as declared, so that clients that declare much and send nothing do not block others.
@@ -76,10 +76,10 @@ class Intake:
             )
         self._num_bytes += more
 
-    def release(self, sender: Sender, held: int) -> None:
+    def release(self, sender: Sender, num_bytes: int) -> None:
         """Count the bytes of a body no longer."""
         self._senders.discard(sender)
-        self._num_bytes -= held
+        self._num_bytes -= num_bytes
 
     def begin(self, sender: Sender) -> None:
         """Count a request for scores whose body is complete.

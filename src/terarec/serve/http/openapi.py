@@ -330,8 +330,8 @@ def page(document: Mapping[str, Any]) -> str:
 
 def _resolved(schema: Mapping[str, Any], document: Mapping[str, Any]) -> Mapping[str, Any]:
     name = schema.get("$ref", "").rpartition("/")[2]
-    found: Mapping[str, Any] = document["components"]["schemas"][name] if name else schema
-    return found
+    resolved: Mapping[str, Any] = document["components"]["schemas"][name] if name else schema
+    return resolved
 
 
 def _text(value: object) -> str:

@@ -72,11 +72,11 @@ class Routes:
         Raises:
             RouteError: No such path, or not with this method.
         """
-        found = self._node(self._root, request.path.split("/")[1:], ())
+        match = self._node(self._root, request.path.split("/")[1:], ())
         # The protocol has no paths that end with a slash: they are reported as unknown.
-        if found is None or not request.path.startswith("/"):
+        if match is None or not request.path.startswith("/"):
             raise RouteError(f"{request.method} {shortened(request.path)}", "Not Found", status=404)
-        node, values = found
+        node, values = match
         route = node.routes.get("GET" if request.method == "HEAD" else request.method)
         if route is None:
             allowed = (*node.routes, *(("HEAD",) if "GET" in node.routes else ()))
@@ -92,9 +92,9 @@ class Routes:
         segment, rest = segments[0], segments[1:]
         constant = node.constants.get(segment)
         if constant is not None:
-            found = self._node(constant, rest, values)
-            if found is not None:
-                return found
+            match = self._node(constant, rest, values)
+            if match is not None:
+                return match
         if node.variable is None or not segment:
             return None
         return self._node(node.variable, rest, (*values, unquote(segment)))

@@ -25,8 +25,8 @@ def _first_slot(key, slots):
 
 
 @triton.jit(do_not_specialize=["num_keys", "slots"])
-def find_kernel(keys, slot_keys, slot_rows, found, num_keys, slots, BLOCK: tl.constexpr, GIVES_ROWS: tl.constexpr):
-    """Give ``found int64[N]``: the slot of each key, or its row; -1 where it has none."""
+def find_kernel(keys, slot_keys, slot_rows, out, num_keys, slots, BLOCK: tl.constexpr, GIVES_ROWS: tl.constexpr):
+    """Give ``out int64[N]``: the slot of each key, or its row; -1 where it has none."""
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     is_key = i < num_keys
     key = tl.load(keys + i, mask=is_key, other=EMPTY)
@@ -36,18 +36,18 @@ def find_kernel(keys, slot_keys, slot_rows, found, num_keys, slots, BLOCK: tl.co
     is_active = is_key & (key != EMPTY)
     # A block searches until its slowest lane is done; lanes that are done load nothing.
     while tl.max(is_active.to(tl.int32), 0) > 0:
-        held = tl.load(slot_keys + slot, mask=is_active, other=EMPTY)
-        result = tl.where(is_active & (held == key), slot, result)
-        is_active = is_active & (held != key) & (held != EMPTY)
+        present = tl.load(slot_keys + slot, mask=is_active, other=EMPTY)
+        result = tl.where(is_active & (present == key), slot, result)
+        is_active = is_active & (present != key) & (present != EMPTY)
         slot = tl.where(is_active, tl.where(slot + 1 == slots, 0, slot + 1), slot)
     if GIVES_ROWS:
         result = tl.load(slot_rows + result, mask=is_key & (result >= 0), other=-1)
-    tl.store(found + i, result, mask=is_key)
+    tl.store(out + i, result, mask=is_key)
 
 
 @triton.jit(do_not_specialize=["num_keys", "slots"])
-def claim_kernel(keys, slot_keys, slot_rows, found, num_keys, slots, BLOCK: tl.constexpr):
-    """Give ``found int64[N]``: the slot of each key, claimed if it had none; the table has room for all of them.
+def claim_kernel(keys, slot_keys, slot_rows, out, num_keys, slots, BLOCK: tl.constexpr):
+    """Give ``out int64[N]``: the slot of each key, claimed if it had none; the table has room for all of them.
 
     The row of a key that is absent becomes ``p - N - 1``, p being its first position: below -1, and the least of all
     that its occurrences write, whichever of them won the slot.
@@ -58,15 +58,15 @@ def claim_kernel(keys, slot_keys, slot_rows, found, num_keys, slots, BLOCK: tl.c
     slot = _first_slot(key, slots.to(tl.int64))
     is_active = is_key & (key != EMPTY)
     while tl.max(is_active.to(tl.int32), 0) > 0:
-        held = tl.load(slot_keys + slot, mask=is_active, other=0)
-        is_free = is_active & (held == EMPTY)
+        present = tl.load(slot_keys + slot, mask=is_active, other=0)
+        is_free = is_active & (present == EMPTY)
         if tl.max(is_free.to(tl.int32), 0) > 0:
             # Lanes without a free slot swap EMPTY for EMPTY in their present slot, which changes nothing.
             before = tl.atomic_cas(slot_keys + slot, tl.full(key.shape, EMPTY, tl.int64), tl.where(is_free, key, EMPTY))
-            held = tl.where(is_free, tl.where(before == EMPTY, key, before), held)
-        is_active = is_active & (held != key)
+            present = tl.where(is_free, tl.where(before == EMPTY, key, before), present)
+        is_active = is_active & (present != key)
         slot = tl.where(is_active, tl.where(slot + 1 == slots, 0, slot + 1), slot)
     # A minimum, so that repeated keys need no order: codes are below -1, which is what an absent row holds.
     row = tl.load(slot_rows + slot, mask=is_key, other=0)
     tl.atomic_min(slot_rows + slot, i - num_keys - 1, mask=is_key & (row < 0))
-    tl.store(found + i, slot, mask=is_key)
+    tl.store(out + i, slot, mask=is_key)
