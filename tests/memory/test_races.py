@@ -14,7 +14,8 @@ from torch import Tensor
 
 from terarec.kernels.slots import SLOT_BYTES, RowBatch
 from terarec.memory import RedisServer
-from terarec.memory.level import Level, batch_of
+from terarec.memory.batch_parts import batch_of
+from terarec.memory.level import Level
 from terarec.ps import EmbeddingCache, TableTiers
 from terarec.spec import CacheSpec, HostMemorySpec, OverflowSpec, RocksDBSpec, RowFileSpec
 from tests.ps.redis_processes import PROGRAM, RedisProcess, running

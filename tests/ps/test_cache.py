@@ -13,7 +13,7 @@ import torch
 from terarec.errors import ConfigError, StorageError
 from terarec.formats.hugectr.weights import SparseRows, write_sparse_folder
 from terarec.kernels.slots import RowBatch
-from terarec.memory.level import batch_of, joined
+from terarec.memory.batch_parts import batch_of, joined
 from terarec.ops import BagLayout
 from terarec.ops.bag_lookup import pool_rows
 from terarec.ps import EmbeddingCache, ModelCaches, ParameterServer, TableGroup, TableTiers

@@ -13,7 +13,7 @@ import torch
 
 from terarec.errors import StorageError
 from terarec.memory import RedisServer
-from terarec.memory.level import mixed
+from terarec.memory.batch_parts import mixed
 from terarec.spec import OverflowSpec
 from terarec.spec.parameter_server import TLSSpec
 from tests.certificates import Certificates

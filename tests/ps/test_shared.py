@@ -14,8 +14,8 @@ import torch
 from terarec.errors import NoSpaceError, StorageError
 from terarec.formats.hugectr.weights import SparseRows, write_sparse_folder
 from terarec.io.removal import remove_tree
+from terarec.memory.batch_parts import batch_of
 from terarec.memory.guarded import STATE, Guarded
-from terarec.memory.level import batch_of
 from terarec.memory.shared import MEMORY
 from terarec.ps import ParameterServer
 from terarec.ps.levels import shared_level

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from terarec.errors import StaleRowsError, StorageError
 from terarec.kernels.slots import RowBatch
-from terarec.memory.level import batch_of
+from terarec.memory.batch_parts import batch_of
 from terarec.memory.redis_server import RedisServer
 from terarec.memory.renewal import RowChunk
 from terarec.ps import TableTiers, TierUseStatistics

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from terarec.errors import FormatError, StorageError, UnreachableError
-from terarec.memory.level import by_partition
+from terarec.memory.batch_parts import by_partition
 from terarec.serve.update_streams import kafka_library
 
 # A mark and the bytes of a vector; then pairs of a key and a vector. HugeCTR's trainer writes keys of 8 bytes whatever

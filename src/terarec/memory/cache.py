@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from terarec.kernels.slots import SLOT_BYTES, RowBatch, gather_from, touch_maps
+from terarec.memory.batch_parts import by_partition, by_table, table_ends, table_spans
 from terarec.memory.cached_part import CachedPart
-from terarec.memory.level import Changes, FileLevel, by_partition, by_table, clear_rows, table_ends, table_spans
+from terarec.memory.change_counts import ChangeCounts
+from terarec.memory.level import FileLevel, clear_rows
 from terarec.memory.row_store import RowStore
 from terarec.parallel import FairLock
 from terarec.spec import OverflowSpec
@@ -72,7 +74,7 @@ class Cache:
             for capacity in capacities
             for _ in range(num_partitions)
         ]
-        self._changes = Changes(len(self.parts))
+        self._changes = ChangeCounts(len(self.parts))
         self._num_partitions = num_partitions
         # Uses decide which rows leave; without a bound none does, and a search is enough.
         self._counts_uses = below is not None or (overflow is not None and overflow.evict != "random")

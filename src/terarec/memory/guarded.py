@@ -14,8 +14,9 @@ from torch import Tensor
 
 from terarec.errors import StaleRowsError, StorageError, UnreachableError
 from terarec.kernels.slots import RowBatch
+from terarec.memory.batch_parts import TableSpan, table_spans
 from terarec.memory.fence import Fence, OwnFence
-from terarec.memory.level import Level, TableSpan, table_spans
+from terarec.memory.level import Level
 
 _LOGGER = logging.getLogger(__name__)
 _FIRST_PAUSE_SECONDS = 0.25

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from terarec.kernels.rows import initialise_keys, initialise_rows
 from terarec.kernels.slots import RowBatch
-from terarec.memory.level import by_table
+from terarec.memory.batch_parts import by_table
 from terarec.spec import DynamicTableSpec, TableSpec
 
 _INITIALISED_AT_ONCE = 1 << 20  # float32 numbers in memory while 16-bit rows are initialised

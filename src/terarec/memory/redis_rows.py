@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from terarec.kernels.slots import RowBatch
-from terarec.memory.level import by_partition, table_spans
+from terarec.memory.batch_parts import by_partition, table_spans
 from terarec.memory.redis_fence import RedisFence
 from terarec.memory.redis_server import RedisServer, Request, request
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from terarec.errors import StaleRowsError
+from terarec.memory.batch_parts import batch_of
 from terarec.memory.guarded import Guarded
-from terarec.memory.level import batch_of
 from terarec.memory.row_store import SCAN_ROWS
 
 _PART_KEYS = 65_536

@@ -24,8 +24,8 @@ from terarec.io.directories import file_lock, remove_abandoned
 from terarec.io.files import atomic_file
 from terarec.io.removal import mark
 from terarec.kernels.slots import RowBatch
+from terarec.memory.batch_parts import batch_of
 from terarec.memory.guarded import STATE
-from terarec.memory.level import batch_of
 from terarec.memory.row_file import PageReader
 from terarec.memory.row_store import SCAN_ROWS
 from terarec.memory.table_stores import TableStore, TableStores

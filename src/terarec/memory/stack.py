@@ -13,8 +13,9 @@ from torch import Tensor
 
 from terarec.errors import StaleRowsError, StorageError
 from terarec.kernels.slots import RowBatch, row_set
+from terarec.memory.batch_parts import table_spans
+from terarec.memory.change_counts import ChangeCounts
 from terarec.memory.guarded import Guarded
-from terarec.memory.level import Changes, table_spans
 from terarec.memory.renewal import RowSource, StaleTable, renew
 
 
@@ -37,7 +38,7 @@ class Stack:
         self._row_bytes = row_bytes
         # Held while a level keeps what a slower one had, and where an update begins or ends.
         self._keeping = threading.Lock()
-        self._changes = Changes(num_tables)
+        self._changes = ChangeCounts(num_tables)
         # Held by the one thread that changes rows of a table; the keys of its change so far, None between changes.
         self._changing = [threading.RLock() for _ in range(num_tables)]
         self._changed: list[list[Tensor] | None] = [None] * num_tables

@@ -14,7 +14,8 @@ from torch import Tensor
 from terarec.errors import StorageError
 from terarec.kernels.cpu.host import empty_floats
 from terarec.kernels.slots import RowBatch
-from terarec.memory.level import by_table, clear_rows
+from terarec.memory.batch_parts import by_table
+from terarec.memory.level import clear_rows
 from terarec.memory.row_file import PageReader, RowFile, read_files
 from terarec.memory.row_store import RowStore
 

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from terarec.errors import ConfigError, TerarecError
 from terarec.kernels.slots import TouchedMaps, admit_maps, new_slot_map, touch_maps
-from terarec.memory.level import Changes, batch_of, joined
+from terarec.memory.batch_parts import batch_of, joined
+from terarec.memory.change_counts import ChangeCounts
 from terarec.ops import BagLayout
 from terarec.ops.bag_lookup import pool_rows
 from terarec.parallel import FairLock
@@ -118,7 +119,7 @@ class GroupCache:
         self.firsts = (0, *accumulate(rows))[:-1]
         # Held for reads and writes of rows and of the slots; one for all tables, whose rows a lookup reads in one pass.
         self._lock = FairLock()
-        self._changes = Changes(len(rows))
+        self._changes = ChangeCounts(len(rows))
         self._counts = [dict.fromkeys(CacheStatistics.__dataclass_fields__, 0) for _ in rows]
         self._waiting: queue.Queue[tuple[int, Tensor] | None] = queue.Queue(_MOST_WAITING)
         self._reader: threading.Thread | None = None

@@ -22,8 +22,8 @@ from terarec.formats.hugectr.weights import (
     open_sparse_folder,
     read_sparse_file,
 )
+from terarec.memory.batch_parts import batch_of
 from terarec.memory.guarded import Guarded
-from terarec.memory.level import batch_of
 from terarec.memory.renewal import RowChunk
 from terarec.ps.table import TableTiers, last_places
 from terarec.spec import ServedModelSpec, ServedTableSpec

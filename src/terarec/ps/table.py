@@ -17,9 +17,9 @@ from terarec.errors import ConfigError
 from terarec.kernels.cpu.host import empty_floats
 from terarec.kernels.rows import initialise_keys
 from terarec.kernels.slots import RowBatch
+from terarec.memory.batch_parts import batch_of, table_spans
 from terarec.memory.guarded import Guarded, TierUseStatistics
 from terarec.memory.initial_values import initial_scale
-from terarec.memory.level import batch_of, table_spans
 from terarec.memory.renewal import RowSource
 from terarec.memory.stack import Stack
 from terarec.spec import DynamicTableSpec, TableSpec
