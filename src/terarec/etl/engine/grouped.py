@@ -286,6 +286,7 @@ class _Cursor:
 def rows_to_batch(rows: Rows) -> pa.RecordBatch:
     """Return a batch of rows with their ids, and the nanoseconds of times, as further columns."""
     batch = rows.batch.append_column(ROW, array_of(rows.ids))
+    # A file keeps columns alone; both come back by these names, in `rows_from_table`.
     for name, parts in rows.nanoseconds.items():
         batch = batch.append_column(NANOSECONDS_PREFIX + name, pa.array(parts))
     return batch

@@ -129,6 +129,7 @@ class LocalRun(EngineRun):
                     raise no_positives(label, values)
                 if rows and options.empty_splits == "raise":
                     check_splits(self._workflow.spec.split, rows, partial(self._time_range, pipeline), options.limit)
+                # After each shard: with a shuffle nearly all of them are written only now.
                 for _ in sink.finish():
                     checkpoints.save(sink, positives, at_end=True)
                 sink.close()
@@ -266,6 +267,7 @@ def _fit_pass(
 
     def observe(read: ReadRows) -> tuple[dict[int, Any], NDArray[np.int64]]:
         def partials_of(rows: Rows) -> dict[int, Any]:
+            # A block of other splits has nothing to observe.
             return pipeline.run(work, rows, read.joined, statistics)[1] if rows.num_rows else {}
 
         rows = pipeline.preprocess(work, read)

@@ -151,6 +151,7 @@ def output_columns(spec: DatasetSpec) -> tuple[OutputColumn, ...]:
     columns = [OutputColumn(name=column.name, role="label") for column in spec.labels]
     columns += [OutputColumn(name=column.name, role="dense") for column in spec.dense]
     for column in spec.categorical:
+        # Without a number of rows the column has any keys, for a dynamic table, and no ids.
         role: Literal["categorical", "key"] = "key" if column.rows is None else "categorical"
         columns.append(OutputColumn(name=column.name, role=role, rows=column.rows, hotness=column.hotness))
     if spec.weight is not None:

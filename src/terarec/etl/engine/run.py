@@ -78,6 +78,7 @@ class EngineRun(ABC):
         """Return the fitted workflow."""
         # First: steps that choose rows, on which the bounds of the split depend, may read a side table.
         for step in self._plan.table_steps:
+            # It reads nothing of the sources, whose bytes are what progress is measured by.
             self._fit_phase(f"table {step}", [step], partial(self._fit_table, step), 0)
         self._split_rows()
         if self._plan.grouped_steps:

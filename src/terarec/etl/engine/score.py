@@ -166,6 +166,7 @@ class EncodedFiles:
         self._passes.meter.begin("score")
         with closing(self._passes.map(self._encode, joined=joined)) as blocks:
             for block in blocks:
+                # A block whose rows are all bad input, or left out, has nothing to score.
                 if block is not None:
                     yield block
 
@@ -228,11 +229,13 @@ def scoring_plan(plan: Plan, results: Sequence[str]) -> ScoringPlan:
 
     def reads(step: int, outputs: set[str]) -> Iterable[str] | None:
         operator = plan.operators[step]
+        # Samplers add rows to train on; here each row is there once.
         if operator.samples:
             return None
         # As at serving every row stays, unless a grouped step follows, which must see the rows that it saw in training.
         if operator.filters and not any(plan.operators[later].stage == "grouped" for later in steps):
             return None
+        # Steps whose outputs nobody wants are left out, but row steps decide which rows there are.
         if operator.stage != "rows" and not outputs:
             return None
         steps.append(step)
@@ -246,6 +249,7 @@ def scoring_plan(plan: Plan, results: Sequence[str]) -> ScoringPlan:
         spec=dataclasses.replace(plan.spec, split=None),
         operators=tuple(operators),
         grouped_steps=tuple(step for step in plan.grouped_steps if step in steps),
+        # Labels and weights are validated, which rows without a known outcome do not have.
         validation=RowValidation(),
     )
     work = Pass(
@@ -318,4 +322,5 @@ def _absent(wanted: ScoringPlan, plan: Plan, file: SourceFile, keep: Sequence[st
         text = text.decode(source.encoding).encode()
     line = next((line for line in text.split(b"\n") if line.removesuffix(b"\r")), b"")
     fields = len(split_header(file.path, line.removesuffix(b"\r"), source)) if line else 0
+    # Labels alone first: most files to score lack just these.
     return next((names for names in (labels, unread) if fields == len(source.columns) - len(names)), frozenset())

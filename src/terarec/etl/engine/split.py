@@ -134,6 +134,7 @@ def times_of(rows: Rows, name: str) -> OrderedTimes:
 
 def _marked(is_valid: NDArray[np.bool_], is_test: NDArray[np.bool_]) -> NDArray[np.uint8]:
     splits = np.where(is_valid, VALID, TRAIN).astype(np.uint8)
+    # A row beyond the bound of test is beyond that of validation, too.
     splits[is_test] = TEST
     return splits
 
@@ -377,6 +378,7 @@ class TrainingPrefix:
             training -= split.valid_fraction
         else:
             training -= split.valid + split.test
+        # By bytes: the number of all rows is known when the last block has been read.
         return read <= (1 - _HOLDBACK_FRACTION) * training * sum(file.bytes for file in files)
 
 
@@ -399,6 +401,7 @@ def _number(text: str) -> float | int:
 
 
 _CHUNK = 1 << 20
+# Counts of 32 bits at once would take two passes in place of four, and 32 GiB.
 _DIGIT_BITS = 16
 _KEY_BITS = 64
 
@@ -492,7 +495,9 @@ def number_at(rank: int, count: Callable[[int, int], NDArray[np.int64]], dtype: 
     digits = 0
     for shift in range(_KEY_BITS - _DIGIT_BITS, -1, -_DIGIT_BITS):
         counts = count(digits, shift)
+        # The first digit up to which there are more than `rank` numbers, which passes over digits without any.
         digit = int(np.searchsorted(np.cumsum(counts), rank, side="right"))
+        # From here on the rank is one among the numbers with these digits.
         rank -= int(counts[:digit].sum())
         digits |= digit << shift
     # The inverse of `sort_keys`.

@@ -90,6 +90,7 @@ def write_rows(
                 skipped = min(skip.get(split, 0), len(ids))
                 if skipped < len(ids):
                     sink.write(split, ids[skipped:], slice_rows(block, skipped, len(ids)) if skipped else block)
+                # Rows of a split reach the disk in order, so those that are there are its first ones.
                 if skipped:
                     skip[split] -= skipped
             totals.add(raw, {split: len(ids) for split, ids, _ in parts}, missing)
@@ -375,6 +376,7 @@ def create_sink(spec: DatasetSpec, directory: Path, location: Path, work: Path, 
         seed=options.seed,
         estimated_bytes=options.estimated_bytes,
         memory_bytes=options.memory_bytes,
+        # A killed run repeats as much then as one that closes shards as it goes.
         rows_per_commit=options.rows_per_shard,
         begin=options.begin,
     )
