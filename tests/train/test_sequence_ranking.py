@@ -11,7 +11,8 @@ from terarec.errors import ConfigError
 from terarec.models import build_model
 from terarec.models.sequences import SequenceModel
 from terarec.spec import SASRecSpec
-from terarec.train.sequence_ranking import evaluate_popularity, evaluate_sequences
+from terarec.train.retrieval import Popularity
+from terarec.train.sequence_ranking import evaluate_sequences
 from tests.errors import at
 from tests.models.test_sequences import BATCH, COLUMNS, HISTORIES, ITEMS, ROWS, batch_of
 
@@ -52,7 +53,7 @@ def test_metrics_are_those_of_the_sorted_items(k: int) -> None:
 def test_popularity_counts_the_train_split() -> None:
     train = [batch_of([[1, 2], [2, 0]], [3, 3])]
     counts = [1.0, 2.0, 2.0, 0.0, 0.0, 0.0, 0.0, 0.0]
-    results = evaluate_popularity([BATCH], train, item="a", history="past", num_items=ROWS, k=[2])
+    results = evaluate_sequences(Popularity.of_sequences(model(), train), [BATCH], k=[2])
     found = (results.values["hit_rate@2"], results.values["ndcg@2"])
     assert found == pytest.approx(expected([counts] * len(ITEMS), 2))
 
@@ -68,6 +69,6 @@ def test_what_cannot_be_ranked_is_reported() -> None:
     with pytest.raises(ConfigError, check=at("retrieval", "got no sample")):
         evaluate_sequences(model(), [])
     with pytest.raises(ConfigError, check=at("retrieval", "got no sample")):
-        evaluate_popularity([], [BATCH], item="a", history="past", num_items=ROWS)
+        evaluate_sequences(Popularity.of_sequences(model(), [BATCH]), [])
     with pytest.raises(ConfigError, check=at("k", "got 9")):
         evaluate_sequences(model(), [BATCH], k=[9])

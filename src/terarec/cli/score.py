@@ -253,7 +253,8 @@ def _next_items(
 ) -> dict[str, Any]:
     """Compute metrics of the items that a sequence model ranks first, and of the most popular ones beside them."""
     from terarec.data import BatchReader, open_reader
-    from terarec.train.sequence_ranking import evaluate_popularity, evaluate_sequences
+    from terarec.train.retrieval import Popularity
+    from terarec.train.sequence_ranking import evaluate_sequences
 
     def reader(split: str) -> BatchReader:
         return open_reader(options.data, split, batch_size=training.batch_size, threads=training.reader_threads)
@@ -270,15 +271,8 @@ def _next_items(
         )
     figures = {"retrieval": {**_counts(ranked), **ranked.values}}
     if "train" in described.splits:
-        popular = evaluate_popularity(
-            reader(options.split),
-            reader("train"),
-            item=model.item_key,
-            history=model.history,
-            num_items=model.num_items,
-            k=k,
-        )
-        figures["popularity"] = dict(popular.values)
+        popular = Popularity.of_sequences(model, reader("train"))
+        figures["popularity"] = dict(evaluate_sequences(popular, reader(options.split), k=k).values)
     return figures
 
 

@@ -15,13 +15,15 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from terarec.batch import Batch, column, to_device
+from terarec.batch import Batch, column, select, to_device
 from terarec.errors import ConfigError
 from terarec.metrics import evaluate_retrieval
 from terarec.metrics.ranking import DEFAULT_METRICS, RetrievalResults
 from terarec.models.contract import device_of
+from terarec.models.next_items import NextItemModel
 from terarec.models.pairs import PairModel
 from terarec.models.retrieving import RetrievalModel
+from terarec.models.sequences import SequenceModel
 from terarec.models.two_tower import TwoTower
 from terarec.nn.precision import Precision, autocast
 from terarec.ragged import Ragged, offsets_of
@@ -139,18 +141,40 @@ def evaluate_towers(
 
 
 class Popularity(RetrievalModel):
-    """Score of an item for any user: how often the samples with a label above 0 of some batches have it.
+    """Score of an item for any user: how often some keys have it.
 
     Args:
         item: Column of one id a sample.
-        batches: The batches, such as those of the train split.
+        keys: Keys of items, such as those of the train split.
+        num_items: One more than the highest key, where it is known.
+        history: Column of the items of a user, where samples have one.
     """
 
-    def __init__(self, item: str, batches: Iterable[Batch]) -> None:
+    def __init__(self, item: str, keys: Iterable[Tensor], *, num_items: int = 1, history: str = "") -> None:
         super().__init__()
-        self.item_key = item
-        keys = [cast(Tensor, column(batch, item))[batch.label[:, 0] > 0] for batch in batches]
-        self._counts = torch.cat(keys).bincount() if keys else torch.zeros(0, dtype=torch.int64)
+        self.item_key, self.history = item, history
+        self._counts = torch.zeros(num_items, dtype=torch.int64)
+        for part in keys:
+            counts = part.cpu().bincount(minlength=len(self._counts))
+            counts[: len(self._counts)] += self._counts
+            self._counts = counts
+
+    @classmethod
+    def of_positives(cls, item: str, batches: Iterable[Batch]) -> Popularity:
+        """Count the items of samples with a label above 0."""
+        return cls(item, (cast(Tensor, column(batch, item))[batch.label[:, 0] > 0] for batch in batches))
+
+    @classmethod
+    def of_sequences(cls, model: SequenceModel | NextItemModel, batches: Iterable[Batch]) -> Popularity:
+        """Count the items of a sequence model, and those of their histories."""
+        names = (model.history, model.item_key)
+        keys = (select(batch.sparse, names).keys for batch in batches)
+        return cls(model.item_key, keys, num_items=model.num_items, history=model.history)
+
+    @property
+    def num_items(self) -> int:
+        """One more than the highest key."""
+        return len(self._counts)
 
     @override
     def user_vectors(self, batch: Batch) -> Tensor:
@@ -158,7 +182,10 @@ class Popularity(RetrievalModel):
 
     @override
     def item_vectors(self, batch: Batch) -> Tensor:
-        keys = cast(Tensor, column(batch, self.item_key))
+        return self.vectors_of_items(cast(Tensor, column(batch, self.item_key)))
+
+    def vectors_of_items(self, keys: Tensor) -> Tensor:
+        """Return the scores float32[n, 1] of ``keys int64[n]``, 0 for an unknown one."""
         is_known = keys < len(self._counts)
         return torch.where(is_known, self._counts[keys * is_known], 0).float().unsqueeze(1)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluation of models that predict the next item of a history, among all items, and of their popularity."""
+"""Evaluation of models that predict the next item of a history, among all items."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from terarec.models.sequences import SequenceModel
 from terarec.nn.precision import Precision, autocast
 from terarec.ragged import ArrayLists, Ragged, concatenate_lists, offsets_of
 from terarec.spec.dataset import FIRST_ID
+from terarec.train.retrieval import Popularity
 
 DEFAULT_K = (5, 10)
 """Lengths of the lists of items."""
@@ -61,7 +62,7 @@ class _Samples:
 
 @torch.no_grad()
 def evaluate_sequences(
-    model: SequenceModel | NextItemModel,
+    model: SequenceModel | NextItemModel | Popularity,
     batches: Iterable[Batch],
     *,
     k: Sequence[int] | None = None,
@@ -103,42 +104,7 @@ def evaluate_sequences(
     return samples.results(torch.cat(users), items, _lengths(k, len(keys)))
 
 
-def evaluate_popularity(
-    batches: Iterable[Batch],
-    train: Iterable[Batch],
-    *,
-    item: str,
-    history: str,
-    num_items: int,
-    k: Sequence[int] | None = None,
-) -> RetrievalResults:
-    """Rank the items as `evaluate_sequences`, by how often the train split has them.
-
-    Args:
-        batches: Batches of the evaluated split.
-        train: Batches of the train split, whose items and histories are counted.
-        item: Column of the item.
-        history: Column of the history.
-        num_items: One more than the highest id of an item.
-        k: Lengths of the lists, as in `evaluate_sequences`.
-
-    Raises:
-        ConfigError: No samples, or a `k` above the number of items.
-    """
-    counts = torch.zeros(num_items, dtype=torch.int64)
-    for batch in train:
-        counts += select(batch.sparse, (history, item)).keys.cpu().bincount(minlength=num_items)
-    samples, number = _Samples(item, history, num_items), 0
-    for batch in batches:
-        samples.add(batch)
-        number += batch.batch_size
-    if not number:
-        raise ConfigError("retrieval", "got no sample, expected at least one")
-    vectors = counts[FIRST_ID:].float().unsqueeze(1)
-    return samples.results(torch.ones(number, 1), vectors, _lengths(k, len(vectors)))
-
-
-def _vectors_of(model: SequenceModel | NextItemModel, keys: Tensor) -> Tensor:
+def _vectors_of(model: SequenceModel | NextItemModel | Popularity, keys: Tensor) -> Tensor:
     """Return the vectors float32[n, D] of items, in parts that the tiers of their table hold."""
     size = _ITEMS_AT_ONCE
     while True:

@@ -21,7 +21,7 @@ from terarec.spec.recipe import RatingDataSpec, RecipeSpec, SequenceDataSpec
 from terarec.train.retrieval import Popularity, evaluate_towers
 from terarec.train.run import Run
 from terarec.train.seeds import SeedResult, SeedsReport, fit_seeds
-from terarec.train.sequence_ranking import evaluate_popularity, evaluate_sequences
+from terarec.train.sequence_ranking import evaluate_sequences
 from terarec.train.trainer import Callback
 
 TEST_SPLIT = "test"
@@ -101,9 +101,7 @@ def rank_items(model: nn.Module, run: Run, split: str) -> dict[str, float]:
     """Return the hit rate and NDCG of a sequence model among all items, and those of the most popular items."""
     assert isinstance(model, SequenceModel), "recipes of sequences have sequence models"
     ranked = evaluate_sequences(model, run.reader(split))
-    popular = evaluate_popularity(
-        run.reader(split), run.reader("train"), item=model.item_key, history=model.history, num_items=model.num_items
-    )
+    popular = evaluate_sequences(Popularity.of_sequences(model, run.reader("train")), run.reader(split))
     return {**_figures("", ranked.values), **_figures("popularity_", popular.values)}
 
 
@@ -113,7 +111,7 @@ def rank_items_of_users(model: nn.Module, run: Run, split: str) -> dict[str, flo
     Items of the user's train split are not ranked.
     """
     assert isinstance(model, PairModel), "recipes of ratings have models of users and items"
-    popular = Popularity(model.item_key, run.reader("train"))
+    popular = Popularity.of_positives(model.item_key, run.reader("train"))
     rankings = {
         prefix: evaluate_towers(
             one, run.reader(split), run.reader("train"), user=model.user_key, k=(5, 10), metrics=tuple(_NAMES)
