@@ -3,9 +3,9 @@
 
 from terarec.models.autoint import AutoInt
 from terarec.models.dcn import DCN
-from terarec.models.din import DIN
 from terarec.models.dlrm import DLRM
 from terarec.models.graph import GraphModel
+from terarec.models.histories import DIN
 from terarec.models.registry import build_model
 from terarec.models.two_tower import TowerVectors, TwoTower
 from terarec.models.wide_deep import DNN, FM, LR, DeepFM, WideDeep, XDeepFM

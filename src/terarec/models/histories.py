@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The common part of models of targets and the histories that share their tables."""
+"""Models of targets and the histories that share their tables: their common part, DIN and BST."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from torch import Tensor, nn
 from terarec.batch import Batch, Jagged
 from terarec.embedding import EmbeddingCollection, PaddedSequences
 from terarec.models.columns import check_history, join, missing_key, mlp, own_tables, owner, without_keys
-from terarec.nn.attention import HistoryPooling
+from terarec.nn import MLP
+from terarec.nn.attention import HistoryPooling, TargetAttention
+from terarec.nn.history_transformer import HistoryTransformer
+from terarec.nn.initializers import dense_distributions
 from terarec.ragged import Ragged
-from terarec.spec import DatasetSpec, FeatureSpec
+from terarec.spec import BSTSpec, DatasetSpec, DINSpec, FeatureSpec
 from terarec.spec.histories import HistoriesSpec
 
 
@@ -115,3 +118,63 @@ class HistoryModel(nn.Module):
         """Return the logits float[B, C] for the plain columns and the reduced histories float[B, out_width]."""
         logits: Tensor = self.deep(join(batch.dense, torch.cat([pooled, *histories], dim=1)))
         return logits
+
+
+class DIN(HistoryModel):
+    """Histories pooled by attention to a target, and an MLP over them and all other columns.
+
+    Deep Interest Network (Zhou et al. 2018, arXiv 1706.06978).
+
+    Args:
+        spec: Widths and layers, targets and their histories.
+        dataset: Columns.
+        num_outputs: Number of outputs C; None for one a label.
+        seed: Seed of the initial weights.
+
+    Raises:
+        ConfigError: See `HistoryModel`.
+    """
+
+    def __init__(self, spec: DINSpec, dataset: DatasetSpec, *, num_outputs: int | None = None, seed: int = 0) -> None:
+        def new_attention(generator: torch.Generator) -> TargetAttention:
+            mlp = MLP(
+                4 * spec.width,
+                (*spec.attention, 1),
+                generator=generator,
+                initial=dense_distributions(spec.init),
+                activation=spec.attention_activation,
+            )
+            return TargetAttention(mlp, spec.width, softmax=spec.softmax)
+
+        super().__init__(spec, dataset, new_attention, kind=spec.kind, num_outputs=num_outputs, seed=seed)
+
+
+class BST(HistoryModel):
+    """A transformer over each history with its target behind it, and an MLP over its output and all other columns.
+
+    Behavior Sequence Transformer (Chen et al. 2019, arXiv 1905.06874).
+
+    Args:
+        spec: Widths and layers, targets and their histories.
+        dataset: Columns.
+        num_outputs: Number of outputs C; None for one a label.
+        seed: Seed of the initial weights.
+
+    Raises:
+        ConfigError: See `HistoryModel`.
+    """
+
+    def __init__(self, spec: BSTSpec, dataset: DatasetSpec, *, num_outputs: int | None = None, seed: int = 0) -> None:
+        def new_transformer(generator: torch.Generator) -> HistoryTransformer:
+            return HistoryTransformer(
+                spec.max_length,
+                spec.width,
+                layers=spec.layers,
+                heads=spec.heads,
+                inner=spec.inner,
+                output=spec.output,
+                rate=spec.dropout,
+                generator=generator,
+            )
+
+        super().__init__(spec, dataset, new_transformer, kind=spec.kind, num_outputs=num_outputs, seed=seed)

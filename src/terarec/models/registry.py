@@ -13,28 +13,22 @@ from terarec.embedding.tables import share_tiers
 from terarec.errors import ConfigError
 from terarec.models.autoint import AutoInt
 from terarec.models.bert4rec import BERT4Rec
-from terarec.models.bst import BST
 from terarec.models.columns import check_shared
 from terarec.models.contract import VectorModel
 from terarec.models.dcn import DCN
 from terarec.models.dien import DIEN
-from terarec.models.din import DIN
 from terarec.models.dlrm import DLRM, DLRMDCNV2
-from terarec.models.ffm import FFM
-from terarec.models.fibinet import FiBiNET
-from terarec.models.final_mlp import FinalMLP
 from terarec.models.graph import graph_model
-from terarec.models.gru4rec import GRU4Rec
+from terarec.models.histories import BST, DIN
 from terarec.models.hstu import HSTU
-from terarec.models.masknet import MaskNet
+from terarec.models.interactions import FFM, PNN, FiBiNET, FinalMLP, MaskNet
 from terarec.models.mult_vae import MultVAE
 from terarec.models.multitask import ESMM, PLE, MMoE, SharedBottom
+from terarec.models.next_items import YouTubeDNN
 from terarec.models.pairs import MFBPR, NCF
-from terarec.models.pnn import PNN
-from terarec.models.sasrec import SASRec
+from terarec.models.sequences import GRU4Rec, SASRec
 from terarec.models.two_tower import TwoTower
 from terarec.models.wide_deep import DNN, FM, LR, DeepFM, WideDeep, XDeepFM
-from terarec.models.youtube_dnn import YouTubeDNN
 from terarec.spec import DatasetSpec, GraphModelSpec
 from terarec.spec.histories import BSTSpec, DIENSpec, DINSpec
 from terarec.spec.interactions import FFMSpec, FiBiNETSpec, FinalMLPSpec, MaskNetSpec, PNNSpec

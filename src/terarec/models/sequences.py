@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The common part of models that predict the next item of a history."""
+"""Models that predict the next item of a history: their common part, GRU4Rec and SASRec."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from terarec.models.columns import (
 from terarec.models.retrieving import RetrievalModel
 from terarec.nn.losses import sampled_softmax_loss
 from terarec.nn.negatives import Candidates, Owned, Sampler
-from terarec.nn.sequences import SequenceEncoder, last_positions, recent_padded
+from terarec.nn.sequences import RecurrentEncoder, SequenceEncoder, Transformer, last_positions, recent_padded
 from terarec.ragged import Ragged
-from terarec.spec import DatasetSpec, FeatureSpec
+from terarec.spec import DatasetSpec, FeatureSpec, GRU4RecSpec, SASRecSpec
 from terarec.spec.dataset import FIRST_ID
 from terarec.spec.sequences import SequenceSpec
 
@@ -223,3 +223,53 @@ class SequenceModel(RetrievalModel):
 
     def _scaled(self, vectors: Tensor) -> Tensor:
         return normalize(vectors, dim=1) if self.spec.similarity == "cosine" else vectors
+
+
+class GRU4Rec(SequenceModel):
+    """Gated recurrent units over the history (Hidasi et al. 2016, arXiv 1511.06939).
+
+    Args:
+        spec: Columns, layers and loss.
+        dataset: Columns, with one label.
+        num_outputs: Number of outputs, which is 1; None for one a label.
+        seed: Seed of the initial weights.
+
+    Raises:
+        ConfigError: See `SequenceModel`.
+    """
+
+    def __init__(
+        self, spec: GRU4RecSpec, dataset: DatasetSpec, *, num_outputs: int | None = None, seed: int = 0
+    ) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        encoder = RecurrentEncoder(spec.width, spec.state, spec.layers, rate=spec.dropout, generator=generator)
+        super().__init__(spec, dataset, encoder, kind=spec.kind, num_outputs=num_outputs, seed=seed)
+
+
+class SASRec(SequenceModel):
+    """A causal transformer over the history (Kang and McAuley 2018, arXiv 1808.09781).
+
+    Args:
+        spec: Columns, layers and loss.
+        dataset: Columns, with one label.
+        num_outputs: Number of outputs, which is 1; None for one a label.
+        seed: Seed of the initial weights.
+
+    Raises:
+        ConfigError: See `SequenceModel`.
+    """
+
+    def __init__(
+        self, spec: SASRecSpec, dataset: DatasetSpec, *, num_outputs: int | None = None, seed: int = 0
+    ) -> None:
+        encoder = Transformer(
+            spec.max_length,
+            spec.width,
+            layers=spec.layers,
+            heads=spec.heads,
+            inner=spec.inner,
+            causal=True,
+            rate=spec.dropout,
+            generator=torch.Generator().manual_seed(seed),
+        )
+        super().__init__(spec, dataset, encoder, kind=spec.kind, num_outputs=num_outputs, seed=seed)
