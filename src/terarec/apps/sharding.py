@@ -248,7 +248,7 @@ _CPU = torch.device("cpu")
 _FEWEST = 3  # repeats of each measurement, however long one takes
 
 
-def probe(ranks: Ranks, *, device: torch.device = _CPU, seconds: float = PROBE_SECONDS) -> MachineCosts:
+def probe(ranks: Ranks, *, device: torch.device = _CPU) -> MachineCosts:
     """Measure lookups and updates of rows in memory and, with several ranks, the links between them.
 
     All ranks call it, and all get the slowest values of any rank. Links that do not exist, such as between machines if
@@ -257,12 +257,11 @@ def probe(ranks: Ranks, *, device: torch.device = _CPU, seconds: float = PROBE_S
     Args:
         ranks: The ranks.
         device: Device of the rows on this rank.
-        seconds: Seconds that it takes, about.
     """
     parts = 2 * len(_WIDTHS) + 3
     looked_up, updated = [], []
     for width in _WIDTHS:
-        lookup, update = _time_rows(width, device, seconds / parts)
+        lookup, update = _time_rows(width, device, PROBE_SECONDS / parts)
         looked_up.append(lookup)
         updated.append(update)
     measured = dict(zip(("lookup_seconds", "lookup_byte_seconds"), _fit_line(looked_up, 4), strict=True))
@@ -271,7 +270,7 @@ def probe(ranks: Ranks, *, device: torch.device = _CPU, seconds: float = PROBE_S
     slowest = ranks.all_reduce_("probe of rows", torch.tensor([measured[name] for name in names]), "max").tolist()
     assumed = MachineCosts() if device.type == "cpu" else GPU_COSTS
     costs = replace(assumed, **dict(zip(names, slowest, strict=True)), source="probe of rows")
-    return costs if ranks.size == 1 else probe_links(ranks, costs, device=device, seconds=3 * seconds / parts)
+    return costs if ranks.size == 1 else probe_links(ranks, costs, device=device, seconds=3 * PROBE_SECONDS / parts)
 
 
 def probe_links(ranks: Ranks, costs: MachineCosts, *, device: torch.device = _CPU, seconds: float) -> MachineCosts:

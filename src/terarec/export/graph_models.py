@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -40,7 +40,6 @@ def export_onnx(
     embeddings: bool = True,
     key_inputs: Sequence[KeyInput] = (),
     name: str = "terarec",
-    row_type: Literal["fp32", "int8"] = "fp32",
     has_empty_dense: bool = False,
 ) -> None:
     """Write the predictions of `model` in evaluation as an ONNX file, in float32.
@@ -57,7 +56,6 @@ def export_onnx(
         embeddings: Whether the tables are in the file.
         key_inputs: Sources of the keys; by default an input for each column that an embedding reads.
         name: Name of the graph.
-        row_type: "fp32", or "int8" for rows of 8-bit codes with a scale and an offset each.
         has_empty_dense: Whether a model without dense numbers has an input float32[batch, 0] for them, too.
 
     Raises:
@@ -71,13 +69,7 @@ def export_onnx(
             f"got a {type(model).__name__}, expected a GraphModel; terarec.export.export_model takes any model",
         )
     model.eval()
-    scoring = GraphScoring(
-        model,
-        tables=embeddings,
-        key_inputs=key_inputs,
-        has_empty_dense=has_empty_dense,
-        numbers=Numbers(row_type=row_type),
-    )
+    scoring = GraphScoring(model, tables=embeddings, key_inputs=key_inputs, has_empty_dense=has_empty_dense)
     with atomic_entries(path.parent) as folder:
         save_onnx(trace(scoring), scoring, folder / path.name, name=name)
 

@@ -56,7 +56,7 @@ class BatchNorm1d(nn.BatchNorm1d):
         normalized = normalize(ranks, "statistics of batch norm", x, eps=self.eps)
         values = normalized.values
         if normalized.num_samples < 2:
-            # Weight and bias are applied below, as for the normalized values of `normalized`.
+            # Weight and bias are applied below, as to the values of `normalize`.
             values = batch_norm(x, self.running_mean, self.running_var, eps=self.eps)
         elif self.running_mean is not None and self.running_var is not None:
             assert self.num_batches_tracked is not None, "it is there where the running statistics are"

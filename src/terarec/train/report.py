@@ -399,12 +399,12 @@ def draw_curves(log: RunLog, best_auc: float | None, *, served: Mapping[str, Any
     return curves
 
 
-def thin(values: Curve, most: int = MAX_POINTS) -> npt.NDArray[np.float64]:
-    """Return `values`, or at most `most` means of equally long runs of them."""
+def thin(values: Curve) -> npt.NDArray[np.float64]:
+    """Return `values`, or at most `MAX_POINTS` means of equally long runs of them."""
     array = np.asarray(values, dtype=np.float64)
-    if len(array) <= most:
+    if len(array) <= MAX_POINTS:
         return array
-    return np.array([part.mean() for part in np.array_split(array, most)])
+    return np.array([part.mean() for part in np.array_split(array, MAX_POINTS)])
 
 
 def smooth(values: Curve) -> npt.NDArray[np.float64]:
