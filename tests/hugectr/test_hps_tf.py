@@ -4,6 +4,8 @@
 import importlib
 import importlib.util
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 
 from terarec.formats.hugectr.weights import SparseRows, write_sparse_folder
+from terarec.hugectr.alias import MODULES
 from terarec.hugectr.command_line import provide_modules
 from terarec.hugectr.errors import WrongInputError
 from tests.programs import lacks
@@ -51,12 +54,7 @@ def server_file(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def hps() -> Any:
-    """The package under HugeCTR's name."""
-    # Before the names of modules are kept: what is imported meanwhile would be forgotten with them.
-    importlib.import_module("terarec.hugectr.inference.tensorflow_layers")
-    with mock.patch.dict(sys.modules):
-        provide_modules()
-        return importlib.import_module("hierarchical_parameter_server")
+    return importlib.import_module("terarec.hugectr.hps_tf")
 
 
 def test_a_model_with_a_layer_looks_up_and_is_saved(hps: Any, server_file: str, tmp_path: Path) -> None:
@@ -78,18 +76,79 @@ def test_a_model_with_a_layer_looks_up_and_is_saved(hps: Any, server_file: str, 
 
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn", None])
 @pytest.mark.parametrize("is_weighted", [False, True])
-def test_sparse_ids_are_combined_as_by_tf_nn(
+def test_sparse_ids_are_combined_and_samples_without_ids_are_zeros(
     hps: Any, server_file: str, combiner: str | None, is_weighted: bool
 ) -> None:
     import tensorflow as tf
 
     layer = hps.SparseLookupLayer("demo", 0, WIDTH, tf.float32, ps_config_file=server_file)
-    ids = tf.ragged.constant([[3, 3, 7], [], [49, 0]], dtype=tf.int64)
-    weights = tf.ragged.constant([[0.5, 2.0, 1.0], [], [3.0, 1.0]]) if is_weighted else None
-    expected = tf.nn.embedding_lookup_sparse(VECTORS, ids, weights, combiner=combiner, max_norm=1.5)
+    ids, weights = [[3, 3, 7], [], [49, 0], []], [[0.5, 2.0, 1.0], [], [3.0, 1.0], []]
+    expected = np.zeros((4, WIDTH))
+    for sample in (0, 2):
+        rows = VECTORS[ids[sample]].astype(np.float64)
+        rows *= np.minimum(1, 1.5 / np.linalg.norm(rows, axis=1, keepdims=True))
+        factors = np.asarray(weights[sample]) if is_weighted else np.ones(len(rows))
+        total = {"sum": 1.0, "sqrtn": np.sqrt((factors**2).sum())}.get(combiner or "mean", factors.sum())
+        expected[sample] = factors @ rows / total
+    ragged = tf.ragged.constant(ids, dtype=tf.int64), tf.ragged.constant(weights) if is_weighted else None
     for kind in (lambda one: one, lambda one: None if one is None else one.to_sparse()):
-        found = layer(kind(ids), kind(weights), combiner=combiner, max_norm=1.5)
+        found = layer(*map(kind, ragged), combiner=combiner, max_norm=tf.Variable(1.5))
         np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_rows_are_combined_to_the_bit_as_by_tensorflow(hps: Any, server_file: str) -> None:
+    """Upstream's own test compares with ``==``."""
+    import tensorflow as tf
+
+    ids = tf.ragged.constant([list(range(length)) for length in range(1, 40)]).to_sparse()
+    layer = hps.SparseLookupLayer("demo", 0, WIDTH, ps_config_file=server_file)
+    for combiner in ("sum", "mean", "sqrtn"):
+        expected = tf.nn.embedding_lookup_sparse(VECTORS, ids, None, combiner=combiner, max_norm=1.5)
+        np.testing.assert_array_equal(layer(ids, combiner=combiner, max_norm=1.5), expected)
+
+
+SAVES_A_MODEL = """
+import sys
+
+import hierarchical_parameter_server as hps
+import tensorflow as tf
+
+
+class Served(tf.keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = hps.LookupLayer("demo", 1, 4, tf.float32)
+        self.sparse = hps.SparseLookupLayer("demo", 0, 4, tf.float32, ps_config_file=sys.argv[2])
+
+    def call(self, inputs):
+        return self.dense(inputs[0]), self.sparse(sp_ids=inputs[1], sp_weights=None, combiner="sum")
+
+
+model = Served()
+model([tf.keras.Input((3,), dtype=tf.int64), tf.keras.Input((5,), sparse=True, dtype=tf.int64)])
+model.save(sys.argv[1])
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tf_keras") is None, reason=lacks("tf_keras", "pip install tf_keras"))
+def test_a_saved_model_of_legacy_keras_is_made_without_a_server_and_runs_in_another_process(
+    hps: Any, server_file: str, tmp_path: Path
+) -> None:
+    """Its lookups read the file where they run: a SavedModel of upstream's is made before the file is written."""
+    import tensorflow as tf
+
+    environment = {**os.environ, "TF_USE_LEGACY_KERAS": "1", "PYTHONPATH": str(MODULES)}
+    moved = tmp_path / "moved.json"
+    command = [sys.executable, "-c", SAVES_A_MODEL, str(tmp_path / "model"), str(moved)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    moved.write_text(Path(server_file).read_text())
+    model = tf.saved_model.load(str(tmp_path / "model"))
+    hps.Init(ps_config_file=server_file)
+    ids, sparse = np.array([[50, 99, 51]]), tf.sparse.from_dense(np.array([[0, 7, 0, 3, 3]]))
+    dense, combined = model([tf.constant(ids), sparse])
+    np.testing.assert_array_equal(dense, VECTORS[ids])
+    np.testing.assert_allclose(combined, VECTORS[[7, 3, 3]].sum(0, keepdims=True), rtol=1e-6)
 
 
 def test_layers_that_do_not_fit(hps: Any, server_file: str) -> None:

@@ -107,6 +107,15 @@ def test_tests_of_the_plugin_for_tensorflow_run_on_one_process_and_on_two(tmp_pa
     ]
 
 
+def test_a_notebook_runs_up_to_a_server_that_cannot_be_here(tmp_path):
+    """Finding M14: half of upstream's notebook on Triton's server needs none."""
+    file = tmp_path / "hps_tf" / "notebooks" / "hps_tensorflow_triton_deployment_demo.ipynb"
+    file.parent.mkdir(parents=True)
+    sources = ["import hierarchical_parameter_server as hps", "!curl localhost:8000/v2", "import tritonclient"]
+    file.write_text(json.dumps({"cells": [{"cell_type": "code", "source": [source]} for source in sources]}))
+    assert [case.outcome for case in find_cases(tmp_path)] == [""]
+
+
 def test_converters_run_after_the_scripts_that_train():
     names = ("hugectr2onnx_dcn_test.py", "train_scripts/deepfm.py", "train_scripts/dcn.py")
     cases = [Case(path=f"test/onnx_converter_test/{name}", chain="onnx dcn") for name in names]
@@ -125,6 +134,8 @@ def test_converters_run_after_the_scripts_that_train():
         ("batchsize=71680, batchsize_eval=17548", "batchsize=1088, batchsize_eval=274"),
         ("batchsize_eval=6400, batchsize=64", "batchsize_eval=6400, batchsize=64"),
         ("num_output=1024, embedding_vec_size=128, lr=0.001", "num_output=1024, embedding_vec_size=128, lr=0.001"),
+        ('args["global_batch_size"] = 16384', 'args["global_batch_size"] = 256'),
+        ("vocabulary_range = [[0, 9000], [9000, 9001]]", "vocabulary_range = [[0, 9000], [9000, 9001]]"),
         ('sys.path.append("/usr/local/hugectr/lib")', 'sys.path.append("/usr/local/hugectr/lib")'),
     ],
 )

@@ -36,17 +36,21 @@ INSTALLABLE = {
 SOK = "sparse_operation_kit/sparse_operation_kit/test/function_test/"
 """Upstream's tests of the plugin for TensorFlow."""
 
-LEGACY_KERAS = tuple(
-    f"{SOK}tf2/{name}_test.py"
-    for name in (
-        "variable/hkv",
-        "lookup/all2all_dense_embedding",
-        "lookup/lookup_sparse_localized",
-        "lookup_sp_weight/lookup_sparse_distributed",
-        "lookup_sp_weight/lookup_sparse_localized",
-    )
+HPS_TF = ("hps_tf/", "docs/source/hierarchical_parameter_server/hps_dlrm_benchmark_scripts/create_tf_models.py")
+"""Upstream's tests and examples of the layers for TensorFlow, which make their data themselves."""
+
+LEGACY_KERAS = (
+    f"{SOK}tf2/variable/hkv_test.py",
+    f"{SOK}tf2/lookup/all2all_dense_embedding_test.py",
+    f"{SOK}tf2/lookup/lookup_sparse_localized_test.py",
+    f"{SOK}tf2/lookup_sp_weight/lookup_sparse_distributed_test.py",
+    f"{SOK}tf2/lookup_sp_weight/lookup_sparse_localized_test.py",
+    "hps_tf/notebooks/",
+    "hps_tf/test/integration/",
+    HPS_TF[1],
 )
-"""Tests of the plugin that train two variables by one optimizer in turns, which those of Keras 3 refuse."""
+"""Files that Keras 3 refuses: they train two variables by one optimizer in turns, or call TensorFlow with symbolic
+tensors and save a model as a folder."""
 
 _PRIVATE = "compares with numbers of a model that upstream does not publish"
 NOT_RUN = (
@@ -68,7 +72,7 @@ NOT_RUN = (
     (f"{SOK}tf1/*", "not run", "needs TensorFlow 1"),
     (f"{SOK}*_big_table.py", "not run", "needs 100 GB of memory: a table of 41 million rows, in float64 first"),
     (f"{SOK}*/dynamic_variable_test.py", "not run", "upstream leaves it out: needs the optimizers of TensorFlow 2.10"),
-    ("hps_tf/*", "later", "the layers for TensorFlow, which were not tried"),
+    ("hps_tf/*/sok_to_hps_*", "not run", "a model of Keras 2 with a layer of SOK 1, which is one of Keras 3 here"),
     ("hps_trt/*", "not run", NOT_HERE["tensorrt"]),
     ("docs/*hps_trt*", "not run", NOT_HERE["tensorrt"]),
     ("notebooks/multi-modal-data/*", "not run", NOT_HERE["nvtabular"]),
@@ -98,6 +102,7 @@ MISTAKES = (
 
 STOPS = (
     ("notebooks/hps_demo.ipynb", "multi_process_hash_map", "later", "tables in memory that several processes share"),
+    ("*_triton_deployment_demo.ipynb", "!curl localhost:8000", "not run", NOT_HERE["tritonclient"]),
     ("notebooks/*", "!pkill", "not run", "ends programs of the whole machine by their name"),
 )
 """Pattern of notebooks, part of a cell, outcome and reason: a notebook ends before the first such cell."""
@@ -242,7 +247,7 @@ def code_of(path: str, text: str) -> str:
         return text
     from tools.upstream_files.pages import notebook_code  # reads JSON
 
-    return notebook_code(text)
+    return notebook_code(text, path)
 
 
 def _runs(checkout: Path, path: str, text: str) -> list[tuple[str, ...]]:

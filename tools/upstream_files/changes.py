@@ -31,8 +31,8 @@ class Rule:
 
 
 def _value(names: str, smaller: Callable[[int], int], name: str = "") -> Rule:
-    # An argument, an assignment or a key of a JSON file; of argparse options, the default.
-    spelled = rf"(?<![\w.])\"?(?:{names})\"?\s*[=:]\s*([0-9]+)(?![\w.*])"
+    # An argument, an assignment, an item or a key of a JSON file; of argparse options, the default.
+    spelled = rf"(?<![\w.])\"?(?:{names})\"?\]?\s*[=:]\s*([0-9]+)(?![\w.*])"
     return Rule(name or names.replace("|", ", "), re.compile(spelled), smaller)
 
 
@@ -57,18 +57,20 @@ def _batch(number: int) -> int:
 RULES = (
     # Snapshots are named by iterations, so all counts of these shrink alike.
     _value("max_iter|display|eval_interval|snapshot", _fewer, "iterations"),
-    _value("iters", lambda number: min(number, 10), "iterations"),
+    _value("iters|NUM_ITERS", lambda number: min(number, 10), "iterations"),
+    _value("NUM_TABLES", lambda number: min(number, 10), "tables"),
     _value("sleep_seconds", lambda number: min(number, 1), "seconds"),
     Rule("iterations", re.compile(r"range\(([0-9]{4,})\)"), _fewer),
     Rule("iterations", re.compile(r"_([0-9]{3,})(?=\.model|\.npy|[\"'])"), _fewer),
     Rule("iterations", re.compile(r"str\(([0-9]{3,})\)"), _fewer),
     _value("max_eval_batches", lambda number: min(number, 2)),
-    _value("batchsize|batchsize_eval|batch_size|max_batchsize", _batch, "batch size"),
+    _value("batchsize|batchsize_eval|batch_size|max_batchsize|global_batch_size", _batch, "batch size"),
     _value(
         "num_samples|eval_num_samples|TRAIN_NUM_SAMPLES|EVAL_NUM_SAMPLES|NUM_SAMPLES",
         lambda n: min(n, 16_384),
         "samples",
     ),
+    Rule("vocabulary", re.compile(r'"max_vocabulary_size"\] = ([0-9]{8,})'), lambda number: min(number, 20_000)),
     _value("num_samples_per_file", lambda number: min(number, 4_096), "samples"),
     _value("num_files|eval_num_files", lambda number: min(number, 4), "files"),
 )
@@ -108,7 +110,8 @@ def shrink(text: str, root: PurePosixPath) -> tuple[str, Changes]:
     changes = Changes()
     for rule in RULES:
         text = rule.pattern.sub(lambda match, rule=rule: _replaced(match, rule.name, rule.smaller, changes), text)
-    text = _LIST.sub(lambda match: _shrunk_list(match.group(), changes), text)
+    if "vocabulary_range" not in text:  # sizes beside ranges of keys, which would no longer fit
+        text = _LIST.sub(lambda match: _shrunk_list(match.group(), changes), text)
     return _FOLDER.sub(lambda match: f"{root}/{match.group(1)}", text), changes
 
 

@@ -35,9 +35,9 @@ def blocks(text: str) -> list[tuple[int, str]]:
     return found
 
 
-def notebook_code(text: str) -> str:
-    """Return the Python code of a notebook: of its cells, and of the scripts that they write."""
-    return "\n".join(source for _, source in notebook_scripts(text))
+def notebook_code(text: str, path: str = "") -> str:
+    """Return the Python code of a notebook in one; arguments are those of `notebook_scripts`."""
+    return "\n".join(source for _, source in notebook_scripts(text, path))
 
 
 def notebook_scripts(text: str, path: str = "") -> list[tuple[str, str]]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from tools.upstream_files import setups
-from tools.upstream_files.cases import INSTALLABLE, LEGACY_KERAS, MISTAKES, NOT_HERE, SOK, Case
+from tools.upstream_files.cases import HPS_TF, INSTALLABLE, LEGACY_KERAS, MISTAKES, NOT_HERE, SOK, Case
 from tools.upstream_files.changes import CONVERTED, Changes, shrink
 from tools.upstream_files.data import LEAST_ROWS, Generated, generate, place_named_files
 from tools.upstream_files.pages import notebook_arguments, notebook_scripts
@@ -141,7 +141,7 @@ class Folder:
             "MPLBACKEND": "agg",
             "TF_CPP_MIN_LOG_LEVEL": "2",
         }
-        if case is not None and case.path in LEGACY_KERAS:
+        if case is not None and case.path.startswith(LEGACY_KERAS):
             environment[_LEGACY_KERAS] = "1"
         with self._log.open("ab") as log:
             log.write(f"$ {' '.join(command)}\n".encode())
@@ -189,7 +189,7 @@ def _run(case: Case, folder: Folder, generated: list[Generated], options: Option
         command = ["-m", "tools.upstream_files.pages", str(script), str(setups.prelude(folder.work))]
     elif case.path.endswith(".ipynb"):
         command = ["-m", "tools.upstream_files.pages", str(script)]
-    elif re.search(r"^def test_", script.read_text(), re.M):
+    elif re.search(r"^(?:def test_|class Test)", script.read_text(), re.M):
         command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", str(script)]
     else:
         command = ["-m", "terarec.hugectr", "--compat-release", options.release, str(script), *folder.arguments(case)]
@@ -204,7 +204,7 @@ def _run(case: Case, folder: Folder, generated: list[Generated], options: Option
     if missed or not outcome:
         changes = "; ".join(str(folder.changes[file]) for file in files if str(folder.changes[file]))
         outcome, detail = ("changed", changes) if changes else ("unchanged", "")
-        if case.path in LEGACY_KERAS:
+        if case.path.startswith(LEGACY_KERAS):
             detail = f"{detail}; with {_LEGACY_KERAS}=1".removeprefix("; ")
         left_out = re.findall(r"^block at line (\d+): ", output, re.M)
         if left_out:
@@ -231,7 +231,7 @@ def _prepare(case: Case, folder: Folder, generated: list[Generated], options: Op
             script.write_text(code)
             scripts[script] = notebook_arguments(text, name) if name else []
     lines = setups.prepare(case, folder)
-    if case.path.endswith(".md") or case.path.startswith(SOK):
+    if case.path.endswith(".md") or case.path.startswith((SOK, *HPS_TF)):
         return lines
     out = folder.copy / "demands.json"
     for script, arguments in scripts.items():

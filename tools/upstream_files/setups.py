@@ -31,6 +31,9 @@ def prepare(case: Case, folder: Folder) -> list[str]:
     if case.path.startswith("test/inference/hps/"):
         _write_tables(folder.root / "hugectr")
         return ["two tables of 1 and 16 numbers a key, and ten lines of a log"]
+    if case.path.startswith("hps_tf/test/"):
+        for file in (folder.copy / case.path).parent.glob("create_*.py"):
+            shutil.copy(file, folder.work)  # a test starts it in its working directory
     for argument in case.arguments:
         if argument in ("etc_output", "exported/"):
             (folder.work / argument).mkdir(exist_ok=True)

@@ -106,7 +106,6 @@ def _report(problem: str, code: int) -> int:
 
 
 REPLACEMENTS = {
-    "hierarchical_parameter_server": "terarec.hugectr.hps_tf",
     "hps_torch": "terarec.hugectr.hps_torch",
     "hps_torch.lookup_layer": "terarec.hugectr.hps_torch",
     "hugectr": "terarec.hugectr",
@@ -120,7 +119,8 @@ REPLACEMENTS = {
     "sparse_operation_kit": "terarec.tensorflow",
     "sparse_operation_kit.experiment": "terarec.tensorflow",
 }
-"""Module that a script imports -> the module that it gets."""
+"""Module that a script imports -> the module that it gets; `hierarchical_parameter_server` is in `MODULES` alone, since
+TensorFlow takes seconds to load."""
 
 
 def run_script(path: str, arguments: Sequence[str], *, release: str | None = None, executor: str | None = None) -> None:
