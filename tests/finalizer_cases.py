@@ -6,6 +6,7 @@ import concurrent.futures.thread
 import faulthandler
 import gc
 import logging
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterable
@@ -144,8 +145,24 @@ def check(name: str, make: Callable[[Path], object], directory: Path, former: di
     assert not list(directory.glob("tiers/*")), f"{name}: files are left"
 
 
+def check_removed(name: str, make: Callable[[Path], object], directory: Path) -> None:
+    """Leave an object whose directory is removed before it is released, and check that the release does not mind."""
+    directory.mkdir()
+    made = make(directory)
+    for path in (directory, getattr(made, "path", directory)):
+        shutil.rmtree(path, ignore_errors=True)
+    del made
+    gc.collect()
+    wait_closed()
+    assert not errors, f"{name}: {errors}"
+
+
+errors: list[str] = []
+"""What releases have raised."""
+
 if __name__ == "__main__":
     faulthandler.dump_traceback_later(SECONDS, exit=True)
+    threading.excepthook = lambda report: errors.append(repr(report.exc_value))
     gc.disable()  # a collection that comes before the locks are held would show nothing
     Stream(number for number in range(3)).close()  # starts the thread that closes, which stays
     former = locks()
@@ -153,3 +170,4 @@ if __name__ == "__main__":
     for number, (name, make) in enumerate((OWNERS | OTHERS).items()):
         print(name, flush=True)
         check(name, make, Path(sys.argv[1]) / str(number), former)
+        check_removed(name, make, Path(sys.argv[1]) / f"{number}-removed")

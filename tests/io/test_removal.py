@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Only directories that terarec has made are removed."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from terarec.errors import ConfigError
-from terarec.io.directories import atomic_dir, resumable_dir
+from terarec.io import directories, removal
+from terarec.io.directories import atomic_dir, file_lock, resumable_dir
 from terarec.io.removal import MARKER, mark, remove_tree, work_directory
 from tests.errors import at
 
@@ -103,3 +105,30 @@ def test_what_came_into_a_replaced_directory_stays(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'thesis'"):
         replace()
     assert sorted(path.name for path in out.iterdir()) == ["key", "thesis"]
+
+
+def test_what_goes_with_its_directory_while_it_is_removed_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a model is released late, by a thread, while its caller removes the directory of its files."""
+    is_at, is_marked = directories._is_at, removal._is_marked
+
+    def removed_after(descriptor: int, path: Path) -> bool:
+        found = is_at(descriptor, path)
+        shutil.rmtree(path.parent)
+        return found
+
+    def removed_before(directory: Path) -> bool:
+        shutil.rmtree(directory.parent)
+        return is_marked(directory)
+
+    place = tmp_path / "place"
+    place.mkdir()
+    with file_lock(place / "tags.lock") as is_held:
+        monkeypatch.setattr(directories, "_is_at", removed_after)
+    assert is_held
+    assert not place.exists()
+    work = work_directory(place / "tags.rows")
+    monkeypatch.setattr(removal, "_is_marked", removed_before)
+    remove_tree(work)
+    assert not place.exists()

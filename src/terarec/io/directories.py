@@ -236,7 +236,8 @@ def file_lock(path: Path) -> Iterator[bool]:
             yield is_held
         finally:
             if is_held and _is_at(file.fileno(), path):  # not the lock of another process at the same path
-                path.unlink()
+                # A late release may come while the owner of the directory removes it.
+                path.unlink(missing_ok=True)
 
 
 def remove_abandoned(directory: Path) -> bool:

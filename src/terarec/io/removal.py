@@ -91,8 +91,9 @@ def remove_tree(
         return
     try:
         _check(directory, names)
-    except ConfigError:
-        if ignore_errors:
+    except (ConfigError, FileNotFoundError):
+        # It may have gone since, with a directory above it that somebody removes.
+        if ignore_errors or not os.path.lexists(directory):
             return
         raise
     if names is not None:

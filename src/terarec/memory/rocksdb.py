@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -56,7 +57,7 @@ class RocksDBStore:
         self._is_closed = False
         self._committed_rows: int | None = None
         self._database = self._open(is_new=row_bytes is not None)
-        self._closer = Closer(self, self._database.close)
+        self._closer = Closer(self, partial(_close, self._database, directory))
         if row_bytes is not None:
             self._write_header({"row_bytes": row_bytes, "commit": 0, "metadata": {}}, ())
         self._header = self._read_header()
@@ -218,6 +219,14 @@ class RocksDBStore:
             if not self._is_closed:
                 self._is_closed = True
                 self._closer()
+
+
+def _close(database: Any, directory: Path) -> None:
+    try:
+        database.close()
+    except Exception:  # the library has no class of its own for errors
+        if directory.exists():  # else somebody has removed it, with all rows
+            raise
 
 
 def _library() -> Any:

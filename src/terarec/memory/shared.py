@@ -10,7 +10,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -103,7 +103,8 @@ def _leave(directory: Path, locks: ExitStack, removes: bool) -> None:
     with _changing(directory):
         if removes:
             # A lock that nobody holds tells a directory that was left from one of others.
-            (directory / "left.lock").touch()
+            with suppress(FileNotFoundError):  # somebody has removed it
+                (directory / "left.lock").touch()
         locks.close()
         if removes:
             remove_abandoned(directory)

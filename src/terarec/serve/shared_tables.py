@@ -57,7 +57,9 @@ class SharedTables:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         remove_tree(self._files)
         self._owner.close()
-        self.path.rmdir()
+        # Without its lock it is abandoned: a server that starts now removes it, too.
+        with contextlib.suppress(FileNotFoundError):
+            self.path.rmdir()
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
