@@ -14,7 +14,7 @@ from tests.programs import lacks, two_processes
 from tests.tensorflow.ranks import ROOT, run_ranks
 
 EXCHANGE = """
-import os, sys, time
+import os, socket, sys, time
 import numpy as np
 from terarec.errors import CollectiveError
 from terarec.kernels.cpu import _tensorflow as core
@@ -27,6 +27,7 @@ try:
 except CollectiveError as error:
     print(type(error).__name__, error)
     sys.exit()
+assert all(one is None or one.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for one in sockets)
 core.join(rank, [-1 if one is None else one.detach() for one in sockets], float(sys.argv[2]))
 def parts(round):
     # Of different sizes, also none, and more than the system keeps of a connection.

@@ -98,6 +98,7 @@ def _call_all(
             try:
                 peer = socket.create_connection((host, port), timeout=max(end - time.monotonic(), 0.1))
                 peers[rank] = opened.enter_context(peer)
+                _no_delay(peer)
                 _send(peer, hello)
             except OSError as error:
                 raise CollectiveError(
@@ -220,6 +221,7 @@ def _difference(ours: dict[str, Any], theirs: dict[str, Any], absent: list[int])
 
 
 def _no_delay(peer: socket.socket) -> None:
+    # Of an exchange's small parts each would wait for the answer to the one before, up to 40 ms.
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
