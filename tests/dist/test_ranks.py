@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from terarec.dist import Ranks, join, joining
+from terarec.dist.ranks import Links
 from terarec.errors import CollectiveError, ConfigError
 from tests.dist.launch import Raised, raised, run_ranks
 from tests.errors import at
@@ -117,6 +118,13 @@ def test_a_collective_that_a_rank_has_left_names_itself_and_its_step(found: list
         assert result["left"].fields["where"] == "sum of nothing in step 7"
 
 
+ENDS: dict[str, tuple[object, str]] = {
+    "check of links": (Links, "unreachable"),
+    "start of the process group": (torch.distributed, "init_process_group"),
+}
+"""Collective of the start -> what is called in it."""
+
+
 def join_with(rank: int, problem: str) -> Any:
     if problem == "link" and rank == 2:
         joining._own_address = lambda store: "192.0.2.1"  # an address of documentation, which nobody has
@@ -124,8 +132,24 @@ def join_with(rank: int, problem: str) -> Any:
         return None
     if problem == "version" and rank == 1:
         joining.code_digest = lambda: "of other sources"  # type: ignore[assignment]
+    if problem in ENDS and rank == 1:
+        owner, name = ENDS[problem]
+        setattr(owner, name, lambda *_, **__: os._exit(3))
     settings = {"batch_size": 64 + (rank == 1)} if problem == "settings" else {}
-    return caught(lambda: join(settings, link_timeout=3.0, timeout=20.0))
+    link_timeout, timeout = (1.0, 2.0) if problem in ENDS else (3.0, 20.0)
+    return caught(lambda: join(settings, link_timeout=link_timeout, timeout=timeout))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("problem", ENDS)
+def test_a_rank_that_ends_during_the_start_is_named(problem: str) -> None:
+    results = run_ranks(3, join_with, problem, joins=False)
+    assert results[1] == "ended with status 3"
+    for rank in (0, 2):
+        assert results[rank].kind == "CollectiveError", results
+        assert results[rank].fields["collective"] == problem
+        named = results[rank].fields["rank"], results[rank].fields["pairs"]
+        assert named == ((1, ()) if problem == "check of links" else (rank, ((rank, 1),)))
 
 
 def test_a_pair_of_ranks_that_cannot_talk_is_named_on_every_rank() -> None:

@@ -24,7 +24,7 @@ from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: i
 
 import terarec
 from terarec.dist.devices import check_devices, group_backend
-from terarec.dist.ranks import DEFAULT_TIMEOUT, TOKEN_BYTES, Links, Ranks
+from terarec.dist.ranks import ANSWER_TIMEOUT, DEFAULT_TIMEOUT, TOKEN_BYTES, Links, Ranks, failed_collective
 from terarec.errors import CollectiveError, ConfigError
 from terarec.kernels.environment import Launch, family_file, launch, start_number
 from terarec.spec.checks import one_line
@@ -71,13 +71,20 @@ def join(
     # Before the process group is made, whose backend would wait for its own timeout and name no ranks.
     links = check_links(store, rank, size, timeout=link_timeout)
     store.set_timeout(timedelta(seconds=timeout))
-    distributed.init_process_group(
-        backend,
-        store=PrefixStore("group", store),
-        rank=rank,
-        world_size=size,
-        timeout=timedelta(seconds=timeout),
-    )
+    try:
+        distributed.init_process_group(
+            backend,
+            store=PrefixStore("group", store),
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=timeout),
+        )
+    except RuntimeError as error:  # a rank has ended since
+        absent = links.unreachable(range(size), timeout=min(ANSWER_TIMEOUT, timeout))
+        links.close()
+        raise failed_collective(
+            "start of the process group", error, rank=rank, hosts=links.hosts, absent=absent, timeout=timeout
+        ) from None
     ranks = Ranks(distributed.group.WORLD, hosts=links.hosts, timeout=timeout, links=links, is_staged=shares_device)
     try:
         # Ranks with other code or settings may call other collectives, which would hang or mix up what they exchange.
@@ -175,17 +182,25 @@ def check_links(store: Store, rank: int, size: int, *, timeout: float) -> Links:
         listener.start()
         own = [_own_address(store), server.getsockname()[1], socket.gethostname()]
         store.set(f"address/{rank}", json.dumps(own))
-        links = Links(rank, [_address_of(store, other, size, timeout) for other in range(size)], server)
+        addresses = [_told(store, "address", other, size, timeout) for other in range(size)]
+        links = Links(rank, [(str(host), int(port), str(name)) for host, port, name in addresses], server)
         # A connection is a matter of both sides, so that of a pair the rank of the higher number calls.
         store.set(f"failed/{rank}", json.dumps(links.unreachable(range(rank), timeout=timeout)))
-        store.set_timeout(timedelta(seconds=3 * timeout))  # for ranks that wait for connections that never open
-        failures = [json.loads(store.get(f"failed/{other}")) for other in range(size)]
+        waits = 3 * timeout  # for ranks that wait for connections that never open
+        store.set_timeout(timedelta(seconds=waits))
+        failures = [_told(store, "failed", other, size, waits) for other in range(size)]
         store.set(f"seen/{rank}", "")
         if rank == 0:  # whose process may hold the store: it stays until all have read it
             with suppress(RuntimeError):
                 store.wait([f"seen/{other}" for other in range(size)])
-    except Exception:
+    except Exception as error:
         server.close()
+        if isinstance(error, RuntimeError) and not isinstance(error, CollectiveError):
+            raise CollectiveError(
+                f"rank {rank} of {size} has lost the store of the launcher, or of rank 0: {one_line(str(error))}",
+                collective="check of links",
+                rank=rank,
+            ) from None
         raise
     hosts = links.hosts
     lines = [
@@ -205,16 +220,16 @@ def check_links(store: Store, rank: int, size: int, *, timeout: float) -> Links:
     return links
 
 
-def _address_of(store: Store, other: int, size: int, timeout: float) -> tuple[str, int, str]:
+def _told(store: Store, what: str, other: int, size: int, timeout: float) -> Any:
+    """Return the JSON data that a rank has put into the store."""
     try:
-        host, port, name = json.loads(store.get(f"address/{other}"))
+        return json.loads(store.get(f"{what}/{other}"))
     except RuntimeError:  # torch.distributed.DistStoreError
         raise CollectiveError(
-            f"rank {other} of {size} did not come within {timeout:g} s, expected all ranks to start",
+            f"rank {other} of {size} did not come within {timeout:g} s, or has ended, expected all ranks to start",
             collective="check of links",
             rank=other,
         ) from None
-    return str(host), int(port), str(name)
 
 
 def _own_address(store: Store) -> str:

@@ -26,7 +26,7 @@ from terarec.spec.codec import differences
 DEFAULT_TIMEOUT = 300.0
 """Seconds after which a collective that some rank does not join fails."""
 _SHOWN = 5  # differences that an error names
-_ANSWER_TIMEOUT = 3.0  # seconds within which a rank answers where a collective has failed
+ANSWER_TIMEOUT = 3.0  # seconds within which a rank answers where a collective has failed
 _CALLERS = 16  # connections that a rank opens at once
 TOKEN_BYTES = 4
 _ANSWER_AFTER = 0.2  # seconds between attempts to reach a rank that refuses: it may be about to listen
@@ -359,19 +359,14 @@ class Ranks:
             return collective()
         # The errors of torch's stores and backends (DistError) are RuntimeErrors, and gloo raises plain ones, too.
         except RuntimeError as error:
-            reason = one_line(str(error).encode("ascii", "ignore").decode().strip())
-            absent = self._absent()
-            states = "; ".join(
-                f"rank {other} ({self.hosts[other]}) does not answer: {why}" for other, why in absent.items()
-            )
-            raise CollectiveError(
-                f"failed on rank {self.rank} of {self.size} ({self.hosts[self.rank]}): "
-                f"{states or 'all ranks answer, but not all have joined it in time'} ({reason}); expected all ranks to "
-                f"join it within {self._timeout:g} s",
-                collective=what,
-                step=self.step,
+            raise failed_collective(
+                what,
+                error,
                 rank=self.rank,
-                pairs=tuple((self.rank, other) for other in absent),
+                hosts=self.hosts,
+                absent=self._absent(),
+                timeout=self._timeout,
+                step=self.step,
             ) from None
 
     def _absent(self) -> dict[int, str]:
@@ -379,8 +374,32 @@ class Ranks:
         if self._links is None:
             return {}
         numbers = {member: rank for rank, member in enumerate(self._members)}
-        absent = self._links.unreachable(self._members, timeout=min(_ANSWER_TIMEOUT, self._timeout))
+        absent = self._links.unreachable(self._members, timeout=min(ANSWER_TIMEOUT, self._timeout))
         return {numbers[member]: reason for member, reason in absent.items()}
+
+
+def failed_collective(
+    what: str,
+    error: RuntimeError,
+    *,
+    rank: int,
+    hosts: Sequence[str],
+    absent: Mapping[int, str],
+    timeout: float,
+    step: int = 0,
+) -> CollectiveError:
+    """Return the error of a collective that failed on a rank, with the ranks that do not answer it, and why."""
+    reason = one_line(str(error).encode("ascii", "ignore").decode().strip())
+    states = "; ".join(f"rank {other} ({hosts[other]}) does not answer: {why}" for other, why in absent.items())
+    return CollectiveError(
+        f"failed on rank {rank} of {len(hosts)} ({hosts[rank]}): "
+        f"{states or 'all ranks answer, but not all have joined it in time'} ({reason}); expected all ranks to join it "
+        f"within {timeout:g} s",
+        collective=what,
+        step=step,
+        rank=rank,
+        pairs=tuple((rank, other) for other in absent),
+    )
 
 
 def _call(address: tuple[str, int, str], other: int, timeout: float) -> str:
