@@ -3,12 +3,14 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from terarec.batch import Batch
 from terarec.dist import shard, sum_gradients
@@ -33,6 +35,7 @@ from tests.dist.matrix import (
 )
 from tests.dist.test_device_matrix import library
 from tests.dist.test_device_runs import joined
+from tests.simulated_device.device import cpu_without_wait
 
 __all__ = ["library"]  # a fixture
 
@@ -59,6 +62,16 @@ def _only_again(stream: KeyStream, _: object) -> Iterator[None]:
         yield
 
 
+def _pinned_once() -> Callable[..., Tensor]:
+    """Return a ``torch.empty`` that has one piece of pinned memory for all tensors of a shape."""
+    plain, made = torch.empty, cache(partial(torch.empty, pin_memory=True))
+
+    def empty(*size: Any, pin_memory: bool = False, **options: Any) -> Tensor:
+        return made(*size, **options) if pin_memory else plain(*size, **options)
+
+    return empty
+
+
 MISSING: dict[str, tuple[object, str, Callable[..., Any], str]] = {
     "the step's wait for the keys": (KeyStream, "join", lambda stream: None, "stream 0 reads memory"),
     "the keys' wait for the batch": (KeyStream, "after", _only_again, "expected to wait for that stream"),
@@ -70,6 +83,18 @@ MISSING: dict[str, tuple[object, str, Callable[..., Any], str]] = {
         "was freed while stream 0",
     ),
     "the wait for a collective": (PendingResult, "wait", lambda result: result._result, "expected to wait"),
+    "the wait for numbers of keys": (
+        torch.Tensor,
+        "cpu",
+        cpu_without_wait("terarec.dist.exchange"),
+        "the host uses memory that stream",
+    ),
+    "pinned memory of its own for each batch": (
+        torch,
+        "empty",
+        _pinned_once(),
+        "the host writes memory that stream",
+    ),
     "the wait for vectors": (
         Exchange,
         "numbers",

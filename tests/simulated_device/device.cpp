@@ -6,8 +6,10 @@
 // for tensors on different devices, for a random number generator of the CPU, and for operators of other libraries that
 // have a kernel for the CPU alone. PyTorch itself refuses to make NumPy arrays of the tensors. It counts what makes a
 // host wait for a GPU or copies between the two. Work is done at once, but a stream that touches memory without having
-// waited for what another one does with it raises, as does memory that is freed while another stream uses it. One kind
-// of mistakes does not show: code that passes the address of a tensor to a library finds its memory.
+// waited for what another one does with it raises, as does memory that is freed while another stream uses it. Pinned
+// memory of the host is closed to it, whatever code uses it, until it has waited for a copy: for all use if the copy is
+// to this memory, for writing if it is from there. The work after such a use raises. One kind of mistakes does not
+// show: code that passes the address of a tensor of the device to a library finds its memory.
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/autocast_mode.h>
@@ -16,156 +18,27 @@
 #include <ATen/native/TensorFactories.h>
 #include <ATen/ops/as_strided_cpu_dispatch.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
-#include <c10/core/impl/alloc_cpu.h>
 #include <torch/library.h>
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
-#include <map>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <string>
 #include <tuple>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "streams.h"
+
 namespace {
 
+using namespace simulated;
 using at::IntArrayRef;
 using at::Scalar;
 using at::ScalarType;
-using at::Tensor;
 using c10::SymIntArrayRef;
 using MaybeTensor = std::optional<Tensor>;
-
-constexpr auto kType = c10::DeviceType::PrivateUse1;
-const c10::Device kDevice(kType, 0);
-
-// ---- Streams: which work of each is known to be done where others, or the host, go on
-
-using Clock = std::map<int64_t, uint64_t>;  // stream -> number of its works, all up to which are done
-
-// What streams do with an allocation.
-struct Uses {
-  int64_t owner;  // whose next allocation may get the memory as soon as the host frees it
-  std::pair<int64_t, uint64_t> last_write;
-  Clock reads;
-  std::set<int64_t> recorded;  // streams for which the memory is kept until their work is done
-};
-
-// Guarded by `mutex`, since autograd and readers have threads of their own. All threads of the host count as one, so
-// that what one of them has waited for is known to the others.
-// They are never destroyed: tensors of a process that ends are freed late.
-std::mutex& mutex = *new std::mutex;
-std::map<int64_t, Clock>& clocks = *new std::map<int64_t, Clock>;
-Clock& host = *new Clock;
-std::unordered_map<const void*, Uses>& uses = *new std::unordered_map<const void*, Uses>;
-std::string& freed_early = *new std::string;
-std::map<int64_t, int64_t>& waits_for = *new std::map<int64_t, int64_t>;  // stream -> how often the host waited for it
-int64_t num_streams = 1;
-
-thread_local int64_t current_stream = 0;
-
-void merge(Clock& into, const Clock& from) {
-  for (const auto& [stream, done] : from) into[stream] = std::max(into[stream], done);
-}
-
-uint64_t done(Clock& clock, int64_t stream) { return clock.count(stream) ? clock[stream] : 0; }
-
-void host_waits_for(int64_t stream) {
-  const std::lock_guard<std::mutex> lock(mutex);
-  merge(host, clocks[stream]);
-  waits_for[stream]++;
-}
-
-// Notes that the current stream reads or writes memory; raises unless it has waited for those that did so before.
-void touch(const void* memory, bool is_written) {
-  const std::lock_guard<std::mutex> lock(mutex);
-  TORCH_CHECK(freed_early.empty(), std::exchange(freed_early, ""));
-  const auto found = uses.find(memory);
-  if (found == uses.end()) return;
-  Clock& clock = clocks[current_stream];
-  merge(clock, host);
-  const uint64_t now = ++clock[current_stream];
-  Uses& of_memory = found->second;
-  const auto check = [&](int64_t stream, uint64_t number, const char* what) {
-    TORCH_CHECK(stream == current_stream || done(clock, stream) >= number, "stream ", current_stream,
-                is_written ? " writes" : " reads", " memory that stream ", stream, what,
-                ", expected to wait for that stream");
-  };
-  check(of_memory.last_write.first, of_memory.last_write.second, " writes");
-  if (is_written) {
-    for (const auto& [stream, number] : of_memory.reads) check(stream, number, " reads");
-    of_memory.last_write = {current_stream, now};
-    of_memory.reads.clear();
-  } else {
-    of_memory.reads[current_stream] = now;
-  }
-}
-
-void note_allocation(const void* memory) {
-  const std::lock_guard<std::mutex> lock(mutex);
-  // Work that the stream began before may still use the memory.
-  uses[memory] = {current_stream, {current_stream, done(clocks[current_stream], current_stream)}, {}, {}};
-}
-
-// Notes a mistake, which the next work raises: a destructor must not.
-void note_freeing(const void* memory) {
-  const std::lock_guard<std::mutex> lock(mutex);
-  const auto found = uses.find(memory);
-  if (found == uses.end()) return;
-  Uses& of_memory = found->second;
-  Clock known = clocks[of_memory.owner];
-  merge(known, host);
-  of_memory.reads[of_memory.last_write.first] =
-      std::max(of_memory.reads[of_memory.last_write.first], of_memory.last_write.second);
-  for (const auto& [stream, number] : of_memory.reads) {
-    if (stream == of_memory.owner || of_memory.recorded.count(stream) || done(known, stream) >= number) continue;
-    freed_early = "memory of stream " + std::to_string(of_memory.owner) + " was freed while stream " +
-                  std::to_string(stream) + " uses it, expected a wait for that stream, or record_stream";
-  }
-  uses.erase(found);
-}
-
-// ---- Memory
-
-int64_t largest_allocation = std::numeric_limits<int64_t>::max();
-
-class HostMemory final : public c10::Allocator {
- public:
-  c10::DataPtr allocate(size_t bytes) override {
-    TORCH_CHECK_WITH(OutOfMemoryError, static_cast<int64_t>(bytes) <= largest_allocation,
-                     "simulated out of memory. Tried to allocate ", bytes, " bytes.");
-    void* memory = c10::alloc_cpu(bytes);
-    if (memory) note_allocation(memory);
-    return {memory, memory, &release, kDevice};
-  }
-  c10::DeleterFnPtr raw_deleter() const override { return &release; }
-  void copy_data(void* to, const void* from, size_t bytes) const override { std::memcpy(to, from, bytes); }
-
- private:
-  static void release(void* memory) {
-    note_freeing(memory);
-    c10::free_cpu(memory);
-  }
-};
-
-HostMemory memory;
-REGISTER_ALLOCATOR(kType, &memory);
-
-void touch(const Tensor& tensor, bool is_written) {
-  if (!tensor.is_cpu() && tensor.numel()) touch(tensor.storage().data(), is_written);
-}
-
-// Returns a tensor of the CPU over the memory of `tensor`.
-Tensor on_host(const Tensor& tensor) {
-  if (tensor.is_cpu()) return tensor;
-  return at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.strides(),
-                       at::TensorOptions().dtype(tensor.scalar_type()).device(at::kCPU));
-}
 
 // ---- Counts of copies and waits
 
@@ -232,12 +105,13 @@ class Guard final : public c10::impl::NoOpDeviceGuardImpl<kType> {
     if (!event) return true;
     auto* asked = static_cast<Event*>(event);
     if (!std::exchange(asked->was_asked, true)) return false;
-    merge(host, asked->clock);
+    host_learns(asked->clock);
     return true;
   }
   void synchronizeEvent(void* event) const override {
     const std::lock_guard<std::mutex> lock(mutex);
-    if (event) merge(host, static_cast<Event*>(event)->clock);
+    if (event) host_learns(static_cast<Event*>(event)->clock);
+    raise_mistake();
   }
   void destroyEvent(void* event, c10::DeviceIndex) const noexcept override { delete static_cast<Event*>(event); }
 
@@ -258,7 +132,8 @@ class Hooks final : public at::PrivateUse1HooksInterface {
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
   c10::DeviceIndex deviceCount() const override { return 1; }
   c10::DeviceIndex getCurrentDevice() const override { return kDevice.index(); }
-  at::Allocator* getPinnedMemoryAllocator() const override { return at::getCPUAllocator(); }
+  at::Allocator* getPinnedMemoryAllocator() const override { return &pinned_memory; }
+  bool isPinnedPtr(const void* data) const override { return is_pinned(data); }
 
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
     c10::DataPtr resized = memory.allocate(bytes);
@@ -292,8 +167,10 @@ Tensor copy_from(const Tensor& from, const Tensor& to, bool non_blocking) {
   if (to.is_cpu() && to.numel()) count(copies_to_host);
   touch(from, false);
   touch(to, true);
-  on_host(to).copy_(on_host(from));
-  if (!non_blocking && (from.is_cpu() || to.is_cpu())) wait_here();
+  copy_by_device(from, to);
+  // As of CUDA: a copy from memory that is not pinned takes the values at once, and one to such memory is waited for.
+  const bool is_waited_for = !non_blocking || (to.is_cpu() && !is_pinned(to.storage().data()));
+  if (is_waited_for && (from.is_cpu() || to.is_cpu())) wait_here();
   return to;
 }
 

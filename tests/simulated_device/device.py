@@ -130,6 +130,17 @@ def _uncounted(kernel: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def cpu_without_wait(module: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return a ``Tensor.cpu`` that does not wait for copies which a module begins."""
+    waits = torch.Tensor.cpu
+
+    def cpu(tensor: torch.Tensor) -> torch.Tensor:
+        is_of_module = sys._getframe(1).f_globals["__name__"] == module
+        return tensor.to("cpu", non_blocking=True) if is_of_module else waits(tensor)
+
+    return cpu
+
+
 def _module() -> types.ModuleType:
     """Return ``torch.simulated``, which has what torch asks the module of a device for."""
     module = types.ModuleType(f"torch.{NAME}")

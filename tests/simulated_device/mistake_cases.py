@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -111,6 +112,82 @@ def a_write_to_what_a_collective_reads_raises(device: torch.device) -> None:
         sent[0] = 7.0
     work.wait()
     sent[0] = 7.0
+
+
+USES_BY_HOST: dict[str, Callable[[Tensor], object]] = {
+    "by an operator": lambda here: here.sum(),
+    "by NumPy": lambda here: here.numpy().sum(),
+    "by its address": lambda here: ctypes.string_at(here.data_ptr(), 4),
+    "by writing": lambda here: here.zero_(),
+}
+
+
+@case
+def what_is_copied_to_the_host_is_used_after_a_wait_alone(device: torch.device) -> None:
+    there, stream = torch.arange(4.0, device=device), torch.accelerator.current_stream(device)
+    waits: dict[str, Callable[[], object]] = {
+        "for the stream": stream.synchronize,
+        "for an event": lambda: stream.record_event().synchronize(),
+        "for all": lambda: torch.get_device_module(device).synchronize(),
+        "for a copy behind it": lambda: there.cpu(),
+        "for a number behind it": lambda: there[0].item(),
+    }
+    given = torch.empty(4, pin_memory=True)
+    for name, wait in waits.items():
+        for here in (there.to("cpu", non_blocking=True), given.copy_(there, non_blocking=True)):
+            wait()
+            assert here.tolist() == [0.0, 1.0, 2.0, 3.0], name
+            there + 1  # raises nothing
+    for use in USES_BY_HOST.values():
+        use(there.to("cpu", non_blocking=True))
+        with pytest.raises(RuntimeError, match="the host uses memory that stream 0 writes, expected to wait"):
+            there + 1
+    use(there.to("cpu", non_blocking=True))
+    with pytest.raises(RuntimeError, match="the host uses memory"):
+        stream.synchronize()
+
+
+@case
+def what_is_copied_from_the_host_is_written_after_a_wait_alone(device: torch.device) -> None:
+    stream = torch.accelerator.current_stream(device)
+    here = torch.arange(4.0).pin_memory()
+    there = here.to(device, non_blocking=True)
+    assert here.sum() == 6.0
+    there + 1  # raises nothing
+    here.numpy()[1] = 7.0
+    with pytest.raises(RuntimeError, match="the host writes memory that stream 0 reads, expected to wait"):
+        there + 1
+    here.to(device, non_blocking=True)
+    stream.synchronize()
+    here.zero_()
+    there + 1
+
+
+@case
+def memory_that_is_not_pinned_is_free_after_the_call(device: torch.device) -> None:
+    here = torch.arange(4.0)
+    there = here.to(device, non_blocking=True)
+    here.zero_()
+    assert here.copy_(there, non_blocking=True).tolist() == [0.0, 1.0, 2.0, 3.0]
+    there + 1
+
+
+@case
+def pinned_memory_may_be_dropped_while_it_is_copied(device: torch.device) -> None:
+    there = torch.arange(4.0).pin_memory().to(device, non_blocking=True)
+    assert (there + 1).tolist() == [1.0, 2.0, 3.0, 4.0]
+
+
+@case
+def pinned_memory_that_another_stream_writes_is_copied_after_a_wait_alone(device: torch.device) -> None:
+    other, there = torch.Stream(device), torch.ones(3, device=device)
+    other.wait_stream(torch.accelerator.current_stream(device))
+    with other:
+        here = there.to("cpu", non_blocking=True)
+    with pytest.raises(RuntimeError, match=r"stream 0 reads memory that stream [0-9]+ writes"):
+        here.to(device, non_blocking=True)
+    torch.accelerator.current_stream(device).wait_stream(other)
+    assert here.to(device, non_blocking=True).tolist() == [1.0] * 3
 
 
 @case

@@ -47,8 +47,9 @@ def check(library, module, kernels="ref", left_out=()):
     assert ended.stdout.count("right ") == len(tried)
 
 
-def test_mistakes_are_reported_as_by_cuda(library):
-    check(library, "tests.simulated_device.mistake_cases")
+@pytest.mark.parametrize("module", ["mistake_cases", "wait_cases"])
+def test_mistakes_are_reported(module, library):
+    check(library, f"tests.simulated_device.{module}")
 
 
 @pytest.mark.parametrize(
