@@ -201,6 +201,67 @@ def test_a_worker_that_does_not_end_is_killed(caplog: pytest.LogCaptureFixture) 
     assert f"process {pids[0]} did not end within 0.01 s; it is killed" in caplog.text
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_for_all_processes_stops_workers_that_start(number: int) -> None:
+    """Ctrl-C in a terminal, and systemd, signal the group: workers that end first are no failure."""
+    process = Python(
+        """
+import os, signal, time
+from functools import partial
+from terarec.serve.workers import Workers
+
+def work(context):
+    print("begun", os.getpgid(0), flush=True)
+    time.sleep(3600)
+
+os.setpgid(0, 0)
+workers = Workers(2, work)
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda *_: (time.sleep(0.2), workers.stop()))
+workers.run(lambda: None)
+workers.stop()  # late, as that of a second signal, and without an effect
+print("stopped", flush=True)
+"""
+    )
+    try:
+        os.killpg(int(process.read_line().split()[1]), number)
+        ended = process.wait()
+    finally:
+        process.close()
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "stopped\n", "")
+
+
+def test_a_worker_that_cannot_be_started_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    """The others answer meanwhile. Here there are no descriptors for pipes when a worker has ended."""
+    pids: list[int] = []
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def work(context: WorkerContext) -> None:
+        context.started(lambda: None)
+        signal.pause()
+
+    def bury(_: int) -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+        threading.Thread(target=relieve).start()
+
+    def relieve() -> None:
+        wait_for(lambda: "tried again" in caplog.text)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        wait_for(lambda: len(set(workers.pids) - set(pids)) == 1)
+        workers.stop()
+
+    def started() -> None:
+        pids.extend(workers.pids)
+        os.kill(pids[1], signal.SIGKILL)
+
+    workers = Workers(2, work, bury, stop_seconds=0.01)
+    try:
+        workers.run(started)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert "worker 1 cannot be started: Too many open files; tried again in 0.1 s" in caplog.text
+
+
 JSON = {"Content-Type": "application/json"}
 
 

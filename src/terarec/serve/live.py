@@ -90,8 +90,11 @@ class LiveUpdates(Repeating):
         self._unwritten: _Unwritten | None = None
         self._count = dict.fromkeys(("deltas", "snapshots", "rows", "removed", "rejected"), 0)
         self._last_error = ""
-        # What another process writes is looked up with the layers of its state, and not before.
-        self._served.follow(session.state)
+        try:
+            # What another process writes is looked up with the layers of its state, and not before.
+            self._served.follow(session.state)
+        except TerarecError as error:  # as in `poll`, which tries again
+            self._last_error = str(error)
         super().__init__("terarec-live-updates", every_seconds)
 
     def poll(self) -> bool:

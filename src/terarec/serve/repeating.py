@@ -55,3 +55,5 @@ class Repeating(ABC):
             except (TerarecError, OSError) as error:
                 # A trainer may also have removed the checkpoint for a newer one meanwhile.
                 _LOGGER.warning("%s: %s; it is tried again", threading.current_thread().name, error)
+            except Exception:  # a thread that ended would leave its owner behind for good
+                _LOGGER.exception("%s: it is tried again", threading.current_thread().name)

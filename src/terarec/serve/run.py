@@ -424,11 +424,13 @@ def _run_models(
 ) -> Iterator[ServedModels]:
     """Load a run, and close it at the end. `statistics` has the counters of a worker, which are those of all."""
     receives = statistics is None or statistics.index == 0
-    with _receiving(run_dir, stream if receives else None):
-        session = _open(run_dir, spec, options, executor=spec.executor)
+    with (
+        _receiving(run_dir, stream if receives else None),
+        _open(run_dir, spec, options, executor=spec.executor) as session,
+    ):
         updates = _following(session, run_dir, spec, is_received=stream is not None)
         model = served_model(session, spec.model_options(), name=spec.name, updates=updates, statistics=statistics)
-        with session, _installed(model) as models:
+        with _installed(model) as models:
             yield models
 
 

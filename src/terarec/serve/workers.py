@@ -121,6 +121,7 @@ class Workers:
         self._selector.register(self._wake, selectors.EVENT_READ)
         self._restarts: dict[int, float] = {}  # index -> time at which the worker is started again
         self._pauses: dict[int, float] = {}
+        self._has_ended = False
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -129,7 +130,8 @@ class Workers:
 
     def stop(self) -> None:
         """Let the workers finish, and `run` return. Callable from any thread and from handlers of signals."""
-        os.write(self._wake_end, b"s")
+        if not self._has_ended:
+            os.write(self._wake_end, b"s")
 
     def run(self, started: Callable[[], None], stopping: Callable[[], None] = lambda: None) -> None:
         """Run the workers until `stop`.
@@ -144,7 +146,10 @@ class Workers:
         was_started = False
         try:
             for index in range(self._count):
-                self._fork(index)
+                try:
+                    self._fork(index)
+                except OSError as error:
+                    raise ConfigError(f"worker {index}", f"cannot be started: {error.strerror}") from error
                 # The first one may write what the others read, such as the rows of tables.
                 while not all(worker.is_ready for worker in self._workers.values()):
                     if self._step(is_starting=True):
@@ -159,7 +164,12 @@ class Workers:
 
     def _fork(self, index: int) -> None:
         reports, reports_end = os.pipe()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError:
+            os.close(reports)
+            os.close(reports_end)
+            raise
         if pid == 0:
             self._be_worker(index, reports, reports_end)
         os.close(reports_end)
@@ -170,8 +180,10 @@ class Workers:
         """Serve, and end this process without returning to what its parent was doing."""
         code = 1
         try:
+            # Terminals and service managers signal all processes at once: the parent, which knows that this one is not
+            # ready, ends it, and does not take its end for a failure.
             for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, signal.SIG_DFL)
+                signal.signal(number, signal.SIG_IGN)
             # Ends of pipes that this process holds would hide from others that the parent is gone.
             for end in (reports, self._lifeline_end, self._wake, self._wake_end, *self._workers):
                 os.close(end)
@@ -191,10 +203,11 @@ class Workers:
         """Wait for what happens next, and attend to it; return whether to stop."""
         due = min(self._restarts.values(), default=None)
         timeout = None if due is None else max(due - time.monotonic(), 0)
-        for key, _ in self._selector.select(timeout):
-            if key.fd == self._wake:
-                return True
-            worker = self._workers[key.fd]
+        descriptors = [key.fd for key, _ in self._selector.select(timeout)]
+        if self._wake in descriptors:
+            return True
+        for descriptor in descriptors:
+            worker = self._workers[descriptor]
             text = os.read(worker.reports, 65536)
             worker.received += text
             if worker.received.startswith(_READY):
@@ -207,7 +220,11 @@ class Workers:
         now = time.monotonic()
         for index in [index for index, at in self._restarts.items() if at <= now]:
             del self._restarts[index]
-            self._fork(index)
+            try:
+                self._fork(index)
+            except OSError as error:  # the others go on while the machine has no room for one more process
+                pause = self._start_later(index)
+                _LOGGER.warning("worker %d cannot be started: %s; tried again in %g s", index, error.strerror, pause)
         return False
 
     def _bury(self, worker: _Worker, *, is_starting: bool) -> None:
@@ -221,15 +238,24 @@ class Workers:
         if is_starting:
             raise _error_of(worker, how)
         self._ended(worker.index)
-        pause = 0.0 if worker.is_ready else self._pauses.get(worker.index, _FIRST_PAUSE_SECONDS)
-        self._pauses[worker.index] = min(2 * max(pause, _FIRST_PAUSE_SECONDS / 2), _LONGEST_PAUSE_SECONDS)
-        self._restarts[worker.index] = time.monotonic() + pause
+        if worker.is_ready:
+            self._restarts[worker.index] = time.monotonic()
+        else:
+            self._start_later(worker.index)
         _LOGGER.warning("worker %d (process %d) ended by %s; it is started again", worker.index, worker.pid, how)
 
+    def _start_later(self, index: int) -> float:
+        """Start a worker after a pause, which is twice as long the next time; return the pause in seconds."""
+        pause = self._pauses.get(index, _FIRST_PAUSE_SECONDS)
+        self._pauses[index] = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        self._restarts[index] = time.monotonic() + pause
+        return pause
+
     def _end(self, *, kindly: bool) -> None:
-        """End all workers, and wait for them."""
+        """End all workers, and wait for them; one that is not ready finishes nothing."""
+        self._has_ended = True
         for worker in self._workers.values():
-            os.kill(worker.pid, signal.SIGTERM if kindly else signal.SIGKILL)
+            os.kill(worker.pid, signal.SIGTERM if kindly and worker.is_ready else signal.SIGKILL)
         until = time.monotonic() + self._stop_seconds
         left = {worker.pid for worker in self._workers.values()}
         while left:
