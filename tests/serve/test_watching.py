@@ -6,6 +6,7 @@ import json
 import shutil
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from terarec.errors import ConfigError, DataNotFoundError, NoSpaceError, Storage
 from terarec.io.opening import sha256_of
 from terarec.serve import InferenceClient, InferenceSession, RunningServer, ServedModels, serve
 from terarec.serve.loading import VersionLoader
-from terarec.serve.protocol import InferRequest, InferResponse, Tensor, UnknownModelError
+from terarec.serve.protocol import InferRequest, InferResponse, Tensor, UnavailableError, UnknownModelError
 from terarec.serve.repository import ModelRepository, RepositoryModel
 from terarec.serve.routing import Router
 from terarec.serve.served_model import ServedModel
@@ -363,6 +364,25 @@ def test_a_rollback_does_not_wait_for_a_version_that_is_being_loaded(
         # Nothing needs version 2 any longer.
         assert server.version() == "1"
         assert "2" not in server.models.versions("shop")
+
+
+def test_calls_of_clients_end_with_the_server(repository: Path, shop: RepositoryModel, trained: TrainedRun) -> None:
+    """Nobody loads and unloads any longer, so that who waits for it would wait for ever."""
+    loader = GatedLoader()
+    with ThreadPoolExecutor() as pool:
+        with served(repository, trained, loader, control="explicit") as server:
+            shop.promote(2, ALL)
+            loading = pool.submit(server.watcher.load, "shop")
+            assert loader.is_loading.wait(PATIENCE)
+            closing_it = pool.submit(server.watcher.close)
+            with pytest.raises(UnavailableError, match="the server is being stopped"):
+                loading.result(PATIENCE)
+            loader.gate.set()
+            closing_it.result(PATIENCE)
+        late = pool.submit(server.watcher.load, "shop")
+        with pytest.raises(UnavailableError, match="the server is being stopped"):
+            late.result(PATIENCE)
+        pool.submit(server.watcher.unload, "shop").result(PATIENCE)
 
 
 def test_a_share_of_the_requests_goes_to_a_second_version(

@@ -17,6 +17,7 @@ from typing_extensions import override
 from terarec.errors import ConfigError, StorageError, TerarecError
 from terarec.serve.loading import VersionLoader
 from terarec.serve.models import ModelState, ServedModels
+from terarec.serve.protocol import UnavailableError
 from terarec.serve.repeating import Repeating
 from terarec.serve.repository import ModelRepository, RepositoryModel
 from terarec.serve.routing import Route, Router
@@ -53,8 +54,9 @@ class RepositoryWatcher(Repeating):
     A version is loaded, checked and warmed in the background, and then takes over at once; until then, and if it is
     refused, the former one answers. Former versions stay in memory for an instant return, as many as the spec says.
 
-    `_changed` guards `_watched` and what is below it. Models are loaded and closed by one worker thread without it, so
-    that a return to a version in memory never waits for another one that is being loaded.
+    `_changed` guards `_watched` and what is below it, and what comes into `_jobs`, which takes none once the watcher is
+    being closed: nobody would do it, and nobody must wait for it. Models are loaded and closed by one worker thread
+    without it, so that a return to a version in memory never waits for another one that is being loaded.
 
     Args:
         models: Models of the server.
@@ -78,6 +80,7 @@ class RepositoryWatcher(Repeating):
         self._changed = threading.Condition()
         self._watched: dict[str, _Watched] = {}
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._is_closing = False
         self._worker = threading.Thread(target=self._work, name="terarec-loading", daemon=True)
         names = self._first_names()
         self._worker.start()
@@ -104,6 +107,7 @@ class RepositoryWatcher(Repeating):
 
         Raises:
             ConfigError: No such model, or parameters.
+            UnavailableError: The watcher is closed meanwhile.
             TerarecError: The version that is to answer is refused; the former one answers.
         """
         if parameters:
@@ -114,6 +118,8 @@ class RepositoryWatcher(Repeating):
         self._reconcile(model)
         self._wait([name])
         with self._changed:
+            if self._is_closing:
+                raise UnavailableError(f"model {name!r}", "not loaded: the server is being stopped")
             watched = self._watched[name]
             refused = [
                 reason
@@ -134,7 +140,10 @@ class RepositoryWatcher(Repeating):
                 raise ConfigError("model", f"{quoted(name)} is not loaded, expected one that is")
         self._unload(name)
         done = threading.Event()
-        self._jobs.put(done.set)
+        with self._changed:
+            if self._is_closing:
+                return
+            self._jobs.put(done.set)
         done.wait()
 
     def promote(self, name: str, version: int, spec: PromotionSpec) -> PointerSpec:
@@ -172,10 +181,11 @@ class RepositoryWatcher(Repeating):
     def close(self) -> None:
         super().close()
         with self._changed:
+            self._is_closing = True
             for watched in self._watched.values():
                 watched.loading.clear()
             self._changed.notify_all()
-        self._jobs.put(None)
+            self._jobs.put(None)
         # A large model that is being loaded is not worth waiting for: the process ends.
         self._worker.join(_CLOSE_SECONDS)
 
@@ -198,6 +208,8 @@ class RepositoryWatcher(Repeating):
         """
         # All of it under the lock: of two threads, the one that read an older pointer must not apply it last.
         with self._changed:
+            if self._is_closing:
+                return 0
             watched = self._watched.setdefault(model.name, _Watched())
             watched.loading -= {done}
             try:

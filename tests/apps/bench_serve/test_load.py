@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from terarec.apps.bench_serve.load import Measured, Pace, RequestError, run_load
-from terarec.apps.bench_serve.processes import shares
+from terarec.apps.bench_serve.processes import LoadError, Target, _Child, shares
 
 STALL_SECONDS = 0.2
 
@@ -109,6 +109,14 @@ def test_processes_share_a_load(clients: int, processes: int) -> None:
     assert sum(part.clients for part in parts) == clients
     assert sum(part.rate or 0 for part in parts) == pytest.approx(90)
     assert len({part.seed for part in parts}) == len(parts) == processes
+
+
+def test_a_process_that_is_killed_before_it_begins_is_named() -> None:
+    child = _Child(Target(address="http://127.0.0.1:1", is_grpc=False), [b"{}"], pace(), 0.0, None)
+    child._process.kill()
+    child._process.wait()
+    with pytest.raises(LoadError, match="a process ended early"), child:
+        child.begin()
 
 
 def test_what_processes_measure_adds_up() -> None:

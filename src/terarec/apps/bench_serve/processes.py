@@ -8,6 +8,7 @@ it is connected and warm, begins at the next line, and writes what it has measur
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import os
@@ -152,7 +153,8 @@ class _Child:
     def __exit__(self, *_: object) -> None:
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                pipe.close()
+                with contextlib.suppress(BrokenPipeError):  # of what a process that has ended did not read
+                    pipe.close()
         try:
             self._process.wait(_STOP_SECONDS)
         except subprocess.TimeoutExpired:
