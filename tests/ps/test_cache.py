@@ -3,8 +3,10 @@
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -29,6 +31,7 @@ from terarec.spec import (
 )
 from tests.errors import at
 from tests.ps.tiers import Delegating, distinct_rows, host, table_of
+from tests.waiting import PATIENCE
 
 WIDTH = 8
 rows_of = partial(distinct_rows, WIDTH)
@@ -108,6 +111,22 @@ def test_below_the_threshold_rows_are_read_at_once_above_in_the_background() -> 
     cache.close()
 
 
+def test_rows_are_read_in_the_background_after_an_error_of_any_kind(caplog: pytest.LogCaptureFixture) -> None:
+    tier = host(WIDTH, kind=Unreachable)
+    tier.insert(KEYS, rows_of(KEYS))
+    cache = EmbeddingCache(table_of([tier]), 200, CacheSpec(hit_rate_threshold=0.8))
+    cache.lookup(KEYS[:100])
+    with mock.patch.multiple(Unreachable, fails=True, error=RuntimeError("a defect")), ThreadPoolExecutor() as pool:
+        cache.lookup(KEYS[:110])
+        pool.submit(cache.wait).result(PATIENCE)
+    assert "a defect" in caplog.text
+    cache.lookup(KEYS[:110])
+    cache.wait()
+    assert cache.lookup(KEYS[:110]).equal(rows_of(KEYS[:110]))
+    assert cache.statistics().read == 110
+    cache.close()
+
+
 def test_threshold_one_never_defers() -> None:
     cache = EmbeddingCache(tiers(), 1000, CacheSpec())
     cache.lookup(KEYS[:999])
@@ -147,10 +166,11 @@ class Unreachable(Delegating):
     """A tier that fails on demand."""
 
     fails = False
+    error: Exception = StorageError("down")
 
     def read(self, batch: RowBatch, out: torch.Tensor) -> torch.Tensor:
         if self.fails:
-            raise StorageError("down")
+            raise self.error
         return self.level.read(batch, out)
 
 

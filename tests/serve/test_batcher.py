@@ -234,6 +234,19 @@ def test_an_exception_of_the_model_ends_its_batch_alone(start: Start, scorer: Sc
     batcher.close()
 
 
+def test_a_batch_that_cannot_be_answered_is_not_the_last_one(scorer: Scorer, caplog: pytest.LogCaptureFixture) -> None:
+    def score(requests: Sequence[RecordColumns]) -> ScoredBatch:
+        scored = scorer(requests)
+        return scored._replace(outcomes=[]) if requests[0].num_records == 1 else scored
+
+    batcher = Batcher(score, BatchingSpec(), name="m")
+    with pytest.raises(ValueError, match="zip"):
+        batcher.submit(records(1), part_of).result(timeout=PATIENCE)
+    assert values_of(batcher.submit(records(1, 2), part_of)) == [1, 2]
+    assert "model 'm': a batch could not be answered" in caplog.text
+    batcher.close()
+
+
 def test_an_answer_that_fails_is_its_requests_error(start: Start) -> None:
     def refuse(_: ScoredPart) -> float:
         raise ValueError("no number")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import closing
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -126,6 +127,14 @@ def test_a_request_that_the_second_version_cannot_score_is_counted(
     router.set_route("shop", Route(shadow=ShadowSpec(version=2, share=1.0)))
     assert models.submit(request_of(trained, 0, 2), "shop").result(PATIENCE).model_version == "1"
     wait_for(lambda: router.statistics("shop").failed == 1)
+    # Its model may raise anything, which ends nothing else.
+    second = ServedModel(InferenceSession.open(trained.path), name="shop", version="2")
+    models.install(second, is_default=False)
+    with mock.patch.object(second, "submit", side_effect=RuntimeError("a defect")):
+        models.submit(request_of(trained, 0, 2), "shop").result(PATIENCE)
+        wait_for(lambda: router.statistics("shop").failed == 2)
+    models.submit(request_of(trained, 0, 2), "shop").result(PATIENCE)
+    wait_for(lambda: router.statistics("shop").requests == 1)
 
 
 def test_a_router_ends_while_requests_wait(models: ServedModels) -> None:

@@ -360,6 +360,8 @@ class GroupCache:
                     self.refresh(place)
                 except TerarecError as error:
                     _LOGGER.warning("embedding cache: refresh: %s; the rows stay as they are", error)
+                except Exception:  # a thread that ended would leave the rows as they are for good
+                    _LOGGER.exception("embedding cache: refresh: the rows stay as they are")
 
     def _read_later(self, place: int, missing: Tensor, occurrences: int) -> None:
         """Read rows of ``missing int64[n]``, distinct, in the background; a lookup has them `occurrences` times."""
@@ -376,24 +378,28 @@ class GroupCache:
                 self._note(place, dropped=missing.numel())
 
     def _read_waiting(self) -> None:
-        while True:
-            waiting = self._waiting.get()
+        # To the end of what waits, since `wait` and `close` count on that.
+        while (waiting := self._waiting.get()) is not None:
             try:
-                if waiting is None or self._is_closed.is_set():
-                    return
-                place, missing = waiting
-                with self._lock:
-                    # Another lookup may have read them while they waited.
-                    missing, seen = missing[self.slots[place].find(missing) < 0].cpu(), self._changes.seen()
-                lookup = self._find([place], [missing])
-                with self._lock:
-                    self._note(place, read=missing.numel())
-                if self.spec.form != "static":
-                    self.insert(place, missing[lookup.mask], lookup.rows[lookup.mask], seen)
+                if not self._is_closed.is_set():
+                    self._read_absent(*waiting)
             except TerarecError as error:
                 _LOGGER.warning("embedding cache: %s; the next lookup reads the rows again", error)
+            except Exception:  # the thread must live
+                _LOGGER.exception("embedding cache: the next lookup reads the rows again")
             finally:
                 self._waiting.task_done()
+        self._waiting.task_done()
+
+    def _read_absent(self, place: int, missing: Tensor) -> None:
+        with self._lock:
+            # Another lookup may have read them while they waited.
+            missing, seen = missing[self.slots[place].find(missing) < 0].cpu(), self._changes.seen()
+        lookup = self._find([place], [missing])
+        with self._lock:
+            self._note(place, read=missing.numel())
+        if self.spec.form != "static":
+            self.insert(place, missing[lookup.mask], lookup.rows[lookup.mask], seen)
 
     def wait(self) -> None:
         """Wait until the keys that are read in the background are there."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -19,6 +20,8 @@ from terarec.serve.request_queue import RequestQueue, Waiting
 from terarec.serve.session import Scored
 from terarec.serve.statistics import StageTimes, StatisticsCounter
 from terarec.spec import BatchingSpec
+
+_LOGGER = logging.getLogger(__name__)
 
 _WINDOW_NS = 200_000_000
 _WINDOW_REQUESTS = 100
@@ -263,8 +266,13 @@ class Batcher:
 
     def _run(self) -> None:
         while (batch := self._next_batch()) is not None:
-            if batch:
+            try:
                 self._score_batch(batch)
+            except Exception as error:  # without this thread no request would be answered any more
+                _LOGGER.exception("model %r: a batch could not be answered", self._name)
+                for waiting in batch:
+                    if not waiting.future.done():
+                        waiting.future.set_exception(error)
             del batch  # whose columns would be kept until the next one comes
 
     def _next_batch(self) -> list[Waiting] | None:

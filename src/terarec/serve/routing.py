@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from terarec.errors import TerarecError
 from terarec.serve.models import ServedModels
 from terarec.serve.protocol import InferRequest, InferResponse
 from terarec.serve.statistics import DIFFERENCES, ShadowStatistics
@@ -146,7 +145,7 @@ class Router:
             scored = self._models.get(item.name, item.version).submit(item.request).result(_SHADOW_SECONDS)
             mine, others = (np.asarray(of.outputs[0].data, dtype=np.float64).reshape(-1) for of in (answer, scored))
             difference = np.abs(mine - others)
-        except (TerarecError, TimeoutError, ValueError):
+        except Exception:  # whatever a model raises: the thread goes on with the next request
             self._count(item.name, item.version, failed=1)
             return
         classes = np.bincount([bisect_left(DIFFERENCES, value) for value in difference], minlength=len(DIFFERENCES) + 1)

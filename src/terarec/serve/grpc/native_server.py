@@ -111,8 +111,9 @@ class NativeServer:
                 if kind != EVENT_CALL or body is None or details is None:
                     self._cancel(number)  # the client has gone, or its deadline has passed
                     continue
-                call = service.begin(_UNARY[method], body, details[1], details[0])
+                call: Call | None = None
                 try:
+                    call = service.begin(_UNARY[method], body, details[1], details[0])
                     self._begin(service, number, call, _UNARY[method], body, details[0])
                 except Exception as error:
                     self._fail(number, call, failure_of(error))
