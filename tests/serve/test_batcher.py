@@ -221,6 +221,20 @@ def test_an_error_ends_its_own_request(scorer: Scorer, start: Start) -> None:
     assert {size: count.count for size, count in found.batches.items()} == {1: 2}
 
 
+def test_who_has_an_answer_finds_it_counted(scorer: Scorer, start: Start) -> None:
+    counter = StatisticsCounter()
+    batcher = start(statistics=counter)
+    first = held_up(scorer, batcher)
+    found: list[tuple[int, int]] = []
+    for value in (-1, 2, 3):
+        future = batcher.submit(records(value), part_of)
+        future.add_done_callback(lambda _: found.append((counter.read().succeeded, counter.read().failed["error"])))
+    scorer.may_go_on.set()
+    assert values_of(first) == [0]
+    batcher.close()
+    assert found == [(3, 1)] * 3
+
+
 def test_an_exception_of_the_model_ends_its_batch_alone(start: Start, scorer: Scorer) -> None:
     def score(requests: Sequence[RecordColumns]) -> ScoredBatch:
         if requests[0].num_records == 1:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -328,22 +328,29 @@ class Batcher:
         ended = time.monotonic_ns()
         queues: list[int] = []
         num_records = 0
+        answers: list[tuple[Future[Any], Any, Exception | None]] = []
         for waiting, outcome in zip(running, scored.outcomes, strict=True):
             queued = begun - waiting.arrived_ns
             if isinstance(outcome, Exception):
                 self._statistics.add_failure("error", time.monotonic_ns() - waiting.arrived_ns)
-                waiting.future.set_exception(outcome)
+                answers.append((waiting.future, None, outcome))
                 continue
             queues.append(queued)
             num_records += waiting.records.num_records
             part = ScoredPart(outcome.scores, outcome.step, scored.times._replace(queue=queued), scored.lookup_ns)
             try:
-                answered = waiting.answer(part)
+                answers.append((waiting.future, waiting.answer(part), None))
             except Exception as error:
-                waiting.future.set_exception(error)
-            else:
-                waiting.future.set_result(answered)
+                answers.append((waiting.future, None, error))
         now = time.monotonic_ns()
         if queues:
+            # Before the answers: who has one and reads the counters finds it counted.
             self._statistics.add_batch(num_records, scored.times._replace(compute_output=now - ended), queues)
+        for future, answered, problem in answers:
+            if problem is None:
+                future.set_result(answered)
+            else:
+                future.set_exception(problem)
+        now = time.monotonic_ns()
+        if queues:
             self._pacing.observe([queued + now - begun for queued in queues], num_records, ended - begun, now)

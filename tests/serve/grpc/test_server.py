@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
 from queue import Queue
 from typing import Any
+from unittest import mock
 
 import grpc
 import numpy as np
@@ -22,6 +24,7 @@ from terarec.serve import InferenceSession
 from terarec.serve.api import InferenceApi
 from terarec.serve.grpc.messages import METHODS, SERVICE
 from terarec.serve.grpc.server import GrpcServer
+from terarec.serve.grpc.service import PendingInference
 from terarec.serve.models import ServedModels
 from terarec.spec import AccessSpec, BatchingSpec, ServingSpec
 from terarec.spec.serving_options import ServedModelOptions
@@ -282,15 +285,24 @@ def test_a_stop_lets_requests_in_flight_be_answered(
     api, gate = held
     server = GrpcServer(ServingSpec(grpc_port=0, grpc_library=library))
     server.start(api)
-    with closing(triton.InferenceServerClient(f"127.0.0.1:{server.port}")) as client:
+    respond = PendingInference.response
+
+    def respond_late(pending: PendingInference) -> bytes:
+        time.sleep(0.1)
+        return respond(pending)
+
+    with (
+        closing(triton.InferenceServerClient(f"127.0.0.1:{server.port}")) as client,
+        mock.patch.object(PendingInference, "response", respond_late),
+    ):
         answers = begin_several(client, trained, api, 3)
         stopping = threading.Thread(target=server.stop, args=(PATIENCE,))
         stopping.start()
         late = tensors(trained.records(5, 6))
         wait_for(lambda: code_of(lambda: client.infer("dlrm", late, client_timeout=1.0)) == "UNAVAILABLE")
         gate.open()
-        assert all(answers.get(timeout=PATIENCE)[1] is None for _ in range(3))
         stopping.join(PATIENCE)
+        assert all(answers.get(timeout=PATIENCE)[1] is None for _ in range(3))
         assert not stopping.is_alive()
 
 

@@ -42,7 +42,8 @@ class NativeServer:
     """A server of pygrpc-native.
 
     `_pending` has the requests in flight by the number of their call. The thread of events adds them; whoever takes one
-    out, at its end or when its client has gone, is the only one to have it. `_num_others` counts other calls.
+    out, at its end or when its client has gone, is the only one to have it. `_unanswered` has the numbers of all calls
+    until their answers have been handed over, which is later: `stop` waits for these.
 
     Args:
         limits: Limits.
@@ -79,6 +80,7 @@ class NativeServer:
         self._streams.bind(f"unix:{socket}")
         self._front.set_fallback(socket)
         self._pending: dict[int, PendingInference] = {}
+        self._unanswered: set[int] = set()
         self._threads = ThreadPoolExecutor(OTHER_CALLS, thread_name_prefix="terarec-grpc")
         self._is_stopping = False
         self._events: threading.Thread | None = None
@@ -95,7 +97,7 @@ class NativeServer:
         self._is_stopping = True
         end = time.monotonic() + grace_seconds
         self._streams.stop(grace_seconds)
-        while self._pending and time.monotonic() < end:
+        while self._unanswered and time.monotonic() < end:
             time.sleep(_POLL_SECONDS)
         for number in tuple(self._pending):
             self._cancel(number)
@@ -129,9 +131,11 @@ class NativeServer:
         self._check(name, metadata, body)
         if name != "ModelInfer":
             # In other threads, since a load takes minutes.
+            self._unanswered.add(number)
             self._threads.submit(self._answer, service, number, call, name, body)
             return
         pending = service.infer(body, call)
+        self._unanswered.add(number)
         self._pending[number] = pending
         pending.scored.add_done_callback(partial(self._finish, number))
 
@@ -139,6 +143,7 @@ class NativeServer:
         pending = self._pending.pop(number, None)
         if pending is not None:
             pending.scored.cancel()
+            self._unanswered.discard(number)
             end_call(pending.call, failure_of(CancelledError()))
 
     def _answer(self, service: GrpcService, number: int, call: Call | None, name: str, body: bytes) -> None:
@@ -149,6 +154,8 @@ class NativeServer:
         else:
             end_call(call, answer)
             self._front.respond(number, answer)
+        finally:
+            self._unanswered.discard(number)
 
     def _finish(self, number: int, _: object) -> None:
         """Answer a request; called by the thread that has scored it."""
@@ -162,6 +169,8 @@ class NativeServer:
         else:
             end_call(pending.call, answer)
             self._front.respond(number, answer)
+        finally:
+            self._unanswered.discard(number)
 
     def _fail(self, number: int, call: Call | None, failure: Failure) -> None:
         end_call(call, failure)
