@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from terarec.models import TwoTower
-from terarec.nn.item_frequency import ItemFrequency
+from terarec.models.two_tower import ItemFrequency
 from terarec.nn.losses import in_batch_softmax
 from tests.models.every import TWO_TOWER_MODELS, dataset, random_batch
 

@@ -13,7 +13,7 @@ from terarec.batch import Batch, Jagged, select
 from terarec.embedding import PaddedSequences
 from terarec.models.columns import one_key_bags, samples_of_keys
 from terarec.models.histories import HistoryModel
-from terarec.nn.interest_evolution import InterestEvolution
+from terarec.nn.history_pooling import InterestEvolution
 from terarec.nn.negatives import Candidates, Owned, Sampler
 from terarec.nn.sequences import last_positions
 from terarec.ragged import Ragged

@@ -14,7 +14,7 @@ from terarec.embedding import EmbeddingCollection, PaddedSequences
 from terarec.models.columns import check_history, join, missing_key, mlp, own_tables, owner, without_keys
 from terarec.nn import MLP
 from terarec.nn.attention import HistoryPooling, TargetAttention
-from terarec.nn.history_transformer import HistoryTransformer
+from terarec.nn.history_pooling import HistoryTransformer
 from terarec.nn.initializers import dense_distributions
 from terarec.ragged import Ragged
 from terarec.spec import BSTSpec, DatasetSpec, DINSpec, FeatureSpec
