@@ -48,7 +48,7 @@ from terarec.spec import (
     RocksDBSpec,
     RowFileSpec,
 )
-from terarec.storage import Rows
+from terarec.storage import RowValues
 
 WIDTH = 128
 REQUESTED = 16_384
@@ -75,7 +75,7 @@ def trained_table(rows: int) -> EmbeddingCollection:
     ).eval()
     for begin in range(0, rows, CHUNK):
         keys = torch.arange(begin, min(begin + CHUNK, rows))
-        collection.tables["t"].import_(Rows(keys=keys, weights=torch.randn(keys.numel(), WIDTH)))
+        collection.tables["t"].import_(RowValues(keys=keys, weights=torch.randn(keys.numel(), WIDTH)))
     return collection
 
 

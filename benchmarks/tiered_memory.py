@@ -37,7 +37,7 @@ from terarec.embedding import EmbeddingCollection
 from terarec.optim import RowOptimizer
 from terarec.spec import AdaGradSpec, FeatureSpec, TableSpec, Tiers
 from terarec.spec.tiers import parse_size
-from terarec.storage import Rows
+from terarec.storage import RowValues
 from terarec.train.devices import keep_freed_memory
 
 NAME = "tiered_memory"
@@ -173,7 +173,7 @@ class Table:
         for first in range(0, self.rows, FILL_ROWS):
             keys = torch.arange(first, min(first + FILL_ROWS, self.rows))
             weights = torch.rand(len(keys), WIDTH)
-            self.embedding.tables["t"].import_(Rows(keys=keys, weights=weights, state={"sum": weights}))
+            self.embedding.tables["t"].import_(RowValues(keys=keys, weights=weights, state={"sum": weights}))
 
     def train(self, steps: int, seed: int) -> int:
         """Train on random keys; return the total number of changed rows over all steps."""

@@ -61,7 +61,7 @@ from terarec.spec import (
     Tiers,
     TrainingSpec,
 )
-from terarec.storage import AnyTable, Rows
+from terarec.storage import AnyTable, RowValues
 from terarec.train import Optimizers, Trainer
 from terarec.train.devices import read_ahead
 
@@ -190,7 +190,7 @@ def fill(table: AnyTable) -> None:
         keys = torch.arange(first, min(first + FILL_ROWS, len(table)))
         part = values[: len(keys)]
         state = {table.state_names[0]: part[:, WIDTH:]}
-        table.import_(Rows(keys=keys, weights=part[:, :WIDTH], state=state))
+        table.import_(RowValues(keys=keys, weights=part[:, :WIDTH], state=state))
 
 
 def initial_values() -> np.ndarray:

@@ -77,7 +77,7 @@ from terarec.batch import one_hot
 from terarec.embedding import EmbeddingCollection
 from terarec.optim import RowOptimizer
 from terarec.spec import FeatureSpec, SGDSpec, TableSpec, Tiers
-from terarec.storage import Rows
+from terarec.storage import RowValues
 
 def held():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
@@ -96,7 +96,7 @@ train(0)
 before = held()
 for first in range(0, 3_000_000, 100_000):
     keys = torch.arange(first, first + 100_000)
-    embedding.tables["t"].import_(Rows(keys=keys, weights=torch.ones(100_000, 4)))
+    embedding.tables["t"].import_(RowValues(keys=keys, weights=torch.ones(100_000, 4)))
 for first in range(0, 1_500_000, 50_000):
     train(first)
 data = embedding.arenas[0].data

@@ -35,7 +35,7 @@ from terarec.storage import (
     Arena,
     DynamicArena,
     DynamicTable,
-    Rows,
+    RowValues,
     TieredArena,
     dynamic_tables,
     static_tables,
@@ -91,13 +91,13 @@ def contents(held: AnyTable) -> dict[str, Tensor]:
     return {name: value.cpu() for name, value in found.items()}
 
 
-def some_rows(keys: list[int], held: AnyTable, device: torch.device) -> Rows:
+def some_rows(keys: list[int], held: AnyTable, device: torch.device) -> RowValues:
     generator = torch.Generator().manual_seed(len(keys))
     count, dtype = len(keys), held.arena.dtype
     state = {"exp_avg": torch.randn(count, WIDTH, generator=generator), "sum": torch.rand(count, generator=generator)}
     weights = torch.randn(count, WIDTH, generator=generator).to(dtype)
-    rows = Rows(keys=torch.tensor(keys, dtype=torch.int64), weights=weights, state=state)
-    return Rows(
+    rows = RowValues(keys=torch.tensor(keys, dtype=torch.int64), weights=weights, state=state)
+    return RowValues(
         keys=rows.keys.to(device),
         weights=rows.weights.to(device),
         state={name: value.to(device) for name, value in rows.state.items()},
@@ -125,7 +125,7 @@ def imports(kind: str, options: dict[str, Any], device: torch.device) -> None:
             absent = torch.tensor([1, 77], device=keys_at)
             with pytest.raises(KeyOutOfRangeError, check=at("table 't'", "got key 77")):
                 held.export(absent)
-        weights_alone = Rows(keys=torch.tensor([9]), weights=torch.zeros(1, WIDTH, dtype=held.arena.dtype))
+        weights_alone = RowValues(keys=torch.tensor([9]), weights=torch.zeros(1, WIDTH, dtype=held.arena.dtype))
         for each in (plain, held):
             each.import_(weights_alone)
         move(held, CPU)

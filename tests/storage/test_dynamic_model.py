@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from terarec.errors import StorageError
 from terarec.spec import DynamicTableSpec, EvictionSpec, by_score, freq, lfu, lru, ttl
-from terarec.storage import DynamicArena, Rows, dynamic_tables
+from terarec.storage import DynamicArena, RowValues, dynamic_tables
 from tests.errors import at
 from tests.params import examples
 from tests.storage.indexes import FAST_INDEXES
@@ -130,7 +130,7 @@ class TableMachine(RuleBasedStateMachine):
         assert len(set(rows) | set(self.arena.recycled.tolist())) == self.arena.next_row - 2, "each row is used or free"
 
     def _write(self, key: int) -> None:
-        self.table.import_(Rows(keys=torch.tensor([key]), weights=torch.tensor([[self.held[key].value]])))
+        self.table.import_(RowValues(keys=torch.tensor([key]), weights=torch.tensor([[self.held[key].value]])))
 
     def _expire(self, batch: list[int]) -> None:
         if self.policy.kind == "ttl" and self.clock and self.clock % self.policy.steps == 0:

@@ -21,7 +21,7 @@ from terarec.spec import (
     prob,
     ttl,
 )
-from terarec.storage import DynamicArena, DynamicTable, Rows, dynamic_tables
+from terarec.storage import DynamicArena, DynamicTable, RowValues, dynamic_tables
 from tests.errors import at
 from tests.storage.indexes import FAST_INDEXES, INDEXES
 
@@ -91,7 +91,7 @@ def test_a_full_table_without_a_policy_rejects_and_stays(index: str) -> None:
     ):
         train(held, [2, 8, 9, 8])
     with pytest.raises(StorageError, check=at("table 't'", "holds 3 rows, 1 more")):
-        held.import_(Rows(keys=torch.tensor([1, 4]), weights=torch.ones(2, 4)))
+        held.import_(RowValues(keys=torch.tensor([1, 4]), weights=torch.ones(2, 4)))
     assert keys_of(held) == {1, 2, 3}
     assert train(held, [1, 2, 3]).unique().numel() == 3
 
@@ -215,7 +215,7 @@ def test_a_key_that_returns_starts_from_initial_values_and_is_not_reported(index
     held.arena.attach_state((("sum", (held.arena.num_rows,)),), fills={"sum": 0.5})
     train(held, [1, 2])
     first = held.export(torch.tensor([1]))
-    held.import_(Rows(keys=torch.tensor([1]), weights=torch.ones(1, 4), state={"sum": torch.ones(1)}))
+    held.import_(RowValues(keys=torch.tensor([1]), weights=torch.ones(1, 4), state={"sum": torch.ones(1)}))
     held.evict(lru(), keep_at_least=0)
     row = int(train(held, [1]))
     again = held.export(torch.tensor([1]))
@@ -319,7 +319,7 @@ def test_what_a_filter_counted_means_the_same_keys_under_another_seed_and_name()
 
 def test_what_does_not_fit_the_notes_or_the_filter_is_rejected() -> None:
     held = table(track_uses=True)
-    rows = Rows(keys=torch.tensor([1]), weights=torch.ones(1, 4), uses={"count": torch.ones(2, dtype=torch.int64)})
+    rows = RowValues(keys=torch.tensor([1]), weights=torch.ones(1, 4), uses={"count": torch.ones(2, dtype=torch.int64)})
     with pytest.raises(StorageError, check=at("table 't'", "got count torch.int64[2]")):
         held.import_(rows)
     assert len(held) == 0

@@ -21,7 +21,7 @@ from terarec.storage import (
     Arena,
     DynamicArena,
     DynamicTable,
-    Rows,
+    RowValues,
     Store,
     TieredArena,
     dynamic_tables,
@@ -142,7 +142,7 @@ def test_import_then_export_gives_the_same_rows(make: Factory) -> None:
     before = first.export(torch.arange(5))
     keys = torch.tensor([8, 0, 3])
     weights = torch.randn(3, 4).to(row_type(second))
-    given_rows = Rows(keys=keys, weights=weights, state={"exp_avg": torch.randn(3, 4), "sum": torch.randn(3)})
+    given_rows = RowValues(keys=keys, weights=weights, state={"exp_avg": torch.randn(3, 4), "sum": torch.randn(3)})
     second.import_(given_rows)
     held = second.export(keys)
     assert torch.equal(held.weights, given_rows.weights)
@@ -179,7 +179,7 @@ def test_chunks_of_one_store_fill_another(make: Factory) -> None:
 
 def test_weights_alone_leave_the_state(make: Factory) -> None:
     (store,) = with_state(make(specs(3)))
-    store.import_(Rows(keys=torch.tensor([1]), weights=torch.zeros(1, 4, dtype=row_type(store))))
+    store.import_(RowValues(keys=torch.tensor([1]), weights=torch.zeros(1, 4, dtype=row_type(store))))
     assert store.export(torch.tensor([1])).state["sum"].item() == 0.5
 
 
@@ -235,7 +235,7 @@ def test_a_wrong_import_changes_nothing(
     before = store.export(torch.arange(5))
     weights = weights if weights.dtype == torch.float64 else weights.to(row_type(store))
     with pytest.raises(StorageError, check=at("table 't0'", problem)):
-        store.import_(Rows(keys=torch.tensor([0, 1]), weights=weights, state=state))
+        store.import_(RowValues(keys=torch.tensor([0, 1]), weights=weights, state=state))
     after = store.export(torch.arange(5))
     assert torch.equal(after.weights, before.weights)
     assert torch.equal(after.state["sum"], before.state["sum"])
@@ -252,5 +252,5 @@ def test_any_set_of_keys_round_trips(rows: int, keys: set[int], name: str) -> No
     inside = torch.tensor([key for key in keys if key < rows], dtype=torch.int64)
     expected = store.export(torch.arange(rows)).weights
     expected[inside] = torch.full((inside.numel(), 4), 7.0)
-    store.import_(Rows(keys=inside, weights=torch.full((inside.numel(), 4), 7.0)))
+    store.import_(RowValues(keys=inside, weights=torch.full((inside.numel(), 4), 7.0)))
     assert torch.equal(store.export(torch.arange(rows)).weights, expected)

@@ -41,7 +41,7 @@ from terarec.errors import ConfigError, FormatError
 from terarec.formats.container import tensor_shapes
 from terarec.formats.delta import TableChanges, read_changes, write_changes
 from terarec.kernels.hash_index import HashIndex, new_hash_index
-from terarec.storage import Rows, Store
+from terarec.storage import RowValues, Store
 
 _NO_KEYS = np.empty(0, dtype=np.int64)
 # Keys of a piece: 128 MiB.
@@ -80,7 +80,7 @@ def _changes(table: Store, table_rows: int) -> Iterator[TableChanges]:
         yield _piece(table, table_rows, _NO_KEYS, None)
 
 
-def _piece(table: Store, table_rows: int, removed: NDArray[np.int64], rows: Rows | None) -> TableChanges:
+def _piece(table: Store, table_rows: int, removed: NDArray[np.int64], rows: RowValues | None) -> TableChanges:
     keys, values = _NO_KEYS, {}
     if rows is not None:
         tensors = {WEIGHTS: rows.weights, **prefixed(STATE_PREFIX, rows.state), **prefixed(USE_PREFIX, rows.uses)}
@@ -183,11 +183,11 @@ class TableChain:
             return replace(shape, num_rows=shape.num_rows + sum(count for count, *_ in shapes))
         return shape
 
-    def rows(self, table: str) -> Iterator[Rows]:
+    def rows(self, table: str) -> Iterator[RowValues]:
         """Yield the keys and weights of a table, one piece at a time; errors are those of `pieces`."""
         return vectors_of(self.pieces(table))
 
-    def changes(self, table: str, num_deltas: int) -> Iterator[tuple[Tensor, Rows | None]]:
+    def changes(self, table: str, num_deltas: int) -> Iterator[tuple[Tensor, RowValues | None]]:
         """Yield the changes of a table by the last `num_deltas` deltas, in their order.
 
         Yields:
@@ -222,7 +222,7 @@ class TableChain:
                     keyed_of(table, path).remove(torch.from_numpy(changes.removed))
                 if len(changes.keys):
                     rows = rows_of(tensors_of({KEYS: changes.keys, **changes.rows}), 0)
-                    table.import_(rows if with_state else Rows(keys=rows.keys, weights=rows.weights))
+                    table.import_(rows if with_state else RowValues(keys=rows.keys, weights=rows.weights))
             # A part holds the rows of this process alone; the delta counts those of all. A static table may grow later.
             if table.is_dynamic and len(table) != table_rows and not table.is_part:
                 raise FormatError(path, f"leads to {len(table)} rows of table {table.name!r}, expected {table_rows}")

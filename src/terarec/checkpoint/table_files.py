@@ -35,7 +35,7 @@ from terarec.io.opening import read_bytes
 from terarec.memory import RowFormat
 from terarec.memory.row_file import MANIFEST_FILE, SEGMENT_SUFFIX, RowFile
 from terarec.memory.row_format import DESCRIPTION_FILE, RowFileLayout, read_description
-from terarec.storage import Rows, Store
+from terarec.storage import RowValues, Store
 from terarec.storage.store import KeyedRows, TableRows
 
 SHARD_BYTES = 64 * 2**20
@@ -262,7 +262,7 @@ class TableFiles:
             raise FormatError(first, f"got {shapes} and {metadata}, expected rows of a table")
         return TableShape(num_rows=int(num_rows), width=shapes[WEIGHTS][1], seed=None if seed is None else int(seed))
 
-    def rows(self, table: str) -> Iterator[Rows]:
+    def rows(self, table: str) -> Iterator[RowValues]:
         """Yield the keys and weights of a table, one piece at a time; errors are those of `pieces`."""
         return vectors_of(self.pieces(table))
 
@@ -323,7 +323,7 @@ class TableFiles:
                 # The files leave out rows that were never trained: their values follow from the seed.
                 elif has_keys:
                     table.restart(int(seed))
-            table.import_(rows if with_state else Rows(keys=rows.keys, weights=rows.weights))
+            table.import_(rows if with_state else RowValues(keys=rows.keys, weights=rows.weights))
             done += len(rows.keys)
         if done != num_rows:
             raise FormatError(self.path, f"holds {done} of the {num_rows} rows of table {table.name!r}")
@@ -346,7 +346,7 @@ class TableFiles:
         if with_state and is_whole and table.adopt(self.path / entry.directory):
             return
         for rows in self._rows_of_file(entry):
-            table.import_(rows if with_state else Rows(keys=rows.keys, weights=rows.weights))
+            table.import_(rows if with_state else RowValues(keys=rows.keys, weights=rows.weights))
 
     def _load_keys(self, table: Store, *, with_uses: bool) -> None:
         done = 0
@@ -368,7 +368,7 @@ class TableFiles:
         return read_description(self.path / entry.directory)
 
     @stream
-    def _rows_of_file(self, entry: RowFileEntry) -> Generator[Rows]:
+    def _rows_of_file(self, entry: RowFileEntry) -> Generator[RowValues]:
         layout = self._layout(entry)
         of = RowFormat.of_columns(layout.columns)
         # Without the writer's lock, so that several processes can load the checkpoint.
@@ -380,7 +380,7 @@ class TableFiles:
                 weights, state = of.unpack(torch.from_numpy(values))
                 # Weights and states of a row are interleaved in the file; a table takes each in one piece.
                 state = {name: part.contiguous() for name, part in state.items()}
-                yield Rows(keys=torch.from_numpy(keys), weights=weights.contiguous(), state=state)
+                yield RowValues(keys=torch.from_numpy(keys), weights=weights.contiguous(), state=state)
         finally:
             store.close()
 
@@ -437,20 +437,20 @@ def tensors_of(arrays: Arrays) -> dict[str, Tensor]:
     return {name: as_tensor(array) for name, array in arrays.items()}
 
 
-def rows_of(tensors: Mapping[str, Tensor], first_key: int) -> Rows:
+def rows_of(tensors: Mapping[str, Tensor], first_key: int) -> RowValues:
     """Return a piece of a table; one without keys holds those from `first_key` on."""
     weights = tensors[WEIGHTS]
     keys = tensors[KEYS] if KEYS in tensors else torch.arange(first_key, first_key + len(weights))
-    return Rows(keys=keys, weights=weights, state=_named(STATE_PREFIX, tensors), uses=_named(USE_PREFIX, tensors))
+    return RowValues(keys=keys, weights=weights, state=_named(STATE_PREFIX, tensors), uses=_named(USE_PREFIX, tensors))
 
 
-def vectors_of(pieces: Iterable[Arrays]) -> Iterator[Rows]:
+def vectors_of(pieces: Iterable[Arrays]) -> Iterator[RowValues]:
     """Yield the keys and weights of the pieces of a table."""
     done = 0
     for piece in pieces:
         rows = rows_of(tensors_of(piece), done)
         done += rows.keys.numel()
-        yield Rows(keys=rows.keys, weights=rows.weights)
+        yield RowValues(keys=rows.keys, weights=rows.weights)
 
 
 def _named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

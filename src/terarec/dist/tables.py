@@ -21,7 +21,7 @@ from terarec.errors import StorageError
 from terarec.kernels.rows import initialise_keys
 from terarec.memory.initial_values import initial_scale
 from terarec.spec import DynamicTableSpec, EvictionSpec, TableSpec
-from terarec.storage import AnyTable, DynamicTable, Rows, StaticTable
+from terarec.storage import AnyTable, DynamicTable, RowValues, StaticTable
 from terarec.storage.store import KeyedRows
 from terarec.storage.tiered import TieredTable
 
@@ -132,15 +132,15 @@ class ShardedTable:
         """Return arena rows int64[n] on this rank of ``keys int64[n]``, which it has to have."""
         return self.part.rows(self.placed.local_keys(keys), train=train)
 
-    def export(self, keys: Tensor) -> Rows:
+    def export(self, keys: Tensor) -> RowValues:
         """Return copies of the rows of ``keys int64[n]`` on this rank, of their columns here."""
         return replace(self.part.export(self.placed.local_keys(keys)), keys=keys)
 
-    def export_chunks(self, chunk_rows: int) -> Iterator[Rows]:
+    def export_chunks(self, chunk_rows: int) -> Iterator[RowValues]:
         """Return this rank's share; see `export_changed`."""
         return self.export_changed(chunk_rows)
 
-    def export_changed(self, chunk_rows: int) -> Iterator[Rows]:
+    def export_changed(self, chunk_rows: int) -> Iterator[RowValues]:
         """Return this rank's share under the keys of the whole table; nothing if it has none."""
         if self.placed.by_column:
             keys = self._changed_keys(chunk_rows) if self._is_sparse else self.part.keys()
@@ -178,12 +178,12 @@ class ShardedTable:
             # A table without rows of its own is not read: that opens the files of tiers, which all ranks would try to
             # take.
             for piece in () if is_recorded or not whole.num_changed else whole.export_changed(_DRAWN_AT_ONCE):
-                self.import_(Rows(keys=piece.keys, weights=piece.weights))
+                self.import_(RowValues(keys=piece.keys, weights=piece.weights))
         elif is_recorded:
             self._draw(self._seed)
         else:
             for rows, keys in self._static_rows():
-                self.part.import_(Rows(keys=rows, weights=whole.export(keys).weights[:, columns].contiguous()))
+                self.part.import_(RowValues(keys=rows, weights=whole.export(keys).weights[:, columns].contiguous()))
 
     def _draw_like_whole_table(self) -> None:
         """Let rows that are drawn when they are first used get the initial weights that they have in one process.
@@ -198,7 +198,7 @@ class ShardedTable:
         elif isinstance(part, TieredTable) and not placed.keeps_numbers:
             part.arena.data.draw_by(part.number, partial(placed.keys_of, rank))
 
-    def import_(self, rows: Rows) -> None:
+    def import_(self, rows: RowValues) -> None:
         """Overwrite those of the rows that are on this rank."""
         if self.placed.by_column:
             if self._ranks.rank not in self.placed.ranks:
@@ -213,7 +213,7 @@ class ShardedTable:
         if not bool(mine.any()):
             return
         self.part.import_(
-            Rows(
+            RowValues(
                 keys=self.placed.local_keys(rows.keys[mine]),
                 weights=rows.weights[mine],
                 state={name: tensor[mine] for name, tensor in rows.state.items()},
@@ -242,7 +242,7 @@ class ShardedTable:
             return self.part.num_since
         return sum(rows.keys.numel() for rows in self._own(self.part.export_since(_ROWS_AT_ONCE)))
 
-    def export_since(self, chunk_rows: int) -> Iterator[Rows]:
+    def export_since(self, chunk_rows: int) -> Iterator[RowValues]:
         """Return those of this rank's share that changed after `changes_since`; see `export_changed`."""
         if self.placed.by_column:
             keys_of_chunks = [rows.keys for rows in self.part.export_since(chunk_rows)]
@@ -268,7 +268,7 @@ class ShardedTable:
                 initializer=spec.initializer,
                 scale=initial_scale(spec),
             )
-            self.part.import_(Rows(keys=rows, weights=weights[:, placed.columns(self._ranks.rank)].contiguous()))
+            self.part.import_(RowValues(keys=rows, weights=weights[:, placed.columns(self._ranks.rank)].contiguous()))
 
     def _static_rows(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield rows of the part of a static table and their keys, int64[n] each."""
@@ -297,7 +297,7 @@ class ShardedTable:
         """Return the keys int64[n] of a static table in tiers that were trained or imported, rising."""
         return torch.cat([rows.keys for rows in self.part.export_changed(chunk_rows)]).sort().values
 
-    def _own(self, pieces: Iterator[Rows]) -> Iterator[Rows]:
+    def _own(self, pieces: Iterator[RowValues]) -> Iterator[RowValues]:
         """Yield this rank's share of pieces of the part, under the keys of the whole table; no empty ones."""
         if not self._exports:
             return
@@ -308,7 +308,7 @@ class ShardedTable:
                 if keys.numel():
                     yield replace(rows, keys=keys)
             elif bool(is_mine.any()):
-                yield Rows(
+                yield RowValues(
                     keys=keys[is_mine],
                     weights=rows.weights[is_mine],
                     state={name: tensor[is_mine] for name, tensor in rows.state.items()},
@@ -344,7 +344,7 @@ class ShardedTable:
             is_mine = self._is_mine(whole)
             yield rows[is_mine], whole[is_mine]
 
-    def _export_columns(self, keys: Tensor, chunk_rows: int) -> Iterator[Rows]:
+    def _export_columns(self, keys: Tensor, chunk_rows: int) -> Iterator[RowValues]:
         """Yield rows with the columns of all ranks on the first of them; all ranks call it, and the others get none.
 
         Args:

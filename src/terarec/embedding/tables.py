@@ -26,7 +26,7 @@ from terarec.storage import (
     AnyTable,
     Arena,
     DynamicArena,
-    Rows,
+    RowValues,
     StaticTable,
     TieredArena,
     TieredTable,
@@ -311,9 +311,9 @@ def load_entries(table: AnyTable, prefix: str, state: Mapping[str, Any]) -> tupl
         discard_changes(table.arena)
         table.weights.copy_(weights)
     elif isinstance(table, TieredTable):
-        table.import_(Rows(keys=table.keys(), weights=weights.to(table.arena.dtype)))
+        table.import_(RowValues(keys=table.keys(), weights=weights.to(table.arena.dtype)))
     else:
-        rows = Rows(keys=keys.to(table.arena.device), weights=weights.to(table.arena.dtype))
+        rows = RowValues(keys=keys.to(table.arena.device), weights=weights.to(table.arena.dtype))
         if torch.equal(rows.keys.sort().values, table.keys()):
             table.import_(rows)  # as with a static table, the optimizer state stays
         else:

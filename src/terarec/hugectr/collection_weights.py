@@ -14,7 +14,7 @@ from terarec.formats.hugectr.collection import CollectionDump, DumpedTable, open
 from terarec.formats.hugectr.weights import SparseRows
 from terarec.hugectr.errors import BrokenFileError, OutOfBoundError, WrongInputError
 from terarec.hugectr.sparse_weights import pieces
-from terarec.storage import AnyTable, Rows
+from terarec.storage import AnyTable, RowValues
 
 Tables = Mapping[str, AnyTable]
 
@@ -70,7 +70,7 @@ def load_collection(tables: Tables, folder: Path, *, names: Sequence[str] = ()) 
         for chunk in dump.chunks(described):
             device = table.arena.device
             weights = torch.from_numpy(chunk.vectors).to(device, table.arena.dtype)
-            table.import_(Rows(keys=torch.from_numpy(chunk.keys).to(device), weights=weights))
+            table.import_(RowValues(keys=torch.from_numpy(chunk.keys).to(device), weights=weights))
 
 
 def check_collection(tables: Tables, folder: Path, *, names: Sequence[str] = ()) -> None:

@@ -33,7 +33,7 @@ from terarec.hugectr.errors import BrokenFileError, OutOfBoundError
 from terarec.hugectr.network import LOCALIZED
 from terarec.hugectr.objects import SparseEmbedding
 from terarec.kernels.row_rules import LAST_UPDATE
-from terarec.storage import AnyTable, DynamicTable, Rows
+from terarec.storage import AnyTable, DynamicTable, RowValues
 
 
 def pieces(keys: Tensor) -> Iterator[Tensor]:
@@ -51,7 +51,7 @@ class Part(NamedTuple):
     """
 
     slot: int
-    rows: Rows
+    rows: RowValues
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -243,7 +243,7 @@ def import_rows(embedding: EmbeddingFile, chunks: Iterable[SparseRows], path: Pa
             table = embedding.tables[slot]
             keys = torch.from_numpy(chunk.keys[mine] - embedding.bases[slot]).to(table.arena.device)
             weights = torch.from_numpy(chunk.vectors[mine]).to(table.arena.device, table.arena.dtype)
-            table.import_(Rows(keys=keys, weights=weights))
+            table.import_(RowValues(keys=keys, weights=weights))
 
 
 def _layout(embedding: EmbeddingFile) -> SparseFileLayout:

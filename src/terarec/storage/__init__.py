@@ -6,7 +6,7 @@ from terarec.storage.dynamic import DynamicTable, dynamic_tables
 from terarec.storage.dynamic_arena import DynamicArena
 from terarec.storage.key_rows import FrozenKeys
 from terarec.storage.static import Arena, StaticTable, static_tables
-from terarec.storage.store import Rows, Store
+from terarec.storage.store import RowValues, Store
 from terarec.storage.tiered import TieredArena, TieredTable, tiered_tables
 
 AnyArena = Arena | TieredArena | DynamicArena
@@ -20,7 +20,7 @@ __all__ = [
     "DynamicArena",
     "DynamicTable",
     "FrozenKeys",
-    "Rows",
+    "RowValues",
     "StaticTable",
     "Store",
     "TieredArena",

@@ -16,7 +16,7 @@ from terarec.spec.tables import TTLEviction
 from terarec.storage.changes import changes_since, discard_changes, follow_changes, mark_changes
 from terarec.storage.dynamic_arena import DynamicArena
 from terarec.storage.key_rows import KeyRows
-from terarec.storage.store import Rows, check_import
+from terarec.storage.store import RowValues, check_import
 
 _KEYS_AT_ONCE = 1 << 20  # that are compared, so that a scan of a large table takes little memory
 
@@ -188,7 +188,7 @@ class DynamicTable:
         with self.arena.lock:
             self._rows.clear()
 
-    def replace(self, rows: Rows) -> None:
+    def replace(self, rows: RowValues) -> None:
         """Replace the content by `rows`, as `import_` into a new table.
 
         Raises:
@@ -207,7 +207,7 @@ class DynamicTable:
             self._rows.clear()
             self.import_(rows)
 
-    def export(self, keys: Tensor) -> Rows:
+    def export(self, keys: Tensor) -> RowValues:
         """Return copies of the rows of ``keys int64[n]``.
 
         Raises:
@@ -225,7 +225,7 @@ class DynamicTable:
                 )
             return self._copy(keys, rows)
 
-    def export_chunks(self, chunk_rows: int) -> Iterator[Rows]:
+    def export_chunks(self, chunk_rows: int) -> Iterator[RowValues]:
         """Return all rows, `chunk_rows` at a time; an empty table returns one chunk without rows."""
         start, is_first = 0, True
         while start >= 0:
@@ -238,11 +238,11 @@ class DynamicTable:
                 yield piece
             del piece  # before the next one is copied
 
-    def export_changed(self, chunk_rows: int) -> Iterator[Rows]:
+    def export_changed(self, chunk_rows: int) -> Iterator[RowValues]:
         """Return all rows; see `export_chunks`."""
         return self.export_chunks(chunk_rows)
 
-    def import_(self, rows: Rows) -> None:
+    def import_(self, rows: RowValues) -> None:
         """Overwrite the rows of ``rows.keys``; keys without rows are inserted, without admission.
 
         Empty ``rows.state`` and ``rows.uses`` do not change state and uses; those of new keys are initial.
@@ -311,7 +311,7 @@ class DynamicTable:
         """Rows that changed after `changes_since`."""
         return sum(keys.numel() for keys in self._changed_keys())
 
-    def export_since(self, chunk_rows: int) -> Iterator[Rows]:
+    def export_since(self, chunk_rows: int) -> Iterator[RowValues]:
         """Return the rows that changed after `changes_since`; see `Store.export_since`."""
         for changed in self._changed_keys():
             for part in torch.split(changed, chunk_rows) if changed.numel() else ():
@@ -372,10 +372,10 @@ class DynamicTable:
         """Move the index to the device of the arena."""
         self._rows.move()
 
-    def _copy(self, keys: Tensor, rows: Tensor) -> Rows:
+    def _copy(self, keys: Tensor, rows: Tensor) -> RowValues:
         arena, tracked = self.arena, self._rows.tracked
         weights, state = arena.data.read(self.number, rows, keys)
-        return Rows(
+        return RowValues(
             keys=keys,
             weights=weights,
             state=state,

@@ -21,7 +21,7 @@ from terarec.ops.row_update import state_dtype
 from terarec.spec import TableSpec
 from terarec.storage.changes import DirectWrites, discard_changes, mark_changes
 from terarec.storage.static_keys import FixedRows, StaticKeys
-from terarec.storage.store import Rows, check_import, shared_row_type
+from terarec.storage.store import RowValues, check_import, shared_row_type
 
 
 class Arena(FixedRows):
@@ -239,26 +239,28 @@ class StaticTable(StaticKeys):
         """Bytes of weights and optimizer state."""
         return sum(part.numel() * part.element_size() for part in (self.weights, *self.state.values()))
 
-    def export(self, keys: Tensor) -> Rows:
+    def export(self, keys: Tensor) -> RowValues:
         """Return copies of the rows of ``keys int64[n]``."""
         keys = keys.to(self.arena.device)
         rows = self.rows(keys, train=False)
         state = {name: tensor[rows] for name, tensor in self.arena.state.items()}
-        return Rows(keys=keys, weights=self.arena.weights[rows], state=state)
+        return RowValues(keys=keys, weights=self.arena.weights[rows], state=state)
 
-    def export_chunks(self, chunk_rows: int) -> Iterator[Rows]:
+    def export_chunks(self, chunk_rows: int) -> Iterator[RowValues]:
         """Return all rows in key order, `chunk_rows` at a time, without copying."""
         weights, state = self.weights, self.state
         for start in range(0, len(self), chunk_rows):
             part = slice(start, min(start + chunk_rows, len(self)))
             keys = torch.arange(part.start, part.stop, device=weights.device)
-            yield Rows(keys=keys, weights=weights[part], state={name: tensor[part] for name, tensor in state.items()})
+            yield RowValues(
+                keys=keys, weights=weights[part], state={name: tensor[part] for name, tensor in state.items()}
+            )
 
-    def export_changed(self, chunk_rows: int) -> Iterator[Rows]:
+    def export_changed(self, chunk_rows: int) -> Iterator[RowValues]:
         """Return all rows; see `export_chunks`."""
         return self.export_chunks(chunk_rows)
 
-    def import_(self, rows: Rows) -> None:
+    def import_(self, rows: RowValues) -> None:
         """Overwrite the rows of ``rows.keys``; empty ``rows.state`` does not change the optimizer state."""
         # Keys and shapes are checked before a row changes: all rows are imported, or none.
         target = self.rows(rows.keys.to(self.arena.device), train=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 from terarec.errors import KeyOutOfRangeError
 from terarec.spec import TableSpec
 from terarec.storage.changes import ChangedRows, ChangingArena, changes_since, follow_changes
-from terarec.storage.store import Rows
+from terarec.storage.store import RowValues
 
 
 class FixedRows:
@@ -62,7 +62,7 @@ class StaticKeys(ABC):
     base: int
 
     @abstractmethod
-    def export(self, keys: Tensor) -> Rows:
+    def export(self, keys: Tensor) -> RowValues:
         """Return copies of the rows of ``keys int64[n]``."""
 
     @property
@@ -113,7 +113,7 @@ class StaticKeys(ABC):
             return 0
         return sum(rows.numel() for rows in changes.between(self.base, self.base + self.spec.rows))
 
-    def export_since(self, chunk_rows: int) -> Iterator[Rows]:
+    def export_since(self, chunk_rows: int) -> Iterator[RowValues]:
         """Return the rows that changed after `changes_since`; see `Store.export_since`."""
         if self.arena.changes is not None:
             for rows in self.arena.changes.between(self.base, self.base + self.spec.rows):

@@ -16,7 +16,7 @@ from terarec.spec import DynamicTableSpec, EvictionSpec, TableSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rows:
+class RowValues:
     """Keys with their weights, optimizer state and uses, as stores export and import them.
 
     Attributes:
@@ -76,20 +76,20 @@ class TableRows(Protocol):
             KeyOutOfRangeError: A key that this table cannot hold.
         """
 
-    def export(self, keys: Tensor) -> Rows:
+    def export(self, keys: Tensor) -> RowValues:
         """Return copies of the rows of ``keys int64[n]``, which may be on another device than the table.
 
         Raises:
             KeyOutOfRangeError: A key that is not in the table.
         """
 
-    def export_chunks(self, chunk_rows: int) -> Iterator[Rows]:
+    def export_chunks(self, chunk_rows: int) -> Iterator[RowValues]:
         """Return all rows, at most `chunk_rows` at a time; a chunk may share memory with the table.
 
         There is at least one chunk; it is empty for an empty table.
         """
 
-    def import_(self, rows: Rows) -> None:
+    def import_(self, rows: RowValues) -> None:
         """Overwrite the rows of ``rows.keys``, all or none of them; they may be on another device than the table.
 
         Empty ``rows.state`` does not change the optimizer state.
@@ -111,7 +111,7 @@ class SavedRows(Protocol):
     def num_changed(self) -> int:
         """Rows that `export_changed` returns."""
 
-    def export_changed(self, chunk_rows: int) -> Iterator[Rows]:
+    def export_changed(self, chunk_rows: int) -> Iterator[RowValues]:
         """Return the rows that a checkpoint has to hold, at most `chunk_rows` at a time, at least one chunk.
 
         All others have the initial weights of `initial_seed`, and initial state.
@@ -167,7 +167,7 @@ class ChangedSince(Protocol):
     def num_since(self) -> int:
         """Rows that `export_since` returns."""
 
-    def export_since(self, chunk_rows: int) -> Iterator[Rows]:
+    def export_since(self, chunk_rows: int) -> Iterator[RowValues]:
         """Return the rows that changed after `changes_since`, at most `chunk_rows` at a time."""
 
 
@@ -237,7 +237,7 @@ def shared_row_type(specs: Sequence[TableSpec | DynamicTableSpec]) -> tuple[int,
 
 
 def check_import(
-    table: str, rows: Rows, weights: Tensor, state: Mapping[str, Tensor], uses: Mapping[str, Tensor] | None = None
+    table: str, rows: RowValues, weights: Tensor, state: Mapping[str, Tensor], uses: Mapping[str, Tensor] | None = None
 ) -> None:
     """Raise `StorageError` unless `rows` fit arena tensors ``weights [V, D]``, ``state [V, ...]`` and ``uses [V]``.
 

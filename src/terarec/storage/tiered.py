@@ -17,7 +17,7 @@ from terarec.memory.tiered_rows import TieredRows
 from terarec.spec import TableSpec
 from terarec.storage.changes import discard_changes, mark_changes
 from terarec.storage.static_keys import FixedRows, StaticKeys
-from terarec.storage.store import Rows, check_import, shared_row_type
+from terarec.storage.store import RowValues, check_import, shared_row_type
 
 _KEYS_AT_ONCE = 1 << 20
 
@@ -156,18 +156,18 @@ class TieredTable(StaticKeys):
             weights[rows.keys] = rows.weights
         return weights
 
-    def export(self, keys: Tensor) -> Rows:
+    def export(self, keys: Tensor) -> RowValues:
         """Return copies of the rows of ``keys int64[n]``, without moving them between tiers."""
         keys = keys.to(self.arena.device)
         weights, state = self.arena.data.read(self.number, self.rows(keys, train=False), keys)
-        return Rows(keys=keys, weights=weights, state=state)
+        return RowValues(keys=keys, weights=weights, state=state)
 
-    def export_chunks(self, chunk_rows: int) -> Iterator[Rows]:
+    def export_chunks(self, chunk_rows: int) -> Iterator[RowValues]:
         """Return all rows in key order, `chunk_rows` at a time, without moving them between tiers."""
         for start in range(0, len(self), chunk_rows):
             yield self.export(torch.arange(start, min(start + chunk_rows, len(self)), device=self.arena.device))
 
-    def export_changed(self, chunk_rows: int) -> Iterator[Rows]:
+    def export_changed(self, chunk_rows: int) -> Iterator[RowValues]:
         """Return the rows that were trained or imported, `chunk_rows` at a time; without any, one chunk without rows.
 
         All other rows have initial weights, which depend on table, key and `initial_seed`, and initial state.
@@ -175,12 +175,12 @@ class TieredTable(StaticKeys):
         is_empty = True
         for keys, weights, state in self.arena.data.items(self.number, chunk_rows):
             is_empty = False
-            yield Rows(keys=keys, weights=weights, state=state)
+            yield RowValues(keys=keys, weights=weights, state=state)
         # A chunk without rows names the states of the optimizer.
         if is_empty:
             yield self.export(torch.empty(0, dtype=torch.int64, device=self.arena.device))
 
-    def import_(self, rows: Rows) -> None:
+    def import_(self, rows: RowValues) -> None:
         """Overwrite the rows of ``rows.keys``; empty ``rows.state`` does not change the optimizer state."""
         keys = rows.keys.to(self.arena.device)
         # Keys and shapes are checked before a row changes: all rows are imported, or none.
