@@ -13,7 +13,7 @@ import pytest
 
 from terarec.apps.recipes.reproduce import prepare_sequences
 from terarec.apps.recommend import Catalogue, Recommender
-from terarec.apps.served_recommendations import Recommendations
+from terarec.apps.served_recommendations import ServedRecommendations
 from terarec.errors import ConfigError
 from terarec.serve import InferenceSession
 from terarec.serve.models import ServedModels
@@ -105,7 +105,7 @@ def client(runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> I
     with ServedModels() as models:
         models.install(ServedModel(InferenceSession.open(runs["sasrec"])))
         with (
-            Recommendations(spec, models) as service,
+            ServedRecommendations(spec, models) as service,
             served(models, recommendations=service) as server,
             httpx.Client(base_url=server.url, timeout=PATIENCE) as found,
         ):

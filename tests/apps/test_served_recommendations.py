@@ -20,7 +20,7 @@ import pytest
 
 from terarec.apps.promotion import promote
 from terarec.apps.recommend import Recommender
-from terarec.apps.served_recommendations import Recommendations
+from terarec.apps.served_recommendations import ServedRecommendations
 from terarec.config.files import load_recommendations
 from terarec.errors import ConfigError, DataNotFoundError
 from terarec.serve.loading import VersionLoader
@@ -57,7 +57,7 @@ class Shop:
     """
 
     client: httpx.Client
-    service: Recommendations
+    service: ServedRecommendations
     models: ServedModels
     repository: Path
     items: Path
@@ -95,7 +95,7 @@ def shop_of(
     repository = RepositorySpec(path=str(folder / "models"), poll_seconds=1e6)
     with (
         repository_models(repository, VersionLoader(options)) as models,
-        Recommendations(RecommendationSpec(items=str(items), key="movieId", **spec), models) as service,
+        ServedRecommendations(RecommendationSpec(items=str(items), key="movieId", **spec), models) as service,
         served(models, recommendations=service) as server,
         httpx.Client(base_url=server.url, timeout=PATIENCE) as client,
     ):
@@ -286,9 +286,9 @@ def test_keys_are_integers_or_texts(film_runs: FilmRuns, published: Path, tmp_pa
     spec = RecommendationSpec(items=str(path), key="day", retrieval="towers")
     with repository_models(RepositorySpec(path=str(published), control="none"), VersionLoader()) as models:
         with pytest.raises(ConfigError, check=at(path)):
-            Recommendations(spec, models)
+            ServedRecommendations(spec, models)
         with pytest.raises(DataNotFoundError, check=at(tmp_path / "none.csv")):
-            Recommendations(replace(spec, items=str(tmp_path / "none.csv")), models)
+            ServedRecommendations(replace(spec, items=str(tmp_path / "none.csv")), models)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Recommendations`: retrieve, then rank, by the models that a server has, for its path ``/v1/recommend``.
+"""`ServedRecommendations`: retrieve, then rank, by the models that a server has, for its path ``/v1/recommend``.
 
 Vectors of users are computed in batches, and candidates are scored in the queue of the ranking model, next to its other
 requests. A new version of the retrieval model, or a new file of items, is indexed in the background, and then takes
@@ -122,7 +122,7 @@ class _Ranking(NamedTuple):
     version: ScoringVersion
 
 
-class Recommendations(Repeating):
+class ServedRecommendations(Repeating):
     """Answers requests by the models of a server. Thread-safe.
 
     `_current` is replaced as a whole by the thread that polls, and read once by each request.

@@ -317,9 +317,9 @@ def serve(options: ServeOptions, show: Show) -> None:
 
     recommendations: run.OpenRecommendations | None = None
     if options.recommend is not None:
-        from terarec.apps.served_recommendations import Recommendations
+        from terarec.apps.served_recommendations import ServedRecommendations
 
-        recommendations = partial(Recommendations, load_recommendations(options.recommend))
+        recommendations = partial(ServedRecommendations, load_recommendations(options.recommend))
 
     def ready(server: run.RunningServer) -> None:
         if options.run is not None:
