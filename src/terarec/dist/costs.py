@@ -196,11 +196,13 @@ def cost_of(
     seconds_looked_up = costs.lookup_seconds + costs.lookup_byte_seconds * 4 * placed.width
     block[3] = block[1] * seconds_looked_up
     block[3] += block[2] * (costs.update_seconds + costs.update_byte_seconds * load.row_bytes * part)
+    # A plan that names no machines has all ranks on one.
     node = np.arange(size) // (plan.ranks_per_node or size)
     is_near = node[:, None] == node
     # Keys travel in the direction of gradients, against that of vectors.
     vectors, integers = requested, _KEY_BYTES * requested
     pooled = _PooledOnRows(0 * requested, 0 * requested)
+    # Sums in the order of the samples, copies and hot rows all need the vectors of keys.
     can_pool = not (plan.deterministic or placed.has_copies or placed.has_hot_rows) and size > 1
     if load.bags and can_pool and pooling != "samples":
         pooled = _pooled_on_rows(load, placed, size)
@@ -275,6 +277,7 @@ def _bytes_on_ranks(load: TableLoad, placed: PlacedTable, placement: Placement, 
         return totals
     # Hashed keys and keys modulo the ranks spread evenly over them.
     totals[list(placed.ranks)] = load.num_bytes / len(placed.ranks)
+    # Besides their share above: an upper bound, as in `ShardingPlan.weight_bytes`.
     if isinstance(placement, Hybrid):
         totals += len(placement.hot_keys) * load.num_bytes / max(1, load.rows)
     return totals

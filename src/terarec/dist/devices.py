@@ -32,6 +32,7 @@ def group_backend(device: torch.device, *, is_staged: bool) -> str:
             f"got {str(device)!r} for several ranks, but torch has not {missing} for collectives there, expected a "
             "torch that has, or shared devices (--share-device), whose tensors go through host memory",
         )
+    # Both: numbers that the host reads, such as those of a norm, do not go through the device.
     return f"cpu:gloo,{device.type}:{name}"
 
 
@@ -48,6 +49,7 @@ def check_devices(ranks: Ranks, device: torch.device, *, is_shared: bool) -> Non
         ConfigError: Ranks that share a device.
     """
     ranks.check_same("devices", _facts(device) | {"share_device": is_shared})
+    # Ranks of one machine share its processor.
     shared = None if device.type == "cpu" or is_shared else shared_device(ranks, device)
     if shared is not None:
         raise ConfigError(
@@ -74,6 +76,7 @@ def shared_device(ranks: Ranks, device: torch.device) -> SharedDevice | None:
     """Return the first device that two ranks have, if any; all ranks call this with theirs."""
     properties = torch.get_device_module(device).get_device_properties(device)
     owners: dict[tuple[str, str], int] = {}
+    # By the id of the device itself: its number is 0 on each rank that may see no other.
     for rank, name in enumerate(ranks.gather("devices of the ranks", str(getattr(properties, "uuid", device)))):
         first = owners.setdefault((ranks.hosts[rank], name), rank)
         if first != rank:
@@ -87,6 +90,7 @@ def _facts(device: torch.device) -> dict[str, Any]:
         return {"type": "cpu"}
     properties = torch.get_device_module(device).get_device_properties(device)
     facts = {"type": device.type, "name": properties.name, "runtime": torch.version.cuda or torch.version.hip}
+    # Compared before the first collective, which would fail or hang without saying why.
     if device.type == "cuda" and torch.version.cuda is not None:
         facts["driver"] = torch._C._cuda_getDriverVersion()  # type: ignore[attr-defined]
     if device.type == "cuda" and distributed.is_nccl_available():

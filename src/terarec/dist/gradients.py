@@ -74,6 +74,7 @@ class GradientSums:
 
     def finish(self, also: Tensor | None = None) -> Tensor | None:
         """Replace the gradients by their sums, and return the sums of `also`, further numbers float32[n]."""
+        # The gradients are those of the whole batch already.
         if self.ranks.size == 1:
             return also
         if not self._parts:

@@ -107,10 +107,12 @@ class PendingLookups:
     def look_up(self) -> FetchedVectors:
         """Look up the rows that other ranks have requested, and begin to send them."""
         if self.fetched is None:
+            # Reads what the others have sent, so that no collective stays open when the error leaves this rank.
             if self.error is not None:
                 self.request.send_keys()
                 raise self.error
             self.request.send_keys()
+            # A device says only that something is wrong; the check on the host names the key.
             if self.request.is_rejected:
                 self.check()
             self.fetched = FetchedVectors(self.request)
@@ -156,6 +158,7 @@ class Lookups:
             wanted, places, occurring = self._distinct(parts)
         except Exception as error:
             # The other ranks wait for counts of this one, so that it reports the error to them before it raises.
+            # As many as with valid keys: the counts of all ranks have one length.
             none = [None] * (len(self._occurring) if is_trained else 0)
             failed = KeyRequest(self.exchange, None, is_trained=is_trained, occurrences=none, stream=stream)
             return PendingLookups(jagged, [], [], failed, error)
@@ -173,6 +176,7 @@ class Lookups:
         """Return the bags of each group of features."""
         parts = [bags_of(jagged, group.lookup) for group in self._groups]
         for group, part in zip(self._groups, parts, strict=True):
+            # Gradients of weights need the vector of each key, which stays where it is pooled.
             has_gradient = part.weights is not None and part.weights.requires_grad
             if group.is_pooled_on_rows and has_gradient:
                 raise ConfigError(
@@ -187,6 +191,7 @@ class Lookups:
 
     def _check_keys(self, parts: Sequence[Jagged]) -> None:
         for group, part in zip(self._groups, parts, strict=True):
+            # A dynamic table takes any key.
             if isinstance(self.exchange.tables[group.tables[0]].spec, TableSpec):
                 check_keys(part, group.lookup.layout)
 
@@ -200,6 +205,7 @@ class Lookups:
                 if isinstance(spec, TableSpec):
                     keys = part.keys[first:stop]
                     checks.append(((keys >= 0) & (keys < spec.rows)).all())
+        # One number, which goes with the counts: the host waits for the device no further time.
         return torch.stack(checks).all()
 
     def output(self, pending: PendingLookups, jagged: Jagged, rows: Tensor | None) -> EmbeddingOutput:
@@ -219,6 +225,7 @@ class Lookups:
         matrices = [
             _stacked([part for table in tables for part in fetched.vectors[table]], self._width(tables[0]), jagged.keys)
             if tables
+            # Of an arena whose tables are all pooled on the ranks of the rows nothing is looked up here.
             else jagged.keys.new_empty(0, 0, dtype=torch.float32)
             for tables in self._matrices
         ]
@@ -466,6 +473,7 @@ def _grouped(collection: EmbeddingCollection, pooled: Sequence[int]) -> tuple[li
         layout = group.layout
         names = [layout.table_names[table] for table in layout.feature_table]
         whole = [specs[name] for name in layout.table_names]
+        # Keys are those of the whole tables, of which this rank may have few rows.
         rows = tuple(spec.rows if isinstance(spec, TableSpec) else 1 for spec in whole)
         lookup = replace(group, layout=replace(layout, table_base=(0,) * len(rows), table_rows=rows))
         groups_of_rows.append(_Group(lookup, tuple(numbers[name] for name in names), group.arena, is_pooled_on_rows))

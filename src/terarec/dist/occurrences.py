@@ -63,6 +63,7 @@ def occurrences(number: int, table: PlacedTable, rows: Tensor, places: Tensor) -
     ends = rows.cumsum(0)
     # Places of keys of rows with copies are behind those of all ranks.
     owners = torch.bucketize(places, ends, right=True)
+    # Stable: the gradients of a row are summed in the order of the samples.
     order = owners.argsort(stable=True)
     counts = torch.zeros(rows.numel() + 1, dtype=torch.int64, device=places.device)
     counts.index_add_(0, owners, torch.ones_like(places))

@@ -104,6 +104,7 @@ class Hybrid:
 
     def __post_init__(self) -> None:
         _check_ranks(self, self.ranks)
+        # Any int64, as the table may be a dynamic one.
         key = checks.list_of(checks.integer(-(2**63), 2**63 - 1))
         checks.follow(self, "hot_keys", key)
         if len(set(self.hot_keys)) < len(self.hot_keys):
@@ -173,6 +174,7 @@ class ShardingPlan:
         for name in ("ranks_per_node", "rank_bytes"):
             if getattr(self, name) is not None:
                 checks.positive_int(self, name)
+        # The machine of a rank follows from its number, which needs as many ranks on each.
         if self.ranks_per_node is not None and self.world_size % self.ranks_per_node:
             checks.fail(self, "ranks_per_node", f"a divisor of the world_size {self.world_size}")
         pooled = [entry.table for entry in self.tables if entry.pooling == "rows"]
@@ -212,6 +214,7 @@ class ShardingPlan:
         """Return the bytes of the weights of static `tables` on each rank."""
         total = [0] * self.world_size
         for spec in tables:
+            # Nobody knows how many rows a dynamic table will have.
             if not isinstance(spec, TableSpec):
                 continue
             placement = self.placements[spec.name]
@@ -353,6 +356,7 @@ def _check_ranks(owner: object, ranks: tuple[int, ...]) -> None:
 
 def _check_fits(spec: AnyTableSpec, placement: Placement, num_ranks: int) -> None:
     where = f"plan.tables: table {spec.name!r}"
+    # All ranks exchange parts of one width.
     if isinstance(placement, ColumnWise) and spec.width % num_ranks:
         raise ConfigError(where, f"got {num_ranks} ranks for {spec.width} columns, expected a divisor of the width")
     if isinstance(placement, Hybrid) and isinstance(spec, TableSpec):

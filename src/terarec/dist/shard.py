@@ -190,6 +190,7 @@ class ShardedCollection(nn.Module):
             Exception: The errors of a call.
         """
         if self._is_ahead and self._is_trained:
+            # A batch that was started and never called must not keep its rows.
             self._drop()
             pending, self._announced = self._announced, None
             # The caller may pass another batch: the keys of the announced batch were then sent in vain.
@@ -213,6 +214,7 @@ class ShardedCollection(nn.Module):
             return
         if stream is None or stream.device != device:
             stream = self._key_stream = KeyStream(device, self._lookups.exchange.ranks)
+        # Errors of its collectives name the step, too.
         stream.ranks.step = self._lookups.exchange.ranks.step
         with self._lookups.exchange.named_memory(), stream.after(jagged.ready):
             self._announced = self._lookups.begin(jagged, is_trained=True, stream=stream)
@@ -268,6 +270,7 @@ class ShardedCollection(nn.Module):
             [keys[table.is_on(keys, rank)] for table, keys in zip(tables, wanted.values(), strict=True)]
             for rank in range(ranks.size)
         ]
+        # Counts first: a rank has to know how many rows come.
         counts = torch.tensor([[part.numel() for part in of_rank] for of_rank in parts])
         each = [len(tables)] * ranks.size
         came = ranks.all_to_all("counts of rows to read ahead", counts.flatten(), each, each).view(counts.shape)
@@ -438,4 +441,5 @@ class ColumnParts:
 
 
 def _sum_over(ranks: Ranks, value: float) -> float:
+    # In float64, in which one process adds up the norms of its arenas.
     return float(ranks.all_reduce_("sum for the norm of gradients", torch.tensor([value], dtype=torch.float64)))

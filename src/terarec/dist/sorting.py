@@ -117,6 +117,7 @@ def _sorted_bags(table: PlacedTable, keys: TableKeys, places: Tensor, ranks: Ten
     is_first = torch.ones_like(bags, dtype=torch.bool)
     is_first[1:] = (sorted_bags[1:] != sorted_bags[:-1]) | (sorted_ranks[1:] != sorted_ranks[:-1])
     number = is_first.cumsum(0) - 1
+    # As long as the keys: the host does not know how many bags there are.
     lengths = torch.zeros_like(bags, dtype=torch.int32)
     lengths.index_add_(0, number, torch.ones_like(bags, dtype=torch.int32))
     num_bags = torch.zeros_like(sizes).index_add_(0, sorted_ranks, is_first.long())
@@ -170,6 +171,7 @@ def _cut_bags(source: _SortedBags, numbers: Sequence[Sequence[int]]) -> SentBags
         weights = None if source.weights is None else source.weights[of_keys]
         parts.append(BagPart(source.lengths[of_bags], source.places[of_keys], weights))
         bags.append(source.bags[of_bags])
+        # By column every rank of the table has all bags.
         if not source.by_column:
             first_bag, first_key = of_bags.stop, of_keys.stop
     return SentBags(tuple(parts), tuple(bags))

@@ -79,6 +79,7 @@ class ShardedTable:
         if not self._exports:
             return 0
         if self._is_sparse:
+            # Each rank has copies of hot rows, and only the first counts them.
             if not self.placed.has_hot_rows:
                 return self.part.num_changed
             return sum(rows.keys.numel() for rows in self._own(self.part.export_changed(_ROWS_AT_ONCE)))
@@ -163,6 +164,7 @@ class ShardedTable:
         if self.is_dynamic:
             raise StorageError(f"table {self.name!r}: restart", "the table is dynamic, expected a static one")
         self.part.restart(seed)
+        # The part has drawn by its own numbers of rows, which may be other ones than those of the table.
         self._draw(seed)
 
     def fill(self, whole: AnyTable) -> None:
@@ -274,6 +276,7 @@ class ShardedTable:
         """Yield rows of the part of a static table and their keys, int64[n] each."""
         if self.placed.by_column and self._ranks.rank not in self.placed.ranks:
             return
+        # In parts: the weights of all rows are never in memory a second time.
         for first in range(0, len(self.part), _DRAWN_AT_ONCE):
             rows, keys = self._static_keys(first, min(first + _DRAWN_AT_ONCE, len(self.part)))
             if keys.numel():
@@ -283,6 +286,7 @@ class ShardedTable:
     def _exports(self) -> bool:
         """Whether this rank writes any rows."""
         if self.placed.has_copies:
+            # One of the equal copies is written.
             return self._ranks.is_first
         if self.placed.by_column:
             return self._ranks.rank == self.placed.ranks[0]

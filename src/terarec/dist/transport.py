@@ -71,6 +71,7 @@ class StagedTransport:
 
     def all_reduce_(self, values: Tensor, reduction: distributed.ReduceOp.RedOpType) -> Callable[[], object]:
         """Begin to replace values; see `Transport.all_reduce_`."""
+        # The tensor itself where it is in host memory already, which is reduced in place then.
         here = values.cpu()
         wait = self._host.all_reduce_(here, reduction)
         return wait if here is values else partial(_finish, wait, values, here, here)
@@ -79,6 +80,7 @@ class StagedTransport:
         self, out: Tensor, values: Tensor, received: Sequence[int], sent: Sequence[int]
     ) -> Callable[[], object]:
         """Begin to send bytes; see `Transport.all_to_all`."""
+        # Written to `out` directly: there is nothing to copy.
         if values.is_cpu:
             return self._host.all_to_all(out, values, received, sent)
         source, here = values.cpu(), torch.empty(out.shape, dtype=out.dtype)
