@@ -70,7 +70,10 @@ ALONE: Mapping[str, ModelSpec] = {
     "dnn": DNNSpec(hidden=(64, 32), dropout=0.1),
 }
 PRODUCTS, CATEGORIES, LONGEST = 200, 20, 20
-HISTORY = (TargetHistory(target="product", history="past_products"),)
+HISTORY = (
+    TargetHistory(target="product", history="past_products"),
+    TargetHistory(target="category", history="past_categories"),
+)
 HISTORIES: Mapping[str, ModelSpec] = {
     "dnn": DNNSpec(hidden=(64, 32), pooling="mean"),
     "din": DINSpec(sequences=HISTORY, hidden=(64, 32)),
@@ -124,7 +127,7 @@ def _without_telling(step: object) -> object:
 def history_rows(folder: Path, seeds: int, models: Collection[str] = HISTORIES) -> Iterator[TaskRow]:
     """Yield a row for each model and seed."""
     best = write_histories(folder / "data")
-    training = TrainingSpec(batch_size=256, epochs=4, threads=1)
+    training = TrainingSpec(batch_size=256, epochs=6, threads=1)
     for model in models:
         spec = HISTORIES[model]
         report = _fit(spec, folder / "data", folder / model, training, seeds, "valid")
@@ -134,10 +137,11 @@ def history_rows(folder: Path, seeds: int, models: Collection[str] = HISTORIES) 
 def write_histories(out: Path, *, train: int = 100_000, valid: int = 20_000) -> float:
     """Write a data set of users who like a product the more, the more of its category they have; return its best AUC.
 
-    As in the Amazon data with which DIN and DIEN were published, a sample is a product and up to 20 products before it.
-    A product of category c is liked with the logit 1.2 log(1 + n) - 1.7 + q, with n products of c in the history and a
-    quality q of the product. Users have three favourite categories, of which three quarters of their products are, and
-    a half of the products that they judge. The best AUC is that of the logits themselves.
+    As in the Amazon data with which DIN and DIEN were published, a sample is a product and its category, and up to 20
+    products and categories before them. A product of category c is liked with the logit 1.2 log(1 + n) - 1.7 + q, with
+    n products of c in the history and a quality q of the product. Users have three favourite categories, of which three
+    quarters of their products are, and a half of the products that they judge. The best AUC is that of the logits
+    themselves.
     """
     random = np.random.default_rng(5)
     category = random.integers(0, CATEGORIES, PRODUCTS)
@@ -145,8 +149,13 @@ def write_histories(out: Path, *, train: int = 100_000, valid: int = 20_000) -> 
     starts = np.searchsorted(category[by_category], np.arange(CATEGORIES + 1))
     quality = random.normal(0, 0.5, PRODUCTS)
     columns = tuple(
-        CategoricalColumn(name=name, rows=FIRST_ID + PRODUCTS, hotness=hotness)
-        for name, hotness in (("product", 1), ("past_products", LONGEST))
+        CategoricalColumn(name=name, rows=FIRST_ID + rows, hotness=hotness)
+        for name, rows, hotness in (
+            ("product", PRODUCTS, 1),
+            ("category", CATEGORIES, 1),
+            ("past_products", PRODUCTS, LONGEST),
+            ("past_categories", CATEGORIES, LONGEST),
+        )
     )
     spec = DatasetSpec(
         name="histories", storage="parquet", labels=(LabelColumn(name="liked"),), dense=(), categorical=columns
@@ -167,8 +176,10 @@ def write_histories(out: Path, *, train: int = 100_000, valid: int = 20_000) -> 
         best = AUC().update(logits, label).compute()
         file = f"{split}/part-00000.parquet"
         writer = ParquetShardWriter(out / file, spec)
-        history = Ragged(past + FIRST_ID, np.concatenate([[0], lengths.cumsum()]))
-        writer.write(label[:, None], np.empty((rows, 0), np.float32), [product + FIRST_ID, history])
+        offsets = np.concatenate([[0], lengths.cumsum()])
+        histories = (Ragged(ids, offsets) for ids in (past + FIRST_ID, category[past] + FIRST_ID))
+        keys = [product + FIRST_ID, category[product] + FIRST_ID, *histories]
+        writer.write(label[:, None], np.empty((rows, 0), np.float32), keys)
         writer.close()
         splits[split] = (ShardSpec(file=file, rows=rows),)
     write_dataset(replace(spec, splits=splits, best_auc=best), out)

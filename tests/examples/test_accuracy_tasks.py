@@ -21,16 +21,18 @@ def script() -> dict[str, object]:
 
 
 def test_the_number_of_products_of_the_category_alone_says_much(script, tmp_path):
-    """Products are numbered at random, so that no order of the numbers has the category: the labels are compared."""
     best = script["write_histories"](tmp_path, train=20_000, valid=5_000)
     (batch,) = open_reader(tmp_path, "valid", batch_size=5_000)
     keys, offsets = batch.sparse.keys.numpy(), batch.sparse.offsets.numpy()
-    assert offsets[5_000] == 5_000
-    lengths = np.diff(offsets[5_000:])
+    product, category, past_product, past_category = np.split(keys, offsets[[5_000, 10_000, 15_000]])
+    lengths = np.diff(offsets[15_000:])
     assert (lengths.min(), lengths.max()) == (1, 20)
-    own = np.bincount(np.repeat(np.arange(5_000), lengths), keys[5_000:] == np.repeat(keys[:5_000], lengths), 5_000)
-    of_product = AUC().update(own, batch.label[:, 0].numpy()).compute()
-    assert 0.5 < of_product < best < 0.85
+    # A product has one category, in the past, too.
+    pairs = {*zip(product, category, strict=True), *zip(past_product, past_category, strict=True)}
+    assert len(pairs) == len({item for item, _ in pairs}) == 200
+    same = past_category == np.repeat(category, lengths)
+    count = np.bincount(np.repeat(np.arange(5_000), lengths), same, 5_000)
+    assert 0.65 < AUC().update(count, batch.label[:, 0].numpy()).compute() < best < 0.85
 
 
 @pytest.mark.slow

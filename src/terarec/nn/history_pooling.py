@@ -28,7 +28,8 @@ class HistoryTransformer(HistoryPooling):
     """Vectors of positions and transformer blocks over a history with its target behind it (Chen et al. 2019).
 
     A position is its distance from the target. A block is that of `TransformerBlock` with a leaky ReLU, in which each
-    position sees all others.
+    position sees all others. Its initial weights are those of Glorot and Bengio: with the small ones of BERT,
+    whose width is 768, attention of a width of 16 begins to learn late.
 
     Args:
         length: Number M of items of a history that count, the last ones.
@@ -58,7 +59,16 @@ class HistoryTransformer(HistoryPooling):
         self.length, self.output = length, output
         self.positions = PositionVectors(length + 1, width, generator=generator)
         self.blocks = nn.ModuleList(
-            TransformerBlock(width, heads, inner, causal=False, rate=rate, generator=generator, activation=leaky_relu)
+            TransformerBlock(
+                width,
+                heads,
+                inner,
+                causal=False,
+                rate=rate,
+                generator=generator,
+                activation=leaky_relu,
+                initial=xavier_uniform,
+            )
             for _ in range(layers)
         )
 

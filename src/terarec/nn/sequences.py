@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from terarec.nn.activations import dropout
 from terarec.nn.dense import new_linear
-from terarec.nn.initializers import constant, normal, uniform, xavier_uniform
+from terarec.nn.initializers import Distribution, constant, normal, uniform, xavier_uniform
 from terarec.ops.jagged_attention import AttentionForm, ScoreBiases, jagged_attention
 
 _STD = 0.02
@@ -177,6 +177,10 @@ def attention_mask(lengths: Tensor, num_positions: int, *, causal: bool) -> Tens
     return (is_there | (places == places.unsqueeze(1))).unsqueeze(1)
 
 
+def _of_bert(_fan_in: int, _fan_out: int) -> Distribution:
+    return normal(_STD)
+
+
 class TransformerBlock(SequenceEncoder):
     """Attention and an MLP, each added to its input and normalized (Vaswani et al. 2017; Devlin et al. 2019).
 
@@ -188,6 +192,7 @@ class TransformerBlock(SequenceEncoder):
         rate: Probability of zeroing an element of what is added, in training.
         generator: Source of the initial weights.
         activation: Activation of the MLP's hidden layer.
+        initial: Distribution of the initial weights of a layer by its fans; that of BERT by default.
     """
 
     def __init__(
@@ -200,6 +205,7 @@ class TransformerBlock(SequenceEncoder):
         rate: float,
         generator: torch.Generator,
         activation: Callable[[Tensor], Tensor] = gelu,
+        initial: Callable[[int, int], Distribution] = _of_bert,
     ) -> None:
         super().__init__(rate)
         self.heads = heads
@@ -207,7 +213,7 @@ class TransformerBlock(SequenceEncoder):
         self.form = AttentionForm(causal=causal)
 
         def layer(fan_in: int, fan_out: int) -> nn.Linear:
-            return new_linear(fan_in, fan_out, weight=normal(_STD), bias=constant(0.0), generator=generator)
+            return new_linear(fan_in, fan_out, weight=initial(fan_in, fan_out), bias=constant(0.0), generator=generator)
 
         self.projection = layer(width, 3 * width)
         self.output = layer(width, width)
