@@ -4,8 +4,6 @@
 import importlib
 import importlib.util
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from terarec.formats.hugectr.weights import SparseRows, write_sparse_folder
 from terarec.hugectr.alias import MODULES
 from terarec.hugectr.command_line import provide_modules
 from terarec.hugectr.errors import WrongInputError
+from tests.processes import run_new_python
 from tests.programs import lacks
 
 pytestmark = [
@@ -137,10 +136,8 @@ def test_a_saved_model_of_legacy_keras_is_made_without_a_server_and_runs_in_anot
     """Its lookups read the file where they run: a SavedModel of upstream's is made before the file is written."""
     import tensorflow as tf
 
-    environment = {**os.environ, "TF_USE_LEGACY_KERAS": "1", "PYTHONPATH": str(MODULES)}
-    moved = tmp_path / "moved.json"
-    command = [sys.executable, "-c", SAVES_A_MODEL, str(tmp_path / "model"), str(moved)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    moved, environment = tmp_path / "moved.json", {"TF_USE_LEGACY_KERAS": "1", "PYTHONPATH": str(MODULES)}
+    done = run_new_python(SAVES_A_MODEL, tmp_path / "model", moved, environment=environment)
     assert done.returncode == 0, done.stderr
     moved.write_text(Path(server_file).read_text())
     model = tf.saved_model.load(str(tmp_path / "model"))

@@ -583,7 +583,7 @@ def test_the_layers_of_the_first_generation_train_as_tensorflow(rng: np.random.G
         assert others == [head]
         gradients = tape.gradient(loss, ours)
         with sok.OptimizerScope(ours):
-            optimizers[0].apply_gradients([(gradients[0], ours[0])])
+            optimizers[0].apply_gradients([(gradients[0], ours[0])], experimental_aggregate_gradients=False)
             optimizers[1].apply_gradients([(gradients[1], ours[1])])
         at = np.searchsorted(keys, ids)
         gradient = np.zeros_like(oracle)
@@ -615,7 +615,8 @@ def test_files_of_the_first_generation_have_plain_keys_and_rows(rng: np.random.G
     variable = layer.embedding_variable
     assert saver.load_embedding_values(variable, [start[:1], start[1:]]).numpy() == b"OK"
     assert saver.dump_to_file(layer.embeddings, str(tmp_path)).numpy() == b"OK"
-    name = variable.table.name.replace("/", "_")
+    name = variable.table.name
+    assert name.startswith("EmbeddingVariable")  # SOK's names, so that its files are found
     keys, values = (tmp_path / f"{name}_{kind}.file" for kind in ("keys", "values"))
     assert keys.read_bytes() == np.arange(3, dtype="<i8").tobytes()
     assert values.read_bytes() == start.tobytes()
@@ -631,10 +632,52 @@ def test_files_of_the_first_generation_have_plain_keys_and_rows(rng: np.random.G
     assert variable.size.numpy()[0] == 3
     fixed = sok.All2AllDenseEmbedding(3, WIDTH, 1, 1, use_hashtable=False, name="first_fixed").embedding_variable
     saver.dump_to_file(fixed, tmp_path)
-    path = tmp_path / f"{fixed.table.name.replace('/', '_')}_keys.file"
+    path = tmp_path / f"{fixed.table.name}_keys.file"
     path.write_bytes(np.array([0, 1, 1], "<i8").tobytes())
     with pytest.raises(FormatError, match="expected 0 to 2"):
         saver.restore_from_file(fixed, tmp_path)
+
+
+TRAINS_WITH_LEGACY_KERAS = """
+import sys
+
+import numpy as np
+import tensorflow as tf
+
+import terarec.tensorflow as sok
+
+
+class Model(tf.keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.rows = sok.DistributedEmbedding("sum", 8, 4, 2, 3)
+
+    def call(self, inputs, training=True):
+        return self.rows(inputs, training=training)
+
+
+sok.Init(global_batch_size=2)
+model, saver = Model(), sok.Saver()
+saver.load_embedding_values(model.rows.embedding_variable, np.ones((8, 4), np.float32))
+assert model(tf.keras.Input((3,), sparse=True, dtype=tf.int64)).shape[1:] == (2, 4)
+with tf.GradientTape() as tape:
+    total = tf.reduce_sum(model(tf.sparse.from_dense(np.array([[1, 2, 0], [0, 0, 3], [1, 0, 0], [7, 0, 0]]))))
+ours, others = sok.split_embedding_variable_from_others(model.trainable_variables)
+assert not others
+sok.SGD(0.5).apply_gradients(zip(tape.gradient(total, ours), ours))
+saver.dump_to_file(ours[0], sys.argv[1])
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tf_keras") is None, reason=lacks("tf_keras", "pip install tf_keras"))
+def test_the_layers_of_the_first_generation_train_in_models_of_legacy_keras(tmp_path: Path) -> None:
+    """Finding M14: upstream's notebook from SOK to the parameter server has a model of Keras 2."""
+    done = run_new_python(TRAINS_WITH_LEGACY_KERAS, tmp_path, environment={"TF_USE_LEGACY_KERAS": "1"})
+    assert done.returncode == 0, done.stderr
+    keys = np.fromfile(tmp_path / "EmbeddingVariable_keys.file", np.int64)
+    rows = np.fromfile(tmp_path / "EmbeddingVariable_values.file", np.float32).reshape(-1, 4)
+    np.testing.assert_array_equal(np.sort(keys), np.arange(8))
+    np.testing.assert_array_equal(rows[np.argsort(keys), 0], 1 - 0.5 * np.array([0, 2, 1, 1, 0, 0, 0, 1]))
 
 
 def test_a_layer_is_found_by_its_name() -> None:

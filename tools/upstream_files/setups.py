@@ -31,6 +31,11 @@ def prepare(case: Case, folder: Folder) -> list[str]:
     if case.path.startswith("test/inference/hps/"):
         _write_tables(folder.root / "hugectr")
         return ["two tables of 1 and 16 numbers a key, and ten lines of a log"]
+    helpers = "sparse_operation_kit/unit_test/test_scripts/tf2/utils.py"
+    if "sok_to_hps" in case.path and (folder.checkout / helpers).exists():
+        target = folder.root / "hugectr" / helpers
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(folder.checkout / helpers, target)
     if case.path.startswith("hps_tf/test/"):
         for file in (folder.copy / case.path).parent.glob("create_*.py"):
             shutil.copy(file, folder.work)  # a test starts it in its working directory

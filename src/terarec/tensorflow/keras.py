@@ -21,9 +21,23 @@ from terarec.tensorflow.ops import POOLINGS
 from terarec.tensorflow.optimizers import apply_rule, parted
 from terarec.tensorflow.rules import learning_rate, rule_of
 from terarec.tensorflow.tables import Growth, RowTable
-from terarec.tensorflow.variables import RowsVariable, Variable, live_variable, placement_of, rows_of
+from terarec.tensorflow.variables import RowsVariable, Variable, live_variable, needed_rows, placement_of, rows_of
 
 _PACKAGE = "terarec"
+
+
+def made_rows(
+    name: str, initializer: Any, shape: tuple[int, int], growth: Growth | None, *, trainable: bool = True
+) -> RowsVariable:
+    """Return an embedding variable of a layer; arguments are those of `RowsWeight`."""
+    # Models made again have layers of the same path; unlike a user's names these are not chosen to find them again.
+    number, free = 0, name
+    while live_variable(free) is not None:
+        number += 1
+        free = f"{name}_{number}"
+    if growth is None:
+        return Variable(initializer(shape, dtype="float32"), trainable=trainable, name=free)
+    return RowsVariable(RowTable(free, shape[1], growth, placement=placement_of(None)), trainable=trainable)
 
 
 class RowsWeight(keras.Variable):
@@ -32,24 +46,20 @@ class RowsWeight(keras.Variable):
     Args:
         initializer: Initial values of a table of fixed rows, of all ranks.
         growth: Growth of a table of any keys; None for fixed rows.
+        rows_name: Name of the embedding variable; "" for the path of the weight.
         kwargs: As for ``keras.Variable``.
     """
 
-    def __init__(self, initializer: Any, *, growth: Growth | None = None, **kwargs: Any) -> None:
-        self._growth = growth
+    def __init__(self, initializer: Any, *, growth: Growth | None = None, rows_name: str = "", **kwargs: Any) -> None:
+        self._growth, self._rows_name = growth, rows_name
         self._shape: Any
         super().__init__(initializer, **kwargs)
 
     def _initialize_with_initializer(self, initializer: Any) -> None:
-        name, width = _free_name(self.path), self._shape[1]
+        name = self._rows_name or self.path
+        value = made_rows(name, initializer, self._shape, self._growth, trainable=self.trainable)
         if self._growth is None:
-            value: RowsVariable = Variable(
-                initializer(self._shape, dtype="float32"), trainable=self.trainable, name=name
-            )
             self._shape = tuple(value.shape)  # of this rank
-        else:
-            table = RowTable(name, width, self._growth, placement=placement_of(None))
-            value = RowsVariable(table, trainable=self.trainable)
         self._value = value
 
     @property
@@ -58,10 +68,13 @@ class RowsWeight(keras.Variable):
         return self._value
 
 
-class RowsLayer(keras.layers.Layer):
-    """A layer whose weight is the table `embeddings`."""
+_MIXED: Any = object  # with a layer, whose methods `super` finds
 
-    embeddings: RowsWeight
+
+class RowsSaving(_MIXED):
+    """What layers of Keras 3 and of tf_keras with a table `embeddings` share: how they are saved."""
+
+    embeddings: Any
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -74,7 +87,7 @@ class RowsLayer(keras.layers.Layer):
             ConfigError: They are on several ranks, of which each would save its part as all, or have ids of any value.
         """
         _check_one_rank("layer")
-        if self.built and self.embeddings.rows.table.grows:
+        if self.built and needed_rows("embeddings", self.embeddings).table.grows:
             raise ConfigError("layer", f"{self.name!r} has ids of any value, expected sok.Saver or tf.train.Checkpoint")
         super().save_own_variables(store)
 
@@ -86,6 +99,12 @@ class RowsLayer(keras.layers.Layer):
         """
         _check_one_rank("layer")
         super().load_own_variables(store)
+
+
+class RowsLayer(RowsSaving, keras.layers.Layer):
+    """A layer of Keras 3 whose weight is the table `embeddings`."""
+
+    embeddings: RowsWeight
 
 
 class _Rows(RowsLayer):
@@ -331,11 +350,3 @@ def _check_one_rank(argument: str) -> None:
     """Raise `ConfigError` if this process has a part of the rows only."""
     if num_ranks() > 1:
         raise ConfigError(argument, f"its rows are on {num_ranks()} ranks, expected one: sok.dump and sok.load them")
-
-
-def _free_name(path: str) -> str:
-    # Models made again have layers of the same path; unlike a user's names these are not chosen to find them again.
-    number = 0
-    while live_variable(name := path if number == 0 else f"{path}_{number}") is not None:
-        number += 1
-    return name

@@ -119,7 +119,13 @@ class Adam(tf.Module):
         self._rule = Rule(kind="adam", numbers=numbers, states=("m", "v"), is_global=not lazy)
 
     @_as_it_is
-    def apply_gradients(self, grads_and_vars: Iterable[Pair], global_step: object = None, name: object = None) -> None:
+    def apply_gradients(
+        self,
+        grads_and_vars: Iterable[Pair],
+        global_step: object = None,
+        name: object = None,
+        experimental_aggregate_gradients: bool = True,
+    ) -> None:
         """Update the variables.
 
         Raises:

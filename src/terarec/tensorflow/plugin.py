@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The interface of SOK 1.x: embedding layers with one table for all slots, their optimizer scope, and the `Saver`.
 
-Each process counts as a GPU. As in SOK, all of them make and call layers in the same order.
+Each process counts as a GPU. As in SOK, all of them make and call layers in the same order. Layers are those of
+``tf.keras``: of Keras 3, or of tf_keras where ``TF_USE_LEGACY_KERAS=1``.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from terarec.errors import ConfigError, FormatError
 from terarec.io.opening import open_file
 from terarec.tensorflow.communication import num_ranks
 from terarec.tensorflow.dump_files import own_part, write_of_all
-from terarec.tensorflow.keras import RowsLayer, RowsWeight
+from terarec.tensorflow.keras import RowsSaving, RowsWeight, made_rows
 from terarec.tensorflow.lookups import combine
 from terarec.tensorflow.ops import single_ids
 from terarec.tensorflow.optimizers import filter_variables
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 
 _layers: weakref.WeakValueDictionary[str, keras.layers.Layer] = weakref.WeakValueDictionary()
 _DONE = "OK"
+_VARIABLE = "EmbeddingVariable"
+"""SOK's name of a layer's table, after which it names files; later ones are EmbeddingVariable_1, ..."""
+_IS_LEGACY = not issubclass(tf.keras.layers.Layer, keras.layers.Layer)
 
 
 def Init(*, global_batch_size: int, seed: int | None = None) -> tf.Tensor:  # noqa: N802 - SOK's name
@@ -56,7 +60,7 @@ def Init(*, global_batch_size: int, seed: int | None = None) -> tf.Tensor:  # no
     return tf.constant(_DONE)
 
 
-class _OneTable(RowsLayer):
+class _OneTable(RowsSaving, tf.keras.layers.Layer):
     """A layer whose slots share one table."""
 
     def __init__(
@@ -81,21 +85,20 @@ class _OneTable(RowsLayer):
             size = getattr(self, name)
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise ConfigError(name, f"got {size!r}, expected an integer > 0")
+        shape = (max_vocabulary_size_per_gpu * num_ranks(), embedding_vec_size)
+        growth = Growth(initial=_new_rows(start), capacity=max_vocabulary_size_per_gpu) if use_hashtable else None
         with tf.init_scope():
-            self.embeddings = RowsWeight(
-                start,
-                shape=(max_vocabulary_size_per_gpu * num_ranks(), embedding_vec_size),
-                dtype="float32",
-                name="embeddings",
-                growth=Growth(initial=_new_rows(start), capacity=max_vocabulary_size_per_gpu)
-                if use_hashtable
-                else None,
-            )
+            if _IS_LEGACY:  # tf_keras takes the variable itself for a weight
+                self.embeddings = made_rows(_VARIABLE, start, shape, growth)
+            else:
+                self.embeddings = RowsWeight(
+                    start, shape=shape, dtype="float32", name="embeddings", growth=growth, rows_name=_VARIABLE
+                )
 
     @property
     def embedding_variable(self) -> RowsVariable:
         """The table."""
-        return self.embeddings.rows
+        return needed_rows("embeddings", self.embeddings)
 
 
 class All2AllDenseEmbedding(_OneTable):
