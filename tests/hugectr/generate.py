@@ -88,12 +88,12 @@ _UPSTREAM = """\
 `tools/upstream.py DIR` runs the tests, samples, notebooks and documentation of a checkout of HugeCTR that need no
 program for GPUs, on data generated in the layout that each file describes; with `--csv tests/hugectr/upstream.csv` it
 puts the results here. Files are unchanged but for smaller counts of iterations, samples, files and keys, and smaller
-batches, which "changed" stands for. Tests of the Sparse Operation Kit need `terarec[tensorflow]` and tf_keras; those
-that upstream starts on several processes run on one and on two of mpirun, of which not all were tried. "Later":
-HugeCTR's serving layers for TensorFlow, which were not tried there, and tables in memory on several processes. "Not
-run": what needs a GPU, a cluster, or data that upstream does not publish, what was not tried, and mistakes of
-upstream's own. Training tests end by comparing their AUC with that of upstream's data after all iterations; where fewer
-iterations on generated data stay below it, the row says so."""
+batches, which "changed" stands for. Files of the Sparse Operation Kit and of `hps_tf` (4.3 to 24.06) need
+`terarec[tensorflow]` and tf_keras; tests of the former that upstream starts on several processes run on one and on two
+of mpirun, of which not all were tried. "Later": tables in memory on several processes. "Not run": what needs a GPU, a
+cluster, or data that upstream does not publish, what was not tried, and mistakes of upstream's own. Training tests end
+by comparing their AUC with that of upstream's data after all iterations; where fewer iterations on generated data stay
+below it, the row says so."""
 
 
 def _upstream() -> Iterator[str]:
