@@ -37,7 +37,7 @@ class PublishedResult:
     def __post_init__(self) -> None:
         checks.finite_float(self, "auc", low=0.0, high=1.0)
         checks.finite_float(self, "logloss", low=0.0)
-        _check_address(self, "source")
+        _check_source(self)
         if (self.mean_auc is None) != (self.mean_logloss is None):
             checks.reject(self, "", "got one of mean_auc and mean_logloss, expected both or neither")
         if self.mean_auc is not None:
@@ -73,7 +73,7 @@ class PublishedRanking:
     precision: float | None = None
 
     def __post_init__(self) -> None:
-        _check_address(self, "source")
+        _check_source(self)
         if (self.hit_rate is None and self.precision is None) != (self.ndcg is None):
             checks.reject(self, "", "got ndcg or a rate alone, expected both or neither")
         for name in ("hit_rate", "ndcg", "precision"):
@@ -124,7 +124,7 @@ class RecipeDataSpec:
     workflow: WorkflowSpec
 
     def __post_init__(self) -> None:
-        _check_address(self, "source")
+        _check_source(self)
         checks.instance(self, "files", Mapping, "names of files for each of 'train', 'valid' and 'test'")
         checks.instance(self, "workflow", WorkflowSpec, "a WorkflowSpec")
         if set(self.files) != set(RECIPE_SPLITS):
@@ -158,7 +158,7 @@ class SequenceDataSpec:
     published: Mapping[str, PublishedRanking]
 
     def __post_init__(self) -> None:
-        _check_address(self, "source")
+        _check_source(self)
         checks.instance(self, "published", Mapping, "the metrics of each run")
         _check_names(self)
 
@@ -179,7 +179,7 @@ class RatingDataSpec:
     test: float = 0.25
 
     def __post_init__(self) -> None:
-        _check_address(self, "source")
+        _check_source(self)
         _check_names(self)
         checks.finite_float(self, "test", low=0.0, high=0.9, open_low=True)
 
@@ -189,10 +189,9 @@ def _check_names(owner: SequenceDataSpec | RatingDataSpec) -> None:
         checks.reject(owner, "names", f"got {owner.names!r}, expected names of files, at least one")
 
 
-def _check_address(owner: object, field: str) -> None:
-    value = getattr(owner, field)
-    if not isinstance(value, str) or not value.startswith(("https://", "http://")):
-        checks.fail(owner, field, "an address that begins with https://")
+def _check_source(owner: AnyDataSpec | PublishedResult | PublishedRanking) -> None:
+    if not isinstance(owner.source, str) or not owner.source.startswith(("https://", "http://")):
+        checks.fail(owner, "source", "an address that begins with https://")
 
 
 AnyDataSpec = RecipeDataSpec | SequenceDataSpec | RatingDataSpec

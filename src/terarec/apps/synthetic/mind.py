@@ -94,7 +94,7 @@ class _Site:
         place = np.arange(offsets[-1]) - np.repeat(offsets[:-1], count)
         # By user and place, so that a user has the same history on every page.
         read = self.tastes.draw_items(readers, _READ_ENCOUNTERS + readers * _MOST_READ + place, _READ_FAVOURITES)
-        return raw_log.lists_joined(_names(read), offsets, " ")
+        return raw_log.lists_joined(_names(read), offsets)
 
     def piece(self, split: str, start: int, stop: int, seconds: NDArray[np.int64]) -> LogText:
         """Return pages `start` to `stop`, shown at `seconds`."""
@@ -115,7 +115,7 @@ class _Site:
             raw_log.concatenated("U", users),
             _timestamps(_FIRST_SECOND + seconds),
             self.histories(users),
-            raw_log.lists_joined(impressions, offsets, " "),
+            raw_log.lists_joined(impressions, offsets),
         ]
         return LogText(f"{split}/behaviors.tsv", raw_log.joined(columns, "\t"), stop - start, packed)
 

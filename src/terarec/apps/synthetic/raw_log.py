@@ -52,9 +52,9 @@ def hexadecimal(values: NDArray[np.uint32]) -> pa.Array:
     return pa.StringArray.from_buffers(len(values), pa.py_buffer(offsets), pa.py_buffer(digits))
 
 
-def lists_joined(texts: pa.Array, offsets: NDArray[np.int64], separator: str) -> pa.Array:
-    """Join each list of `texts`, from ``offsets[i]`` to ``offsets[i + 1]``, with `separator`."""
-    return pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), texts), separator)
+def lists_joined(texts: pa.Array, offsets: NDArray[np.int64]) -> pa.Array:
+    """Join each list of `texts`, from ``offsets[i]`` to ``offsets[i + 1]``, with spaces."""
+    return pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), texts), " ")
 
 
 def clock(seconds: NDArray[np.int64], directives: str) -> pa.Array:

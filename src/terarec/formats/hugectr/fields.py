@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from terarec.errors import FormatError
 from terarec.formats.block import Keys, bags_of
-from terarec.io.files import AtomicFile, atomic_file
+from terarec.io.files import AtomicFile
 from terarec.io.opening import open_file
 from terarec.ragged import ArrayLists, Ragged
 from terarec.spec import RecordLayout
@@ -211,23 +211,6 @@ def open_plain(path: Path, dtype: np.dtype[Any], *, header_bytes: int = 0) -> Pl
         after = f" after {header_bytes} bytes of header" if header_bytes else ""
         raise FormatError(path, f"holds {size} bytes, expected records of {dtype.itemsize} bytes{after}")
     return PlainFile(path, dtype, header_bytes, count)
-
-
-def write_plain(path: Path, chunks: Iterable[NDArray[Any]], dtype: np.dtype[Any]) -> int:
-    """Write `chunks` atomically, one after the other, as little-endian `dtype`.
-
-    Returns:
-        Number of records.
-
-    Raises:
-        StorageError: The disk is full; nothing is left behind.
-    """
-    count = 0
-    with atomic_file(path) as partial, partial.open("wb") as stream:
-        for chunk in chunks:
-            stream.write(as_bytes(chunk, dtype))
-            count += chunk.size
-    return count
 
 
 def as_bytes(array: NDArray[Any], dtype: np.dtype[Any]) -> memoryview:

@@ -57,7 +57,7 @@ def raw_async_types(layout: RecordLayout, *, is_dense_float: bool, multi_hot: bo
     """
     if not multi_hot:
         return _one_hot_types(layout, "RawAsync without multi_hot", is_float=is_dense_float, adds_offsets=False)
-    _check_fixed(layout, "RawAsync")
+    _check_fixed(layout)
     return FieldTypes(
         # Labels are integers here even where dense values are floats.
         label=INT32,
@@ -68,11 +68,11 @@ def raw_async_types(layout: RecordLayout, *, is_dense_float: bool, multi_hot: bo
     )
 
 
-def _check_fixed(layout: RecordLayout, kind: str) -> None:
+def _check_fixed(layout: RecordLayout) -> None:
     for sparse in layout.inputs:
         if not sparse.is_fixed_length and sparse.nnz_per_slot != (1,) * sparse.slot_num:
             raise ConfigError(
-                kind,
+                "RawAsync",
                 f"input {sparse.name!r} has up to {max(sparse.nnz_per_slot)} keys a slot, "
                 "expected is_fixed_length: the records have one size",
             )

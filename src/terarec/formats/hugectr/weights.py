@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terarec.errors import DataNotFoundError, FormatError
-from terarec.formats.hugectr.fields import PlainFile, as_bytes, open_plain, spans, write_plain
+from terarec.formats.hugectr.fields import PlainFile, as_bytes, open_plain, spans
 from terarec.io.directories import atomic_dir
 from terarec.io.files import atomic_file, read_json, write_json
 
@@ -28,7 +28,9 @@ def write_floats(path: Path, arrays: Iterable[NDArray[np.float32]]) -> None:
     Raises:
         StorageError: The disk is full; nothing is left behind.
     """
-    write_plain(path, arrays, _FLOAT)
+    with atomic_file(path) as partial, partial.open("wb") as stream:
+        for array in arrays:
+            stream.write(as_bytes(array, _FLOAT))
 
 
 def read_floats(path: Path, arrays: Sequence[tuple[str, tuple[int, ...]]]) -> list[NDArray[np.float32]]:
@@ -382,7 +384,7 @@ def write_sparse_states(
         FormatError: More rows than a buffer has.
         StorageError: The disk is full; nothing is left behind.
     """
-    write_plain(path, _buffers(path, layout, chunks), _FLOAT)
+    write_floats(path, _buffers(path, layout, chunks))
 
 
 def _buffers(
