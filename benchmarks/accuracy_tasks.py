@@ -78,7 +78,7 @@ HISTORIES: Mapping[str, ModelSpec] = {
     "dnn": DNNSpec(hidden=(64, 32), pooling="mean"),
     "din": DINSpec(sequences=HISTORY, hidden=(64, 32)),
     "dien": DIENSpec(sequences=HISTORY, hidden=(64, 32), max_length=LONGEST),
-    "bst": BSTSpec(sequences=HISTORY, hidden=(64, 32), max_length=LONGEST),
+    "bst": BSTSpec(sequences=HISTORY, hidden=(64, 32), max_length=LONGEST, dropout=0.1),
 }
 
 
