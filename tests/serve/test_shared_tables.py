@@ -2,6 +2,7 @@
 """Files of rows that the workers of a server map: who holds them, and when they go."""
 
 import os
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -85,3 +86,9 @@ def test_what_a_killed_server_leaves_is_removed_by_the_next_one() -> None:
     with SharedTables() as shared:
         assert shared.path.parent == parent
         assert list(parent.glob(f"terarec-tables-{child}-*")) == []
+
+
+def test_a_server_ends_quietly_whose_directory_the_next_one_has_removed() -> None:
+    with SharedTables() as shared:
+        shutil.rmtree(shared.path)
+    assert not shared.path.exists()
