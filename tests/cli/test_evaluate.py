@@ -53,7 +53,7 @@ def test_metrics_groups_and_slices_are_those_that_are_named(shop: Path) -> None:
     assert found["gauc"] == pytest.approx(results["gauc"])
     assert found["accuracy"] == pytest.approx(results["accuracy"])
     assert "auc" not in found
-    of_value = {one.value: one.found.values["gauc"] for one in results.slices["country"].values}
+    of_value = {one.value: one.metrics.values["gauc"] for one in results.slices["country"].values}
     assert set(of_value) == set(COUNTRIES)
     assert {one["value"]: one["metrics"]["gauc"] for one in found["slices"]["country"]["values"]} == pytest.approx(
         of_value

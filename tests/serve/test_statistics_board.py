@@ -91,8 +91,8 @@ def test_the_counters_of_a_worker_outlive_it() -> None:
         with WorkerStatistics(board, context.index) as writer:
             counter = writer.counter("m")
             counter.add_batch(context.index + 1, StageTimes(0, 1, 2, 3), [10, 20])
-            writer.poll()
             context.started(is_over.set)
+            writer.poll()  # so that whoever sees the counters sees a worker that is ready
             while not is_over.wait(0.05):
                 pass
             counter.add_failure("cancelled")

@@ -203,20 +203,11 @@ class Workers:
         """Wait for what happens next, and attend to it; return whether to stop."""
         due = min(self._restarts.values(), default=None)
         timeout = None if due is None else max(due - time.monotonic(), 0)
-        descriptors = [key.fd for key, _ in self._selector.select(timeout)]
-        if self._wake in descriptors:
+        is_stopped, ended = self._read_reports(timeout)
+        if is_stopped:
             return True
-        for descriptor in descriptors:
-            worker = self._workers[descriptor]
-            text = os.read(worker.reports, 65536)
-            worker.received += text
-            if worker.received.startswith(_READY):
-                worker.is_ready = True
-                self._pauses.pop(worker.index, None)
-            if worker.is_ready and worker.received.endswith(_STOP):
-                return True
-            if not text:
-                self._bury(worker, is_starting=is_starting)
+        for worker in ended:
+            self._bury(worker, is_starting=is_starting)
         now = time.monotonic()
         for index in [index for index, at in self._restarts.items() if at <= now]:
             del self._restarts[index]
@@ -226,6 +217,24 @@ class Workers:
                 pause = self._start_later(index)
                 _LOGGER.warning("worker %d cannot be started: %s; tried again in %g s", index, error.strerror, pause)
         return False
+
+    def _read_reports(self, timeout: float | None) -> tuple[bool, list[_Worker]]:
+        """Wait for reports, and note who is ready; return whether to stop, and the workers that have ended."""
+        is_stopped, ended = False, []
+        for key, _ in self._selector.select(timeout):
+            if key.fd == self._wake:
+                is_stopped = True
+                continue
+            worker = self._workers[key.fd]
+            text = os.read(worker.reports, 65536)
+            worker.received += text
+            if worker.received.startswith(_READY):
+                worker.is_ready = True
+                self._pauses.pop(worker.index, None)
+            is_stopped |= worker.is_ready and worker.received.endswith(_STOP)
+            if not text:
+                ended.append(worker)
+        return is_stopped, ended
 
     def _bury(self, worker: _Worker, *, is_starting: bool) -> None:
         """Attend to a worker that has ended."""
@@ -254,6 +263,7 @@ class Workers:
     def _end(self, *, kindly: bool) -> None:
         """End all workers, and wait for them; one that is not ready finishes nothing."""
         self._has_ended = True
+        self._read_reports(0)  # of those that are ready by now, and have requests
         for worker in self._workers.values():
             os.kill(worker.pid, signal.SIGTERM if kindly and worker.is_ready else signal.SIGKILL)
         until = time.monotonic() + self._stop_seconds
