@@ -17,6 +17,7 @@ from terarec.io.directories import atomic_dir
 from terarec.io.opening import arrow_file
 from terarec.ragged import ArrayLists, Ragged, offsets_of
 from terarec.spec import CategoricalColumn, DatasetSpec, LabelColumn, ShardSpec
+from terarec.spec.checks import quoted
 from terarec.spec.dataset import FIRST_ID
 
 USER, ITEM, HISTORY = "user", "item", "history"
@@ -25,8 +26,6 @@ USER, ITEM, HISTORY = "user", "item", "history"
 _FEWEST_ITEMS = 3
 _LAST_ITEMS = {"train": 3, "valid": 2, "test": 1}
 """Split -> how many items from the end of a sequence its sample's item is."""
-
-_SHOWN_CHARACTERS = 60
 
 Integers = NDArray[np.int64]
 
@@ -172,5 +171,4 @@ def _lines(file: Path) -> Iterator[tuple[int, str]]:
 
 
 def _wrong_line(file: Path, number: int, line: str, expected: str) -> FormatError:
-    shown = line if len(line) <= _SHOWN_CHARACTERS else f"{line[:_SHOWN_CHARACTERS]}..."
-    return FormatError(file, f"line {number}", f"got {shown!r}, expected {expected}")
+    return FormatError(file, f"line {number}", f"got {quoted(line)}, expected {expected}")
