@@ -10,7 +10,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -120,13 +120,11 @@ def kept_directories(tiers: Iterable[object]) -> Iterator[None]:
     Raises:
         StorageError: See `SharedDirectory`.
     """
-    directories: list[SharedDirectory] = []  # one that nobody refers to is closed
-    try:
-        directories += (SharedDirectory(spec) for spec in tiers if isinstance(spec, SharedMemorySpec))
+    with ExitStack() as stack:
+        for spec in tiers:
+            if isinstance(spec, SharedMemorySpec):
+                stack.enter_context(closing(SharedDirectory(spec)))
         yield
-    finally:
-        for directory in directories:
-            directory.close()
 
 
 class OpenFile(Protocol):
