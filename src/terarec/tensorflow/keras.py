@@ -26,7 +26,7 @@ from terarec.tensorflow.variables import RowsVariable, Variable, live_variable, 
 _PACKAGE = "terarec"
 
 
-def made_rows(
+def layer_rows(
     name: str, initializer: Any, shape: tuple[int, int], growth: Growth | None, *, trainable: bool = True
 ) -> RowsVariable:
     """Return an embedding variable of a layer; arguments are those of `RowsWeight`."""
@@ -57,7 +57,7 @@ class RowsWeight(keras.Variable):
 
     def _initialize_with_initializer(self, initializer: Any) -> None:
         name = self._rows_name or self.path
-        value = made_rows(name, initializer, self._shape, self._growth, trainable=self.trainable)
+        value = layer_rows(name, initializer, self._shape, self._growth, trainable=self.trainable)
         if self._growth is None:
             self._shape = tuple(value.shape)  # of this rank
         self._value = value

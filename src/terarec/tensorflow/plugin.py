@@ -21,7 +21,7 @@ from terarec.errors import ConfigError, FormatError
 from terarec.io.opening import open_file
 from terarec.tensorflow.communication import num_ranks
 from terarec.tensorflow.dump_files import own_part, write_of_all
-from terarec.tensorflow.keras import RowsSaving, RowsWeight, made_rows
+from terarec.tensorflow.keras import RowsSaving, RowsWeight, layer_rows
 from terarec.tensorflow.lookups import combine
 from terarec.tensorflow.ops import single_ids
 from terarec.tensorflow.optimizers import filter_variables
@@ -89,7 +89,7 @@ class _OneTable(RowsSaving, tf.keras.layers.Layer):
         growth = Growth(initial=_new_rows(start), capacity=max_vocabulary_size_per_gpu) if use_hashtable else None
         with tf.init_scope():
             if _IS_LEGACY:  # tf_keras takes the variable itself for a weight
-                self.embeddings = made_rows(_VARIABLE, start, shape, growth)
+                self.embeddings = layer_rows(_VARIABLE, start, shape, growth)
             else:
                 self.embeddings = RowsWeight(
                     start, shape=shape, dtype="float32", name="embeddings", growth=growth, rows_name=_VARIABLE
