@@ -30,6 +30,9 @@ MAX_HEAD_BYTES = 65536
 _LINGER_SECONDS = 2.0
 """Time for a client to read the last response of a connection, and to close it, before it is cut."""
 
+_LENGTHS = ("content-length", "transfer-encoding")
+"""Fields that say where a body ends."""
+
 _PROBE_SECONDS = 0.05
 """Time after which the other side has answered a probe, if it is near."""
 
@@ -77,21 +80,23 @@ class _Exchange:
         is_received: Whether the body is complete.
         is_in_flight: Whether it counts in the `Intake`.
         is_sent: Whether the response has been sent.
+        is_old: Whether it is of HTTP/1.0.
         keeps_alive: Whether the client keeps the connection.
         heard: As in `Sender`.
     """
 
     __slots__ = (
-        "connection", "heard", "is_in_flight", "is_received", "is_sent", "keeps_alive", "num_bytes", "request",
-        "response", "route",
+        "connection", "heard", "is_in_flight", "is_old", "is_received", "is_sent", "keeps_alive", "num_bytes",
+        "request", "response", "route",
     )  # fmt: skip
 
-    def __init__(self, connection: Connection, request: Request, *, keeps_alive: bool) -> None:
+    def __init__(self, connection: Connection, request: Request, *, keeps_alive: bool, is_old: bool = False) -> None:
         self.connection = connection
         self.request = request
         self.route: Route | None = None
         self.response: Response | None = None
         self.is_received = self.is_in_flight = self.is_sent = False
+        self.is_old = is_old
         self.keeps_alive = keeps_alive
         self.heard = 0.0
         self.num_bytes = 0
@@ -134,9 +139,10 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpRequestParser(self)
         self._url = b""
-        self._head_bytes = 0
+        self._field_bytes = 0  # since the last byte of a body, or the end of a head or a request
         self._begun_ns = 0  # of the request that arrives, where somebody watches
-        self._is_in_head = False
+        self._is_in_head = self._has_advanced = False
+        self._asks_upgrade = self._is_known_head = False
         self._headers: dict[str, str] = {}
         self._receiving: _Exchange | None = None
         self._exchanges: deque[_Exchange] = deque()  # in the order of their requests; the first one is answered
@@ -163,21 +169,35 @@ class Connection(asyncio.Protocol):
         self.last_heard = self._loop.time()
         if self._is_closing or self._is_deaf:  # what comes behind the last request is dropped
             return
-        was_in_head = self._is_in_head
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            # Nothing but HTTP/1.1 is spoken: the request is answered as if it had not asked.
-            if self._exchanges:
-                self._exchanges[-1].keeps_alive = False
-            self._refuse_more()
+            self._feed(data)
         except httptools.HttpParserError as error:
             self._reject_bytes(HTTPStatus.BAD_REQUEST, f"the request: not HTTP/1.1 ({error})")
-        else:
-            self._head_bytes = (self._head_bytes if was_in_head else 0) + len(data)
-            if self._is_in_head and self._head_bytes > MAX_HEAD_BYTES:
-                status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
-                self._reject_bytes(status, f"the head: got more than {MAX_HEAD_BYTES} bytes")
+            return
+        self._field_bytes = 0 if self._has_advanced else self._field_bytes + len(data)
+        self._has_advanced = False
+        # Of a body in chunks, what follows the last one and what stands beside their sizes has no length either.
+        if self._field_bytes > MAX_HEAD_BYTES and (self._is_in_head or self._receiving is not None):
+            what = "head" if self._is_in_head else "fields of the body"
+            status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+            self._reject_bytes(status, f"the {what}: got more than {MAX_HEAD_BYTES} bytes")
+
+    def _feed(self, data: bytes) -> None:
+        rest: bytes | memoryview = data
+        while rest:
+            try:
+                self._parser.feed_data(rest)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                rest = memoryview(rest)[upgrade.args[0] :]
+            if self._receiving is None:  # of CONNECT: what follows is for nobody here
+                self._refuse_more()
+                return
+            # Nothing but HTTP/1.1 is spoken, as if the client had not asked. The parser takes no body then: another one
+            # reads on behind a head of the same length.
+            self._parser, self._is_known_head = httptools.HttpRequestParser(self), True
+            lengths = (f"{name}: {self._headers[name]}\r\n" for name in _LENGTHS if name in self._headers)
+            self._parser.feed_data(f"POST / HTTP/1.1\r\n{''.join(lengths)}\r\n".encode("latin-1"))
 
     @override
     def eof_received(self) -> bool:
@@ -225,6 +245,8 @@ class Connection(asyncio.Protocol):
     # Callbacks of the parser.
     def on_message_begin(self) -> None:
         """Begin a head."""
+        if self._is_known_head:
+            return
         self._url, self._headers, self._is_in_head = b"", {}, True
         if self.server.calls:
             self._begun_ns = time.monotonic_ns()
@@ -232,7 +254,8 @@ class Connection(asyncio.Protocol):
 
     def on_url(self, url: bytes) -> None:
         """Take a piece of the URL."""
-        self._url += url
+        if not self._is_known_head:
+            self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header; those behind a body in chunks are dropped."""
@@ -243,10 +266,15 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         """Choose the route, and reject at once what will not be read."""
-        self._is_in_head = False
-        path, _, query = self._url.decode("latin-1").partition("?")
+        self._is_in_head, self._has_advanced = False, True
+        if self._is_known_head:
+            self._is_known_head = False
+            return
+        method = self._parser.get_method().decode("latin-1")
+        self._asks_upgrade = method != "CONNECT" and self._parser.should_upgrade()
+        path, _, query = self._target().partition("?")
         request = Request(
-            self._parser.get_method().decode("latin-1"),
+            method,
             path,
             query,
             self._headers,
@@ -263,7 +291,8 @@ class Connection(asyncio.Protocol):
                 sinks=self.server.calls,
                 begun_ns=self._begun_ns,
             )
-        exchange = _Exchange(self, request, keeps_alive=self._parser.should_keep_alive())
+        is_old = self._parser.get_http_version() == "1.0"
+        exchange = _Exchange(self, request, keeps_alive=self._parser.should_keep_alive(), is_old=is_old)
         self._receiving = exchange
         self._exchanges.append(exchange)
         try:
@@ -273,12 +302,22 @@ class Connection(asyncio.Protocol):
         except TerarecError as error:
             exchange.reject(error)
             return
-        expects = self._headers.get("expect", "").lower() == "100-continue"
+        expects = self._headers.get("expect", "").lower() == "100-continue" and not is_old
         if expects and exchange is self._exchanges[0]:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
+    def _target(self) -> str:
+        # A URL with its host, as a proxy is sent: that one counts in place of the field.
+        url = self._url.decode("latin-1")
+        scheme, separator, rest = url.partition("://")
+        if not separator or scheme.lower() not in ("http", "https"):
+            return url
+        self._headers["host"], _, path = rest.partition("/")
+        return f"/{path}"
+
     def on_body(self, chunk: bytes) -> None:
         """Take a piece of the body."""
+        self._has_advanced = True
         exchange = self._receiving
         if exchange is None or exchange.response is not None:
             return
@@ -302,6 +341,10 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """Answer the request, or let it wait for those before it."""
+        self._has_advanced = True
+        if self._asks_upgrade:  # its body is to come
+            self._asks_upgrade = False
+            return
         exchange, self._receiving = self._receiving, None
         if exchange is None:
             return
@@ -331,7 +374,7 @@ class Connection(asyncio.Protocol):
             if not exchange.is_sent:
                 exchange.is_sent = True
                 is_last = not exchange.keeps_alive or exchange.response.is_last or self.server.is_stopping
-                self._write(exchange.request, exchange.response, is_last=is_last)
+                self._write(exchange, exchange.response, is_last=is_last)
                 if is_last:
                     self._finish(is_received=exchange.is_received)
                     return
@@ -359,7 +402,8 @@ class Connection(asyncio.Protocol):
         self._task, exchange.response = None, response
         self.advance()
 
-    def _write(self, request: Request, response: Response, *, is_last: bool) -> None:
+    def _write(self, exchange: _Exchange, response: Response, *, is_last: bool) -> None:
+        request = exchange.request
         if response.status >= HTTPStatus.BAD_REQUEST:
             errors = self.server.errors
             errors[response.status] = errors.get(response.status, 0) + 1
@@ -369,6 +413,8 @@ class Connection(asyncio.Protocol):
         head += [f"{name}: {value}\r\n".encode("latin-1") for name, value in response.headers.items()]
         if is_last and not response.is_last:
             head.append(b"Connection: close\r\n")
+        elif exchange.is_old and not is_last:  # such a client waits for the end of the connection otherwise
+            head.append(b"Connection: keep-alive\r\n")
         head.append(b"Content-Length: %d\r\n\r\n" % len(response.body))
         if request.method != "HEAD":
             head.append(response.body)
