@@ -226,7 +226,7 @@ class InferenceApi:
         Raises:
             UnknownModelError: The model is not served.
             RequestTooLargeError: More records than the model takes in a request.
-            UnsupportedError: A sequence of requests, which no model here has.
+            UnsupportedError: A sequence of requests, or classes of an output, which no model here has.
             ConfigError: An input that is unknown, missing, repeated or of the wrong type or shape.
             ServerBusyError: As many requests wait as may.
         """
@@ -234,6 +234,9 @@ class InferenceApi:
             call.request(request, name, version)
         if request.parameters.get("sequence_id"):
             raise UnsupportedError("parameters.sequence_id", "got a sequence, expected requests without state")
+        for output in request.outputs:
+            if output.parameters.get("classification"):  # 0 means none, as in Triton
+                raise UnsupportedError(f"outputs {output.name!r}", "classification is not supported, expected scores")
         return self.models.submit(request, name, version, call)
 
     def shared_memory_status(self, name: str | None = None) -> tuple[Region, ...]:

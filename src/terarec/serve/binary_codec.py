@@ -38,6 +38,9 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
 }
 """Datatype -> NumPy's, of all but texts."""
 
+BINARY, BINARY_OUTPUT = "binary_data", "binary_data_output"
+"""Parameters of an output, and of a request for all, that want the elements as bytes."""
+
 _LENGTH = struct.Struct("<I")
 _CODES = {"BOOL": "?", "FP16": "e", "FP32": "f", "FP64": "d"} | {
     f"{sign}INT{8 * 2**power}": code
@@ -306,9 +309,18 @@ def decode_binary_request(
 
     request = decode_infer_request(header, begin)
     last.check_end()
+    _check_flag(request.parameters, BINARY_OUTPUT, "")
+    for index, output in enumerate(request.outputs):
+        _check_flag(output.parameters, BINARY, f"outputs[{index}].")
     if layouts is not None and head is not None and head.describes(request):
         layouts.remember(head.description, request)
     return request
+
+
+def _check_flag(parameters: Mapping[str, Any], name: str, where: str) -> None:
+    value = parameters.get(name, False)
+    if type(value) is not bool:
+        raise ConfigError(f"{where}parameters.{name}", f"got {quoted(value, is_json=True)}, expected true or false")
 
 
 def encode_binary_response(
@@ -320,25 +332,23 @@ def encode_binary_response(
         The body, and the bytes of its JSON; None if there is nothing else.
 
     Raises:
-        UnsupportedError: An output in a form that this server does not have.
+        UnsupportedError: Shared memory that is not allowed.
         ConfigError: Shared memory that is not there, or too small.
     """
     wanted = {output.name: output for output in request.outputs}
-    are_binary = request.parameters.get("binary_data_output") is True
+    are_binary = request.parameters.get(BINARY_OUTPUT, False)
     outputs: list[Mapping[str, Any]] = []
     raw: list[bytes] = []
     for tensor in response.outputs:
         output = wanted.get(tensor.name)
         head = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
         parameters = {} if output is None else output.parameters
-        if "classification" in parameters:
-            raise UnsupportedError(f"outputs {tensor.name!r}", "classification is not supported, expected scores")
         if "shared_memory_region" in parameters:
             content = encode_elements(tensor.data, tensor.datatype)
             write_region(memory, parameters, content, f"outputs {tensor.name!r}")
             placed = {name: value for name, value in parameters.items() if name.startswith("shared_memory_")}
             outputs.append({**head, "parameters": {**placed, "shared_memory_byte_size": len(content)}})
-        elif parameters.get("binary_data", are_binary) is True:
+        elif parameters.get(BINARY, are_binary):
             content = encode_elements(tensor.data, tensor.datatype)
             raw.append(content)
             outputs.append({**head, "parameters": {BINARY_SIZE: len(content)}})

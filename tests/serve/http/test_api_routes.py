@@ -226,6 +226,22 @@ def test_an_unknown_output_is_reported(call: Caller, trained: TrainedRun) -> Non
     call.rejected("POST", INFER, 400, "outputs[0].name", "got 'logit'", json=request)
 
 
+@pytest.mark.parametrize("value", ["true", 1, None])
+def test_what_is_to_be_binary_is_true_or_false(call: Caller, trained: TrainedRun, value: object) -> None:
+    inputs = tensors(trained.records(0, 1))
+    request = {"inputs": inputs, "parameters": {"binary_data_output": value}}
+    call.rejected("POST", INFER, 400, "parameters.binary_data_output", "got", json=request)
+    request = {"inputs": inputs, "outputs": [{"name": "score", "parameters": {"binary_data": value}}]}
+    call.rejected("POST", INFER, 400, "outputs[0].parameters.binary_data", "got", json=request)
+
+
+def test_an_encoding_with_weight_zero_is_not_used(call: Caller, trained: TrainedRun) -> None:
+    request = {"inputs": tensors(trained.records(0, 300))}
+    for accepted, used in (("gzip;q=0.00, deflate;q=0.1", "deflate"), ("gzip ; q = 0", None), ("gzip;q=0.01", "gzip")):
+        answer = call("POST", INFER, json=request, headers={"Accept-Encoding": accepted})
+        assert answer.headers.get("Content-Encoding") == used
+
+
 def test_too_many_records_are_reported(call: Caller, trained: TrainedRun) -> None:
     request = {"inputs": tensors(trained.records(0, 1001))}
     call.rejected("POST", INFER, 413, "inputs[0].shape", "got 1001 records", json=request)

@@ -225,6 +225,9 @@ def test_sequences_and_classes_are_refused(client: triton.InferenceServerClient,
         client.infer(MODEL, sent, sequence_id=7, sequence_start=True)
     with pytest.raises(InferenceServerException, match="classification is not supported"):
         client.infer(MODEL, sent, outputs=[triton.InferRequestedOutput("score", class_count=2)])
+    none = triton.InferRequestedOutput("score")
+    none._parameters["classification"] = 0  # as clients that are not Triton's may say it
+    assert client.infer(MODEL, sent, outputs=[none]).as_numpy("score").shape == (1, 1)
 
 
 def test_messages_of_the_log_may_be_chosen(client: triton.InferenceServerClient) -> None:

@@ -18,7 +18,6 @@ from terarec.serve.protocol import (
     InferResponse,
     RequestedOutput,
     Tensor,
-    UnsupportedError,
 )
 from terarec.serve.request_layouts import RequestLayouts
 from terarec.serve.shared_memory import SharedMemory
@@ -156,6 +155,9 @@ def _typed_elements(item: Any, count: int, where: str) -> Elements:
     field = _CONTENTS.get(item.datatype)
     if field is None:
         raise ConfigError(where, f"got {item.datatype}, expected it in raw_input_contents")
+    others = [other.name for other, _ in item.contents.ListFields() if other.name != field]
+    if others:
+        raise ConfigError(f"{where}.{others[0]}", f"got elements for {item.datatype}, expected them in {field}")
     values = list(getattr(item.contents, field))
     if len(values) != count:
         got, shape = len(values), quoted(list(item.shape))
@@ -184,7 +186,7 @@ def infer_response(response: InferResponse, request: InferRequest, memory: Share
         memory: As for `infer_request`.
 
     Raises:
-        UnsupportedError: An output in a form that this server does not have.
+        UnsupportedError: Shared memory that is not allowed.
         ConfigError: Shared memory that is not there, or too small.
     """
     message = _ModelInferResponse(
@@ -196,8 +198,6 @@ def infer_response(response: InferResponse, request: InferRequest, memory: Share
         item = message.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
         content = encode_elements(output.data, output.datatype)
         form = wanted.get(output.name, {})
-        if form.get("classification"):
-            raise UnsupportedError(f"outputs {output.name!r}", "classification is not supported, expected scores")
         if _REGION in form:
             write_region(memory, form, content, f"outputs {output.name!r}")
             placed = {name: value for name, value in form.items() if name.startswith("shared_memory_")}

@@ -41,12 +41,14 @@ class PendingInference(NamedTuple):
         scored: Its response; `cancel` drops the request from the queue.
         memory: Regions in which it may want its outputs.
         call: What those who watch get to know of it; None where nobody does.
+        request_id: Its id, also of one that cannot be read; "" for none.
     """
 
     request: InferRequest | None
     scored: Future[InferResponse]
     memory: SharedMemory | None
     call: Call | None = None
+    request_id: str = ""
 
     def response(self) -> bytes:
         """Wait for the response, and return its ModelInferResponse.
@@ -68,7 +70,7 @@ class PendingInference(NamedTuple):
     def stream_failure(self, failure: Failure) -> bytes:
         """Return the ModelStreamInferResponse with an error, which ends the request and not the stream."""
         message = _StreamResponse(error_message=failure.message)
-        message.infer_response.id = "" if self.request is None else self.request.id or ""
+        message.infer_response.id = self.request_id
         encoded: bytes = message.SerializeToString()
         return encoded
 
@@ -187,9 +189,10 @@ class GrpcService:
 
     def infer(self, body: bytes, call: Call | None = None) -> PendingInference:
         """Let the records of a ModelInferRequest be scored; what is wrong with it fails the result."""
-        memory, request = self._api.memory, None
+        memory, request, request_id = self._api.memory, None, ""
         try:
             message = parsed("ModelInfer", body)
+            request_id = message.id
             request = infer_request(message, memory, self._layouts)
             self._take_place()
             try:
@@ -200,9 +203,9 @@ class GrpcService:
         except Exception as error:
             rejected: Future[InferResponse] = Future()
             rejected.set_exception(error)
-            return PendingInference(request, rejected, memory, call)
+            return PendingInference(request, rejected, memory, call, request_id)
         scored.add_done_callback(self._leave_place)
-        return PendingInference(request, scored, memory, call)
+        return PendingInference(request, scored, memory, call, request_id)
 
     def _take_place(self) -> None:
         with self._lock:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 
 from terarec.errors import ConfigError
@@ -11,6 +12,8 @@ from terarec.spec.checks import quoted
 
 _LEAST_BYTES = 1024
 """Shorter responses are not compressed: that would take longer than sending them."""
+
+_NEVER = re.compile(r"\s*q\s*=\s*0(\.0*)?\s*")  # the weight of an encoding that a client does not want
 
 _ANY_FORMAT = 32 + zlib.MAX_WBITS
 _WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
@@ -69,8 +72,8 @@ def compress(body: bytes, accepted: str) -> tuple[bytes, str]:
     """
     if len(body) < _LEAST_BYTES or not accepted:
         return body, ""
-    names = {name.strip() for name, _, weight in (part.partition(";") for part in accepted.lower().split(","))
-             if weight.replace(" ", "") not in ("q=0", "q=0.0")}  # fmt: skip
+    parts = (part.partition(";") for part in accepted.lower().split(","))
+    names = {name.strip() for name, _, weight in parts if not _NEVER.fullmatch(weight)}
     encoding = next((name for name in _WINDOW_BITS if name in names), "")
     if not encoding:
         return body, ""

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests that cannot be read, apart from any library."""
+
+from typing import Any
+
+import pytest
+
+from terarec.errors import ConfigError
+from terarec.serve import ServedModels
+from terarec.serve.api import InferenceApi
+from terarec.serve.grpc.messages import message_class
+from terarec.serve.grpc.service import GrpcService, PendingInference, failure_of
+from tests.errors import at
+
+
+def pending_of(models: ServedModels, **fields: Any) -> PendingInference:
+    message = message_class("ModelInferRequest")(model_name="dlrm", id="7")
+    contents = {name: fields.pop(name) for name in list(fields) if name.endswith("_contents")}
+    message.inputs.add(name="I1", shape=[1], contents=contents, **fields)
+    return GrpcService(InferenceApi(models), 8).infer(message.SerializeToString())
+
+
+def test_an_error_of_a_stream_has_the_id_of_its_request(models: ServedModels) -> None:
+    pending = pending_of(models, datatype="BF16")
+    with pytest.raises(ConfigError, check=at("inputs[0].datatype")) as caught:
+        pending.response()
+    answer = message_class("ModelStreamInferResponse").FromString(pending.stream_failure(failure_of(caught.value)))
+    assert answer.infer_response.id == "7"
+    assert answer.error_message.startswith("inputs[0].datatype: got 'BF16'")
+
+
+def test_elements_of_another_datatype_are_not_passed_over(models: ServedModels) -> None:
+    pending = pending_of(models, datatype="FP32", fp32_contents=[1.0], int_contents=[3])
+    with pytest.raises(ConfigError, check=at("inputs[0].contents.int_contents", "expected them in fp32_contents")):
+        pending.response()
