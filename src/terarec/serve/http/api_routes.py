@@ -73,6 +73,12 @@ class ApiRoutes:
         self._add_shared_memory(routes, "cuda", _no_regions, self._register_cuda, _nothing)
         return routes
 
+    async def read(self, request: Request, decode: Callable[[Request], Result]) -> Result:
+        """Decode the body of a request, a large or compressed one in the thread for that."""
+        if len(request.body) <= SMALL_BYTES and "content-encoding" not in request.headers:
+            return decode(request)
+        return await self._in_thread(self._parser, partial(decode, request))
+
     def close(self) -> None:
         """End the threads, without waiting for what they do."""
         self._parser.shutdown(wait=False, cancel_futures=True)
@@ -153,10 +159,7 @@ class ApiRoutes:
         check_encoding(request.headers.get("content-encoding", ""))
 
     async def _infer(self, request: Request) -> Response:
-        if len(request.body) <= SMALL_BYTES and "content-encoding" not in request.headers:
-            decoded = self._decoded(request)
-        else:
-            decoded = await self._in_thread(self._parser, partial(self._decoded, request))
+        decoded = await self.read(request, self._decoded)
         pending = self._api.infer(decoded, **request.variables, call=request.call)
         scored = await asyncio.wrap_future(pending)
         body, header_bytes = encode_binary_response(scored, decoded, self._api.memory)

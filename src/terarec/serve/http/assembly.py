@@ -15,7 +15,7 @@ from typing import Any
 from terarec.errors import ConfigError
 from terarec.serve.access import AccessControl, is_loopback, tls_context
 from terarec.serve.api import InferenceApi
-from terarec.serve.http.api_routes import SMALL_BYTES, ApiRoutes
+from terarec.serve.http.api_routes import ApiRoutes
 from terarec.serve.http.compression import check_encoding, decompress
 from terarec.serve.http.messages import Request, Response, check_content_type, json_response
 from terarec.serve.http.openapi import add_docs
@@ -71,7 +71,7 @@ class HttpTransport:
         routes = self._paths.routes()
         add_administration(routes, api, shut_down)
         if recommendations is not None:
-            add_recommendations(routes, recommendations, spec.max_request_bytes)
+            add_recommendations(routes, recommendations, self._paths, spec.max_request_bytes)
         add_docs(routes)
         add_dashboard(routes)
         self._server = HttpServer(routes, spec, Guard(control, spec.access.allowed_hosts), api.calls)
@@ -103,12 +103,15 @@ class HttpTransport:
         self._server.stop()
 
 
-def add_recommendations(routes: Routes, service: RecommendationService, max_request_bytes: int) -> None:
+def add_recommendations(
+    routes: Routes, service: RecommendationService, paths: ApiRoutes, max_request_bytes: int
+) -> None:
     """Add the path.
 
     Args:
         routes: Table of paths.
         service: Answers requests.
+        paths: Read their bodies next to those of other requests.
         max_request_bytes: Limit of the bytes of a body, also of one that is decompressed.
     """
 
@@ -121,11 +124,7 @@ def add_recommendations(routes: Routes, service: RecommendationService, max_requ
         check_encoding(request.headers.get("content-encoding", ""))
 
     async def recommend(request: Request) -> Response:
-        if len(request.body) <= SMALL_BYTES and "content-encoding" not in request.headers:
-            question = decoded(request)
-        else:
-            question = await asyncio.to_thread(decoded, request)
-        return json_response(await service.recommend(question))
+        return json_response(await service.recommend(await paths.read(request, decoded)))
 
     routes.add(Route("POST", "/v1/recommend", recommend, "use", check))
 
