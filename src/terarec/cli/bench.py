@@ -93,6 +93,7 @@ class BenchServeOptions:
 def bench_serve(options: BenchServeOptions, show: Show) -> None:
     """Run ``terarec bench serve``."""
     from terarec.apps.bench_serve.bench import ServingBench
+    from terarec.apps.bench_serve.processes import LoadError
     from terarec.apps.bench_serve.report import check_plot, table_rows, write_plot, write_rows
     from terarec.formats.table_file import check_suffix, read_table_file
     from terarec.io.files import check_new_file
@@ -125,6 +126,8 @@ def bench_serve(options: BenchServeOptions, show: Show) -> None:
     if options.plot is not None:
         write_plot(options.plot, figures, title=options.load.model, replace=options.force)
     show.json({"model": options.load.model, "figures": [dataclasses.asdict(one) for one in figures], "errors": errors})
+    if not any(one.requests for one in figures):
+        raise LoadError("load", "no request was answered, expected a server that answers in time")
 
 
 def _spec(options: BenchServeOptions) -> LoadSpec:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -14,6 +15,9 @@ LOAD_PROTOCOLS: tuple[LoadProtocol, ...] = get_args(LoadProtocol)
 
 MOST_CONNECTIONS = 16_384
 """Most connections of a load."""
+
+_HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_OWN_HEADERS = ("content-length", "transfer-encoding", "inference-header-content-length")
 
 MOST_BODIES = 4096
 """Most different requests that are prepared."""
@@ -87,5 +91,7 @@ class LoadSpec:
         checks.positive_int(self, "list_length", maximum=checks.MOST_WIDTH)
         checks.positive_int(self, "seed", minimum=0)
         for name, value in self.headers.items():
-            if not name or not f"{name}{value}".isprintable() or not name.isascii():
-                checks.fail(self, "headers", "names and values of printable characters")
+            if not _HEADER.fullmatch(name) or not (value.isascii() and value.isprintable()):
+                checks.fail(self, "headers", "names of letters, digits and '-', and values of printable ASCII")
+            if name.lower() in _OWN_HEADERS:
+                checks.reject(self, "headers", f"got {name!r}, expected none of {', '.join(_OWN_HEADERS)}")

@@ -145,6 +145,9 @@ def test_real_records_from_the_command_line(
         (["http://x", "--sizes", "0"], "--sizes: got [0], expected a list, each an integer from 1"),
         (["http://x", "--rates", "fast"], "--rates: got 'fast', expected numbers with commas between"),
         (["http://x", "--plot", "x.gif"], "--plot: got x.gif, expected a name that ends in .svg, .png, .pdf"),
+        (["http://x", "--header", "a b=c"], "--header: got {'a b': 'c'}, expected names of letters"),
+        (["http://x", "--header", "a=\u00e9"], "--header: got {'a': '\u00e9'}, expected names of letters"),
+        (["http://x", "--header", "Content-Length=1"], "--header: got 'Content-Length', expected none of"),
         (["localhost:8000"], "URL: got 'localhost:8000', expected one such as http://127.0.0.1:8000"),
     ],
 )

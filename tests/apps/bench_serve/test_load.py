@@ -8,6 +8,7 @@ import pytest
 
 from terarec.apps.bench_serve.load import Measured, Pace, RequestError, run_load
 from terarec.apps.bench_serve.processes import LoadError, Target, _Child, shares
+from tests.errors import at
 
 STALL_SECONDS = 0.2
 
@@ -79,6 +80,13 @@ def test_an_open_loop_sends_at_its_rate_whatever_the_answers_do() -> None:
     assert sender.in_flight == 0
 
 
+def test_a_load_that_is_more_than_the_client_can_send_takes_answers_all_the_same() -> None:
+    """Requests are sent, and answers are taken, while further ones are due already."""
+    sender = Answers(0.0)
+    measured = asyncio.run(run_load(sender, [b"a"], pace(rate=1e6, seconds=0.02)))
+    assert sender.most_in_flight < 1_000 < len(measured.latencies) == len(measured.lateness)
+
+
 def test_the_same_seed_is_the_same_load() -> None:
     counts = [len(asyncio.run(run_load(Answers(0), [b"a"], pace(rate=500))).latencies) for _ in range(2)]
     assert counts[0] == counts[1] > 0
@@ -117,6 +125,12 @@ def test_a_process_that_is_killed_before_it_begins_is_named() -> None:
     child._process.wait()
     with pytest.raises(LoadError, match="a process ended early"), child:
         child.begin()
+
+
+def test_a_core_that_is_not_there_is_named() -> None:
+    child = _Child(Target(address="http://127.0.0.1:1", is_grpc=False), [b"{}"], pace(), 0.0, 1_000_000)
+    with pytest.raises(LoadError, check=at("cores", "got 1000000")), child:
+        child.wait_until_ready()
 
 
 def test_what_processes_measure_adds_up() -> None:

@@ -20,6 +20,9 @@ _SPIN_NS = 2_000_000
 _MOST_UNANSWERED = 65_536
 """Requests of an open loop that wait for answers; further ones count as failed."""
 
+_AT_ONCE = 64
+"""Requests that may be due before the loop goes on to send and to take answers: one that is late must do so, too."""
+
 _PAUSE_SECONDS = 0.01  # of a client of a closed loop after an error, which is answered at once
 
 
@@ -137,6 +140,8 @@ async def _open_loop(sender: Sender, bodies: Sequence[bytes], pace: Pace, begin:
             break
         while (left := due - time.perf_counter_ns()) > 0:
             await asyncio.sleep((left - _SPIN_NS) / 1e9 if left > _SPIN_NS else 0)
+        if place % _AT_ONCE == 0:
+            await asyncio.sleep(0)
         if len(unanswered) >= _MOST_UNANSWERED:
             measured.errors["not sent: too many requests wait for answers"] += 1
             continue

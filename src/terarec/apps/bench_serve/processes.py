@@ -200,11 +200,17 @@ class _Child:
         return answer
 
 
+def _stay_on(core: int | None) -> None:
+    try:
+        if core is not None:
+            os.sched_setaffinity(0, {core})
+    except (OSError, OverflowError):
+        raise LoadError("cores", f"got {core}, expected cores on which this process may run") from None
+
+
 def _work(job_file: IO[bytes], answers: IO[bytes]) -> None:
     job = json.loads(job_file.readline())
     bodies = [job_file.read(length) for length in job["lengths"]]
-    if job["core"] is not None:
-        os.sched_setaffinity(0, {job["core"]})
 
     def answer(data: Mapping[str, Any]) -> None:
         answers.write(json.dumps(data).encode() + b"\n")
@@ -216,6 +222,7 @@ def _work(job_file: IO[bytes], answers: IO[bytes]) -> None:
 
     target, pace = Target(**job["target"]), Pace(**job["pace"])
     try:
+        _stay_on(job["core"])
         measured = asyncio.run(_measure_here(target, bodies, pace, job["warmup_seconds"], ready))
     except LoadError as error:
         answer({"failed": [error.where, error.problem]})
