@@ -2,6 +2,7 @@
 """``POST /v1/recommend``: what `terarec recommend` writes, limits, and versions that change while it answers."""
 
 import contextlib
+import itertools
 import json
 import shutil
 import signal
@@ -18,15 +19,17 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
+from terarec.apps.item_index import ItemIndex
 from terarec.apps.promotion import promote
 from terarec.apps.recommend import Recommender
 from terarec.apps.served_recommendations import ServedRecommendations
 from terarec.config.files import load_recommendations
-from terarec.errors import ConfigError, DataNotFoundError
+from terarec.errors import ConfigError, DataNotFoundError, NoSpaceError
 from terarec.serve.loading import VersionLoader
 from terarec.serve.models import ServedModels
 from terarec.serve.protocol import UnknownModelError
 from terarec.serve.repository import ModelRepository
+from terarec.serve.served_model import ServedModel
 from terarec.serve.watching import repository_models
 from terarec.spec import BatchingSpec
 from terarec.spec.serving import RecommendationSpec
@@ -238,7 +241,37 @@ def test_another_file_of_items_takes_over(film_runs: FilmRuns, published: Path, 
         with pytest.raises(ConfigError, check=at("key")):
             shop.service.poll()
         assert {len(items) for items in shop.recommend()["items"]} == {5}  # the former ones
-        assert shop.service.poll() == 0  # which is not tried again until it changes
+        assert shop.service.poll() == 0  # which is not tried again at once
+
+
+def test_an_index_that_could_not_be_made_is_tried_again(
+    film_runs: FilmRuns, published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save, tries = ItemIndex.save, itertools.count(1)
+
+    def full_disk(*arguments: Any, **options: Any) -> None:
+        if next(tries) < 3:
+            raise NoSpaceError("index", "the disk is full")
+        save(*arguments, **options)
+
+    with shop_of(film_runs, published, tmp_path, index_dir=str(tmp_path / "index"), poll_seconds=0.02) as shop:
+        monkeypatch.setattr(ItemIndex, "save", full_disk)
+        pyarrow.csv.write_csv(film_runs.films.slice(0, 5), shop.items)
+        wait_for(lambda: {len(items) for items in shop.recommend()["items"]} == {5})
+    assert next(tries) == 4
+
+
+def test_a_ranker_that_comes_back_is_seen(film_runs: FilmRuns, published: Path, tmp_path: Path) -> None:
+    with shop_of(film_runs, published, tmp_path) as shop:
+        ranker = shop.models.get("ranker")
+        shop.models.retire("ranker", "1")
+        pyarrow.csv.write_csv(film_runs.films.slice(0, 5), shop.items)
+        with pytest.raises(UnknownModelError, check=at("model 'ranker'")):
+            shop.service.poll()
+        assert shop.service.poll() == 0
+        shop.models.install(ServedModel(ranker.session, ranker.options, name="ranker", version="1"))
+        assert shop.service.poll() == 1
+        assert {len(items) for items in shop.recommend()["items"]} == {5}
 
 
 def test_a_share_of_the_users_is_ranked_by_another_version(

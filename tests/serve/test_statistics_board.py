@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from terarec.serve.statistics import BatchCount, ModelStatistics, StageTimes, StatisticsCounter
+from terarec.serve.statistics import BatchCount, ModelCounters, ModelStatistics, StageTimes, StatisticsCounter
 from terarec.serve.statistics_board import StatisticsBoard, WorkerStatistics
 from terarec.serve.workers import WorkerContext, Workers
 from tests.waiting import PATIENCE
@@ -79,6 +79,18 @@ def test_a_reader_sees_whole_counters() -> None:
         assert found.records == found.succeeded == sum(found.failed.values())
     is_over.set()
     thread.join(PATIENCE)
+
+
+def test_counters_go_on_and_those_of_old_versions_are_forgotten() -> None:
+    counters = ModelCounters()
+    served = counters.counter("m/1")
+    for version in range(2, 80):
+        counters.counter(f"m/{version}").add_failure("expired")
+        counters.release(f"m/{version}")
+    assert set(counters.read()) == {"m/1", *(f"m/{version}" for version in range(16, 80))}
+    assert counters.counter("m/79").read().failed == {"expired": 1}
+    assert counters.counter("m/2").read().failed == {}
+    assert counters.counter("m/1") is served
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A server of a repository: the promoted version answers, and no other one until it has shown that it scores right."""
 
+import gc
 import itertools
 import json
 import shutil
 import threading
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -120,6 +122,22 @@ def test_former_versions_are_retired_beyond_those_that_are_kept(
         assert server.version() == "1"
 
 
+def test_a_version_that_is_retired_leaves_memory_and_goes_on_counting(
+    repository: Path, shop: RepositoryModel, trained: TrainedRun
+) -> None:
+    with served(repository, trained, keep_versions=0) as server:
+        server.version()
+        first = weakref.ref(server.models.get("shop"))
+        shop.promote(2, ALL)
+        server.poll()
+        wait_for(lambda: server.states() == {"1": "UNAVAILABLE", "2": "READY"})
+        wait_for(lambda: gc.collect() >= 0 and first() is None)
+        shop.roll_back()
+        server.poll()
+        server.version()
+        assert server.models.get("shop").statistics().succeeded == 2
+
+
 def test_scores_are_those_of_the_runs(
     repository: Path, shop: RepositoryModel, trained: TrainedRun, other_run: Path
 ) -> None:
@@ -195,6 +213,28 @@ def test_a_version_that_does_not_fit_in_memory_is_refused_before_it_is_read(
         server.poll()
         assert server.version() == "1"
         assert "tables and layers: 1,125,899,906,842,624 bytes requested" in server.reason("2")
+
+
+def test_a_version_is_tried_again_where_the_machine_may_have_room_by_then(
+    repository: Path, shop: RepositoryModel, trained: TrainedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After pauses, and with its reason in the index; one that is damaged is not."""
+    sizes, available = list[int](), 1 << 50
+
+    def available_bytes() -> int:
+        sizes.append(available)
+        return available
+
+    monkeypatch.setattr("terarec.kernels.memory.available_bytes", available_bytes)
+    with served(repository, trained, poll_seconds=0.02) as server:
+        available = 0
+        shop.promote(2, ALL)
+        wait_for(lambda: sizes.count(0) > 2)
+        assert server.version() == "1"
+        assert "0 available" in server.reason("2")
+        available = 1 << 50
+        wait_for(lambda: server.version() == "2")
+        assert server.states() == {"1": "READY", "2": "READY"}
 
 
 def test_a_version_that_does_not_fit_on_a_gpu_is_refused(

@@ -50,7 +50,7 @@ from terarec.serve.recommending import (
     RecommendRequest,
     ScoringVersion,
 )
-from terarec.serve.repeating import Repeating
+from terarec.serve.repeating import Backoff, Repeating
 from terarec.serve.served_model import ServedModel, Urgency
 from terarec.serve.session import Scored
 from terarec.spec.checks import quoted
@@ -59,6 +59,7 @@ from terarec.spec.serving import RecommendationSpec
 
 _LOGGER = logging.getLogger(__name__)
 _SEARCH_THREADS = 2
+_LONGEST_PAUSE_SECONDS = 300.0  # before an index that could not be made is tried again
 
 Result = TypeVar("Result")
 
@@ -145,6 +146,7 @@ class ServedRecommendations(Repeating):
         self._counter = RecommendationCounter()
         self._current: _Retrieval | None = None
         self._identity: object = None
+        self._failed: tuple[object, Backoff] | None = None
         models.get(spec.retrieval)  # an error here, where `poll` would wait for it
         self.poll()
         self._pool = ThreadPoolExecutor(_SEARCH_THREADS, "recommend")
@@ -152,22 +154,40 @@ class ServedRecommendations(Repeating):
 
     @override
     def poll(self) -> int:
-        """Index the items anew if they, or the version of the retrieval model, have changed."""
-        try:
-            model = self._models.get(self._spec.retrieval)
-        except UnknownModelError:
-            following, identity = None, None
-        else:
+        """Index the items anew if they, or the version of the retrieval model, have changed.
+
+        Where that fails it is tried again: at once when the files or a model have changed, and else, since a disk may
+        have room or a model be back later, after pauses.
+        """
+        following: _Retrieval | None = None
+        identity: object = None
+        model = self._found(self._spec.retrieval)
+        if model is not None:
             status = Path(self._spec.items).stat() if Path(self._spec.items).exists() else None
             identity = (model, status and (status.st_ino, status.st_mtime_ns, status.st_size))
             if identity == self._identity:
                 return 0
-            self._identity = identity  # also where the rest fails, as it would again
-            following = self._opened(model)
-        former, self._current, self._identity = self._current, following, identity
+            tried = (identity, self._found(self._spec.ranker))
+            if self._failed is None or self._failed[0] != tried:
+                self._failed = tried, Backoff(self._spec.poll_seconds, _LONGEST_PAUSE_SECONDS)
+            backoff = self._failed[1]
+            if not backoff.is_due:
+                return 0
+            try:
+                following = self._opened(model)
+            except BaseException:
+                backoff.fail()
+                raise
+        former, self._current, self._identity, self._failed = self._current, following, identity, None
         if former is not None:
             former.close()
         return int(following is not None)
+
+    def _found(self, name: str | None) -> ServedModel | None:
+        try:
+            return None if name is None else self._models.get(name)
+        except UnknownModelError:
+            return None
 
     @override
     def close(self) -> None:
@@ -212,7 +232,8 @@ class ServedRecommendations(Repeating):
 
     async def _answer(self, request: RecommendRequest, times_ns: dict[str, int]) -> RecommendAnswer:
         begun = time.monotonic_ns()
-        current, pending = self._submitted(request)
+        # In a thread: it converts the columns of thousands of users, and lists of millions of items.
+        current, pending = await self._in_thread(partial(self._submitted, request))
         number = self._num_candidates(request)
         part = await asyncio.wrap_future(pending)
         retrieve = partial(
@@ -343,8 +364,6 @@ class ServedRecommendations(Repeating):
         if not set(map(type, keys)) <= {int, str}:
             got = quoted(next(key for key in keys if type(key) not in (int, str)))
             raise ConfigError(self._spec.items, f"got the key {got} in {self._spec.key!r}, expected integers or texts")
-        index_dir = None if self._spec.index_dir is None else Path(self._spec.index_dir)
-        recommender = Recommender.open(retrieval, catalogue, index=self._spec.index, index_dir=index_dir)
         if ranker is not None:
             self._column(ranker)
             names = [tensor.name for tensor in ranker.metadata.inputs if tensor.name in catalogue.names]
@@ -354,6 +373,9 @@ class ServedRecommendations(Repeating):
                 raise ConfigError("items", problem)
             # Now and not in a request: a column of a type that the model does not read.
             request_tensors(ranker.metadata.inputs, {name: catalogue.columns.column(name) for name in names})
+        # Last, as it takes longest.
+        index_dir = None if self._spec.index_dir is None else Path(self._spec.index_dir)
+        recommender = Recommender.open(retrieval, catalogue, index=self._spec.index, index_dir=index_dir)
         _LOGGER.info("recommendations: %d items by version %s of %r", len(catalogue), model.version, model.name)
         return _Retrieval(model, retrieval, recommender)
 

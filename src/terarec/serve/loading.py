@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from terarec.errors import ConfigError, FormatError, NoSpaceError, StorageError, TerarecError
+from terarec.errors import ConfigError, DataNotFoundError, FormatError, NoSpaceError, StorageError, TerarecError
 from terarec.io.opening import sha256_of
 from terarec.kernels import memory
 from terarec.ps import ParameterServer
@@ -21,7 +21,7 @@ from terarec.serve.live import LiveUpdates
 from terarec.serve.repository import GOLDEN_FILE, RepositoryModel
 from terarec.serve.served_model import ServedModel
 from terarec.serve.session import InferenceSession
-from terarec.serve.statistics_board import WorkerStatistics
+from terarec.serve.statistics import ModelCounters
 from terarec.serve.tables import ServedTables
 from terarec.spec import HostMemorySpec, Numbers, ParameterServerSpec, ServedTablesSpec
 from terarec.spec.checks import one_line
@@ -47,7 +47,7 @@ class VersionLoader:
         allow_import: Packages whose code workflows and models may name.
         follow_runs: Whether versions take over later checkpoints of the runs that they name.
         shared: Rows that other processes map, too, which load the same versions; None for one process.
-        statistics: Counters of those processes; None for one process.
+        statistics: Counters of the versions; None for new ones of this process alone.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class VersionLoader:
         allow_import: Sequence[str] = (),
         follow_runs: bool = False,
         shared: SharedTables | None = None,
-        statistics: WorkerStatistics | None = None,
+        statistics: ModelCounters | None = None,
     ) -> None:
         self._options = options or ServedModelOptions()
         self._tables = tables
@@ -72,7 +72,7 @@ class VersionLoader:
         self._allow_import = tuple(allow_import)
         self._follow_runs = follow_runs
         self._shared = shared
-        self._statistics = statistics
+        self._statistics = ModelCounters() if statistics is None else statistics
         self._identities: dict[ServedModel, object] = {}
 
     def load(self, model: RepositoryModel, version: int) -> ServedModel:
@@ -86,7 +86,8 @@ class VersionLoader:
         try:
             return self._load(model, version)
         except TerarecError as error:
-            kind = next((kind for kind in (NoSpaceError, StorageError, FormatError) if isinstance(error, kind)), None)
+            kinds = (NoSpaceError, StorageError, DataNotFoundError, FormatError)
+            kind = next((kind for kind in kinds if isinstance(error, kind)), None)
             raise (kind or ConfigError)(where, error.where, error.problem) from error
         except MemoryError as error:
             raise NoSpaceError(where, "it does not fit in memory") from error
@@ -97,8 +98,10 @@ class VersionLoader:
 
     def unload(self, model: ServedModel) -> None:
         """Remove the rows of a model that was closed from what other versions, or other processes, have, too."""
+        self._statistics.release(_counted(model.name, model.version))
+        identity = self._identities.pop(model, None)  # in any case: it would keep the model in memory
         if self._shared is not None:
-            self._shared.forget(self._identities.pop(model, None))
+            self._shared.forget(identity)
         served = model.session.served
         if self._server is not None and served is not None and served.server is self._server:
             self._server.unload(served.name, served.version)
@@ -193,10 +196,10 @@ def served_model(
     name: str,
     version: str | None = None,
     updates: LiveUpdates | None = None,
-    statistics: WorkerStatistics | None = None,
+    statistics: ModelCounters | None = None,
 ) -> ServedModel:
-    """Return a model whose requests a worker counts, if there are several; see `ServedModel`."""
-    counted = name if version is None else f"{name}/{version}"
+    """Return a model whose requests are counted by `statistics`, if there are such; see `ServedModel`."""
+    counted = _counted(name, version)
     return ServedModel(
         session,
         options,
@@ -206,3 +209,7 @@ def served_model(
         statistics=None if statistics is None else statistics.counter(counted),
         others=None if statistics is None else partial(statistics.others, counted),
     )
+
+
+def _counted(name: str, version: str | None) -> str:
+    return name if version is None else f"{name}/{version}"

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Repeating`: work that a thread repeats in the background."""
+"""`Repeating`: work that a thread repeats in the background; `Backoff`: when it tries again what has failed."""
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
+import time
 from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self
@@ -12,6 +14,34 @@ from typing import Self
 from terarec.errors import TerarecError
 
 _LOGGER = logging.getLogger(__name__)
+
+
+class Backoff:
+    """When something that has failed is tried again: after a pause, each twice as long as the one before.
+
+    Attributes:
+        due: Time of the next try, by `time.monotonic`.
+
+    Args:
+        first_seconds: The first pause.
+        longest_seconds: Limit of the pauses after it.
+    """
+
+    def __init__(self, first_seconds: float, longest_seconds: float) -> None:
+        self.due = -math.inf
+        self._pause = first_seconds
+        self._longest = longest_seconds
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it may be tried by now."""
+        return time.monotonic() >= self.due
+
+    def fail(self) -> float:
+        """Note that it has failed; return the seconds until the next try."""
+        pause, self._pause = self._pause, min(2 * self._pause, self._longest)
+        self.due = time.monotonic() + pause
+        return pause
 
 
 class Repeating(ABC):

@@ -224,3 +224,45 @@ class StatisticsCounter:
                 },
                 last_inference_ms=self._last_inference_ms,
             )
+
+
+_MOST_FORMER = 64
+"""Versions that are no longer served whose counters are kept: a server may be given a new one every minute."""
+
+
+class ModelCounters:
+    """Counters of the versions that a process serves; those of a version that is loaded again go on. Thread-safe.
+
+    `_lock` guards both tables, in which the last ones are at the end.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._served: dict[str, StatisticsCounter] = {}
+        self._former: dict[str, StatisticsCounter] = {}
+
+    def counter(self, model: str) -> StatisticsCounter:
+        """Return the counter of a version that is served from now on."""
+        with self._lock:
+            former = self._former.pop(model, None)
+            return self._served.setdefault(model, former or StatisticsCounter())
+
+    def release(self, model: str) -> None:
+        """Note that a version is served no longer."""
+        with self._lock:
+            counter = self._served.pop(model, None)
+            if counter is not None:
+                self._former[model] = counter
+            for forgotten in list(self._former)[:-_MOST_FORMER]:
+                del self._former[forgotten]
+
+    def others(self, model: str) -> ModelStatistics:
+        """Return the counters of a version in other processes."""
+        del model
+        return ModelStatistics()
+
+    def read(self) -> dict[str, ModelStatistics]:
+        """Return the counters of all versions; those that are served are at the end."""
+        with self._lock:
+            counters = {**self._former, **self._served}
+        return {model: counter.read() for model, counter in counters.items()}

@@ -11,8 +11,10 @@ import threading
 import time
 from collections.abc import Mapping
 
+from typing_extensions import override
+
 from terarec.serve.repeating import Repeating
-from terarec.serve.statistics import ModelStatistics, StatisticsCounter
+from terarec.serve.statistics import ModelCounters, ModelStatistics
 
 _SLOT_BYTES = 2**20
 """Memory of a process's counters; pages that nobody writes take none. A size of batches takes about 70 bytes."""
@@ -95,7 +97,7 @@ def _models(text: bytes) -> dict[str, ModelStatistics]:
     return {name: ModelStatistics.of_json(of_model) for name, of_model in json.loads(text or b"{}").items()}
 
 
-class WorkerStatistics(Repeating):
+class WorkerStatistics(ModelCounters, Repeating):
     """Counters of a worker, which it writes to a board twice a second, and when it is closed.
 
     Attributes:
@@ -107,32 +109,24 @@ class WorkerStatistics(Repeating):
     """
 
     def __init__(self, board: StatisticsBoard, index: int) -> None:
+        ModelCounters.__init__(self)
         self.index = index
         self._board = board
-        self._counters: dict[str, StatisticsCounter] = {}
-        # The thread and `close` may write at once, while models come.
-        self._lock = threading.Lock()
-        super().__init__("terarec-statistics", _EVERY_SECONDS)
+        self._writing = threading.Lock()  # the thread and `close` may write at once
+        Repeating.__init__(self, "terarec-statistics", _EVERY_SECONDS)
 
-    def counter(self, model: str) -> StatisticsCounter:
-        """Return the counter of a model, which goes on where the worker has served it before."""
-        with self._lock:
-            # Last, as in `StatisticsBoard.bury`.
-            counter = self._counters.pop(model, None) or StatisticsCounter()
-            self._counters[model] = counter
-            return counter
-
+    @override
     def others(self, model: str) -> ModelStatistics:
-        """Return the counters of a model in all other workers, also in those that have ended."""
+        # Also of workers that have ended.
         return self._board.others(self.index, model)
 
+    @override
     def poll(self) -> int:
-        """Write the counters."""
-        with self._lock:
-            self._board.write(self.index, {name: counter.read() for name, counter in self._counters.items()})
+        with self._writing:
+            self._board.write(self.index, self.read())
         return 1
 
+    @override
     def close(self) -> None:
-        """Stop, and write the last counters."""
         super().close()
         self.poll()

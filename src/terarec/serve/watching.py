@@ -10,15 +10,15 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from typing_extensions import override
 
-from terarec.errors import ConfigError, StorageError, TerarecError
+from terarec.errors import ConfigError, DataNotFoundError, StorageError, TerarecError
 from terarec.serve.loading import VersionLoader
 from terarec.serve.models import ModelState, ServedModels
 from terarec.serve.protocol import UnavailableError
-from terarec.serve.repeating import Repeating
+from terarec.serve.repeating import Backoff, Repeating
 from terarec.serve.repository import ModelRepository, RepositoryModel
 from terarec.serve.routing import Route, Router
 from terarec.serve.served_model import ServedModel
@@ -27,6 +27,21 @@ from terarec.spec.serving_repository import PointerSpec, PromotionSpec, Reposito
 
 _LOGGER = logging.getLogger(__name__)
 _CLOSE_SECONDS = 30.0
+_LONGEST_PAUSE_SECONDS = 300.0  # before a version is loaded again that this machine could not load
+
+
+class _Refused(NamedTuple):
+    """A version that could not be loaded.
+
+    Attributes:
+        identity: What it and the pointer were.
+        reason: Why not.
+        backoff: When it is loaded again, since a machine may have room by then, or a file be there; None for never.
+    """
+
+    identity: object
+    reason: str
+    backoff: Backoff | None
 
 
 @dataclass(slots=True)
@@ -36,14 +51,14 @@ class _Watched:
     Attributes:
         loaded: Versions in memory; all of them are installed, and remain while they are wanted or kept.
         loading: Versions that the worker loads, or will load.
-        refused: Version -> what it and the pointer were when it could not be loaded, and why.
+        refused: Versions that could not be loaded.
         answered: Versions that were the default one, the last at the end.
         problem: Why the files of the model cannot be read; "" if they can.
     """
 
     loaded: dict[int, ServedModel] = field(default_factory=dict)
     loading: set[int] = field(default_factory=set)
-    refused: dict[int, tuple[object, str]] = field(default_factory=dict)
+    refused: dict[int, _Refused] = field(default_factory=dict)
     answered: list[int] = field(default_factory=list)
     problem: str = ""
 
@@ -121,13 +136,10 @@ class RepositoryWatcher(Repeating):
             if self._is_closing:
                 raise UnavailableError(f"model {name!r}", "not loaded: the server is being stopped")
             watched = self._watched[name]
-            refused = [
-                reason
-                for version in model.wanted(model.pointer())[:1]
-                if (reason := watched.refused.get(version, ("", ""))[1])
-            ]
-        if refused or watched.problem:
-            raise StorageError(watched.problem or refused[0])
+            refused = [watched.refused.get(version) for version in model.wanted(model.pointer())[:1]]
+        problem = watched.problem or next((version.reason for version in refused if version is not None), "")
+        if problem:
+            raise StorageError(problem)
 
     def unload(self, name: str) -> None:
         """Unload all versions of a model; return once their requests are answered.
@@ -222,16 +234,22 @@ class RepositoryWatcher(Repeating):
                 self._changed.notify_all()
                 return 0
             watched.problem = ""
-            for version, (identity, _) in list(watched.refused.items()):
-                if identity != (pointer, model.identity(version)):  # it was made anew, or promoted again
+            for version, refused in list(watched.refused.items()):
+                if refused.identity != (pointer, model.identity(version)):  # it was made anew, or promoted again
                     del watched.refused[version]
             needed = [*wanted, *self._fallback(watched, pointer, wanted)]
             watched.loading &= set(needed)  # others are not worth loading any longer
-            known = {*watched.loaded, *watched.loading, *watched.refused}
+            rejected = {
+                version
+                for version, refused in watched.refused.items()
+                if refused.backoff is None or not refused.backoff.is_due
+            }
+            known = {*watched.loaded, *watched.loading, *rejected}
             missing = [version for version in needed if version not in known]
             for version in missing:
                 watched.loading.add(version)
-                self._models.set_state(ModelState(model.name, str(version), "LOADING"))
+                if version not in watched.refused:  # whose reason is shown until it is loaded
+                    self._models.set_state(ModelState(model.name, str(version), "LOADING"))
                 self._jobs.put(functools.partial(self._load, model, version, (pointer, model.identity(version))))
             self._apply(model.name, watched, pointer, needed)
             self._changed.notify_all()
@@ -301,19 +319,24 @@ class RepositoryWatcher(Repeating):
             if model.name not in self._watched or version not in self._watched[model.name].loading:
                 return  # it is not wanted any longer
         served: ServedModel | None = None
-        reason = ""
+        reason, may_pass = "", False
         try:
             served = self._loader.load(model, version)
         except TerarecError as error:
-            reason = str(error)
+            reason, may_pass = str(error), isinstance(error, StorageError | DataNotFoundError)
             _LOGGER.warning("%s; it is refused", error)
             self._models.set_state(ModelState(model.name, str(version), "UNAVAILABLE", reason))
         with self._changed:
             watched = self._watched.get(model.name)
             is_wanted = watched is not None and version in watched.loading
             if watched is not None and is_wanted:
+                former = watched.refused.pop(version, None)
                 if served is None:
-                    watched.refused[version] = identity, reason
+                    backoff = former.backoff if former is not None and may_pass else None
+                    if may_pass:
+                        backoff = backoff or Backoff(self._spec.poll_seconds, _LONGEST_PAUSE_SECONDS)
+                        backoff.fail()
+                    watched.refused[version] = _Refused(identity, reason, backoff)
                 else:
                     watched.loaded[version] = served
         if is_wanted:
@@ -338,6 +361,7 @@ class RepositoryWatcher(Repeating):
             # The thread must live: without it no version is loaded any more.
             except Exception:
                 _LOGGER.exception("a version could not be loaded or unloaded")
+            del job  # whose model would be there until the next one
 
 
 def _route(pointer: PointerSpec, watched: _Watched) -> Route:

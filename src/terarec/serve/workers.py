@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from terarec.errors import ConfigError, TerarecError
+from terarec.serve.repeating import Backoff
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -120,7 +121,7 @@ class Workers:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake, selectors.EVENT_READ)
         self._restarts: dict[int, float] = {}  # index -> time at which the worker is started again
-        self._pauses: dict[int, float] = {}
+        self._failed: dict[int, Backoff] = {}  # those that have not become ready since
         self._has_ended = False
 
     @property
@@ -230,7 +231,7 @@ class Workers:
             worker.received += text
             if worker.received.startswith(_READY):
                 worker.is_ready = True
-                self._pauses.pop(worker.index, None)
+                self._failed.pop(worker.index, None)
             is_stopped |= worker.is_ready and worker.received.endswith(_STOP)
             if not text:
                 ended.append(worker)
@@ -255,9 +256,8 @@ class Workers:
 
     def _start_later(self, index: int) -> float:
         """Start a worker after a pause, which is twice as long the next time; return the pause in seconds."""
-        pause = self._pauses.get(index, _FIRST_PAUSE_SECONDS)
-        self._pauses[index] = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-        self._restarts[index] = time.monotonic() + pause
+        backoff = self._failed.setdefault(index, Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS))
+        pause, self._restarts[index] = backoff.fail(), backoff.due
         return pause
 
     def _end(self, *, kindly: bool) -> None:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drift of served records against the training data, by the figures of whole data sets."""
 
+import gc
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -98,6 +100,37 @@ def test_training_data_that_are_not_there_are_a_problem_in_words(
         found = only(drift)
     assert str(tmp_path / "nothing") in found.problem
     assert (found.records, found.inputs) == (0, ())
+
+
+def test_a_version_that_is_served_no_longer_is_not_kept(
+    session: InferenceSession, trained: TrainedRun, drift: ServedDrift
+) -> None:
+    model = ServedModel(session, name="dlrm", version="3")
+    answer = model.submit(request_of(trained, 0, 10))
+    records = ServedRecords(WatchingSpec(record_share=1.0), drift)
+    with records:
+        records.observe(request_of(trained, 0, 10), model, answer)
+        answer.result(PATIENCE)
+    drift.poll()
+    model.close()
+    kept = weakref.ref(model)
+    del model, answer, records
+    wait_for(lambda: gc.collect() >= 0 and kept() is None)
+    assert only(drift).records == 10
+
+
+def test_training_data_that_come_later_are_compared_with(
+    session: InferenceSession, trained: TrainedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("terarec.apps.drift.watch._EVERY_SECONDS", 0.0)
+    with closing(ServedDrift(tmp_path / "later", every_seconds=None)) as drift:
+        serve(session, drift, [request_of(trained, 0, 10)])
+        drift.poll()
+        assert only(drift).records == 0
+        (tmp_path / "later").symlink_to(trained.data)
+        serve(session, drift, [request_of(trained, 0, 10)])
+        drift.poll()
+        assert (only(drift).records, only(drift).problem) == (20, "")
 
 
 def test_a_server_compares_what_it_scores(trained: TrainedRun) -> None:

@@ -16,10 +16,11 @@ from typing_extensions import override
 from terarec.apps.drift.compare import ColumnDrift, compare
 from terarec.apps.drift.summary import DataSummary, RowSummary, summarize_dataset
 from terarec.errors import TerarecError
+from terarec.etl.workflow import Workflow
 from terarec.formats import read_dataset
 from terarec.formats.block import ColumnBlock, merge, slice_rows
 from terarec.serve.input_drift import InputDrift, ModelDrift
-from terarec.serve.repeating import Repeating
+from terarec.serve.repeating import Backoff, Repeating
 from terarec.serve.served_model import ServedModel
 
 WINDOW_RECORDS = 20_000
@@ -28,22 +29,29 @@ REFERENCE_ROWS = 1 << 17
 """Most rows of the training data that they are compared with."""
 
 _EVERY_SECONDS = 10.0
+_LONGEST_PAUSE_SECONDS = 300.0  # before training data that could not be read are tried again
 _MOST_VERSIONS = 16
 _MOST_WAITING = 1 << 16  # records that wait to be encoded, of all versions
 
 
 @dataclass(slots=True)
 class _Version:
-    """A version, and its last records.
+    """A version, and its last records. It does not hold the model, whose tables go when it is served no longer.
 
     Attributes:
-        model: The version.
+        name: Name of the model.
+        version: Its version.
+        data: Data set of its training.
+        workflow: What encodes its records.
         waiting: Raw columns of requests that came since the last comparison.
         window: The last records as the model reads them, without labels; None before the first ones.
         comparison: The last comparison.
     """
 
-    model: ServedModel
+    name: str
+    version: str
+    data: Path
+    workflow: Workflow
     waiting: list[Mapping[str, pa.Array]] = field(default_factory=list)
     window: ColumnBlock | None = None
     comparison: ModelDrift | None = None
@@ -72,7 +80,8 @@ class ServedDrift(Repeating):
         self._lock = threading.Lock()
         self._versions: dict[tuple[str, str], _Version] = {}
         self._num_waiting = 0
-        self._references: dict[Path, DataSummary | TerarecError] = {}
+        self._references: dict[Path, DataSummary] = {}
+        self._unread: dict[Path, tuple[Backoff, TerarecError]] = {}
         super().__init__("terarec-drift", every_seconds)
 
     def add(self, model: ServedModel, columns: Mapping[str, pa.Array], num_records: int) -> None:
@@ -82,7 +91,9 @@ class ServedDrift(Repeating):
             if self._num_waiting + num_records > _MOST_WAITING:
                 return  # the window is full of newer ones, anyway
             self._num_waiting += num_records
-            version = self._versions.setdefault(key, _Version(model))
+            workflow = model.session.workflow
+            version = self._versions.setdefault(key, _Version(*key, Path(model.session.run.data), workflow))
+            version.workflow = workflow
             version.waiting.append(columns)
             while len(self._versions) > _MOST_VERSIONS:
                 del self._versions[next(iter(self._versions))]
@@ -101,48 +112,52 @@ class ServedDrift(Repeating):
                 version.waiting = []
             self._num_waiting = 0
         for version, waiting in taken:
-            window = _encoded(version.model, waiting)
+            window = _encoded(version.workflow, waiting)
             if version.window is not None:
                 window = merge([version.window, window])
             version.window = slice_rows(window, max(window.num_rows - WINDOW_RECORDS, 0), window.num_rows)
-            version.comparison = self._compared(version.model, version.window)
+            version.comparison = self._compared(version, version.window)
         return len(taken)
 
-    def _compared(self, model: ServedModel, window: ColumnBlock) -> ModelDrift:
-        path = Path(model.session.run.data) if self._data is None else self._data
-        if path not in self._references:
-            try:
-                self._references[path] = self._reference(path)
-            except TerarecError as error:
-                self._references[path] = error
-        reference = self._references[path]
+    def _compared(self, version: _Version, window: ColumnBlock) -> ModelDrift:
         try:
-            if isinstance(reference, TerarecError):
-                raise reference.with_traceback(None)
-            workflow = model.session.workflow
-            current = RowSummary(workflow.dataset_spec(), workflow, has_labels=False)
+            reference = self._reference(version.data if self._data is None else self._data)
+            current = RowSummary(version.workflow.dataset_spec(), version.workflow, has_labels=False)
             current.add((window.dense,), window.keys)
             report = compare(reference, current.summary("served records"))
         except TerarecError as error:
-            return ModelDrift(model=model.name, version=model.version, problem=str(error))
+            return ModelDrift(model=version.name, version=version.version, problem=str(error))
         inputs = sorted(map(_input, report.columns), key=lambda column: -(column.stability_index or 0.0))
         return ModelDrift(
-            model=model.name,
-            version=model.version,
+            model=version.name,
+            version=version.version,
             records=window.num_rows,
             reference_records=reference.rows,
             inputs=tuple(inputs),
         )
 
     def _reference(self, path: Path) -> DataSummary:
-        splits = ["train"] if "train" in read_dataset(path).splits else None
-        return summarize_dataset(path, splits, allow_import=self._allow_import, most_rows=REFERENCE_ROWS)
+        """Return the summary of the data, which is made once; where that fails, it is tried again after a pause."""
+        if path in self._references:
+            return self._references[path]
+        backoff, failure = self._unread.get(path, (Backoff(_EVERY_SECONDS, _LONGEST_PAUSE_SECONDS), None))
+        if failure is not None and not backoff.is_due:
+            raise failure.with_traceback(None)
+        try:
+            splits = ["train"] if "train" in read_dataset(path).splits else None
+            found = summarize_dataset(path, splits, allow_import=self._allow_import, most_rows=REFERENCE_ROWS)
+        except TerarecError as error:
+            self._unread[path] = backoff, error
+            backoff.fail()
+            raise
+        self._references[path] = found
+        return found
 
 
-def _encoded(model: ServedModel, requests: Sequence[Mapping[str, pa.Array]]) -> ColumnBlock:
+def _encoded(workflow: Workflow, requests: Sequence[Mapping[str, pa.Array]]) -> ColumnBlock:
     """Return the records of requests as a model reads them: encoding costs a call, more than a record."""
     columns = {name: pa.concat_arrays([request[name] for request in requests]) for name in requests[0]}
-    encoded = model.session.workflow.encode(columns)
+    encoded = workflow.encode(columns)
     no_labels = np.zeros((len(encoded.dense), 0), dtype=np.float32)
     return ColumnBlock(label=no_labels, dense=encoded.dense, keys=encoded.keys)
 
