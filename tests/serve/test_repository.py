@@ -196,6 +196,16 @@ def test_a_number_means_the_same_weights_for_ever(tmp_path: Path) -> None:
         assert version == 4
 
 
+def test_numbers_of_versions_end(tmp_path: Path) -> None:
+    """A minute of a day is one; the highest of ten digits is the last."""
+    model = model_with(tmp_path, 2611290730)
+    model.promote(2611290730, PromotionSpec())
+    assert model.pointer().current == 2611290730
+    model_with(tmp_path, 9_999_999_999)
+    with pytest.raises(ConfigError, check=at(model.path, "version 9999999999 is taken")), model.promoting():
+        pass
+
+
 def test_a_model_that_could_not_be_promoted_leaves_nothing(tmp_path: Path) -> None:
     model = ModelRepository(tmp_path / "new").model("shop")
     with pytest.raises(RuntimeError), model.promoting():

@@ -7,7 +7,7 @@ import json
 import shutil
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -293,6 +293,30 @@ def test_where_the_promoted_version_is_refused_at_the_start_the_one_before_answe
         assert server.watcher.poll() == 0
 
 
+@pytest.mark.parametrize("control", ["poll", "explicit"])
+def test_a_model_that_cannot_be_read_does_not_keep_others_from_being_followed(
+    repository: Path, shop: RepositoryModel, trained: TrainedRun, monkeypatch: pytest.MonkeyPatch, control: str
+) -> None:
+    (repository / "foreign" / "1").mkdir(parents=True)
+    versions: Callable[[RepositoryModel], tuple[int, ...]] = vars(RepositoryModel)["versions"].fget
+
+    def readable(model: RepositoryModel) -> tuple[int, ...]:
+        if model.name == "foreign":
+            raise PermissionError(13, "Permission denied", str(model.path))
+        return versions(model)
+
+    monkeypatch.setattr(RepositoryModel, "versions", property(readable))
+    load = ("shop",) if control == "explicit" else ()
+    with served(repository, trained, control=control, load=load) as server:
+        assert server.version() == "1"
+        shop.promote(2, ALL)
+        server.poll()
+        assert server.version() == "2"
+        if control == "explicit":
+            with pytest.raises(StorageError, match="Permission denied"):
+                server.watcher.load("foreign")
+
+
 def test_models_come_and_go_with_the_repository(
     repository: Path, shop: RepositoryModel, trained: TrainedRun, tmp_path: Path
 ) -> None:
@@ -423,6 +447,24 @@ def test_calls_of_clients_end_with_the_server(repository: Path, shop: Repository
         with pytest.raises(UnavailableError, match="the server is being stopped"):
             late.result(PATIENCE)
         pool.submit(server.watcher.unload, "shop").result(PATIENCE)
+
+
+def test_a_model_may_be_unloaded_while_it_is_loaded(
+    repository: Path, shop: RepositoryModel, trained: TrainedRun
+) -> None:
+    loader = GatedLoader()
+    with ThreadPoolExecutor() as pool, served(repository, trained, loader, control="explicit") as server:
+        shop.promote(2, ALL)  # so that both are gated
+        loading = pool.submit(server.watcher.load, "shop")
+        assert loader.is_loading.wait(PATIENCE)
+        unloading = pool.submit(server.watcher.unload, "shop")
+        with pytest.raises(UnavailableError, match="it was unloaded meanwhile"):
+            loading.result(PATIENCE)
+        loader.gate.set()
+        unloading.result(PATIENCE)
+        assert set(server.states().values()) == {"UNAVAILABLE"}
+        server.watcher.load("shop")
+        assert server.version() == "2"
 
 
 def test_a_share_of_the_requests_goes_to_a_second_version(

@@ -26,6 +26,7 @@ from terarec.spec import checks, from_data, to_data
 from terarec.spec.checks import FieldError, did_you_mean
 from terarec.spec.serving_repository import (
     MOST_EVENTS,
+    MOST_VERSIONS,
     AllVersions,
     LatestVersions,
     PointerAction,
@@ -124,8 +125,11 @@ class RepositoryModel:
 
     @property
     def is_model(self) -> bool:
-        """Whether the directory holds a version, a pointer or a description."""
-        return bool(self.versions) or any((self.path / name).is_file() for name in (POINTER_FILE, MODEL_FILE))
+        """Whether the directory holds a version, a pointer or a description, or cannot be read."""
+        try:
+            return bool(self.versions) or any((self.path / name).is_file() for name in (POINTER_FILE, MODEL_FILE))
+        except OSError:  # such as one of another user: whoever reads it says so, and others are served
+            return True
 
     @property
     def versions(self) -> tuple[int, ...]:
@@ -234,7 +238,10 @@ class RepositoryModel:
             pointer = self.pointer()
             former = (*pointer.versions, *pointer.before, *(event.version for event in pointer.history))
             taken = [int(entry.name) for entry in self.path.iterdir() if _NUMBER.fullmatch(entry.name)]
-            yield max((*former, *taken), default=0) + 1
+            version = max((*former, *taken), default=0) + 1
+            if version > MOST_VERSIONS:
+                raise ConfigError(self.path, f"version {MOST_VERSIONS} is taken, expected room for a higher one")
+            yield version
 
     def promote(self, version: int, spec: PromotionSpec) -> PointerSpec:
         """Let a version answer all requests, or a share of them, or score a share of them without answering.

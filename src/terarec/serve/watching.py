@@ -122,7 +122,7 @@ class RepositoryWatcher(Repeating):
 
         Raises:
             ConfigError: No such model, or parameters.
-            UnavailableError: The watcher is closed meanwhile.
+            UnavailableError: The watcher is closed, or the model is unloaded, meanwhile.
             TerarecError: The version that is to answer is refused; the former one answers.
         """
         if parameters:
@@ -135,9 +135,13 @@ class RepositoryWatcher(Repeating):
         with self._changed:
             if self._is_closing:
                 raise UnavailableError(f"model {name!r}", "not loaded: the server is being stopped")
-            watched = self._watched[name]
-            refused = [watched.refused.get(version) for version in model.wanted(model.pointer())[:1]]
-        problem = watched.problem or next((version.reason for version in refused if version is not None), "")
+            watched = self._watched.get(name)
+            if watched is None:
+                raise UnavailableError(f"model {name!r}", "not loaded: it was unloaded meanwhile")
+            problem = watched.problem
+            if not problem:  # else they cannot be read
+                refused = [watched.refused.get(version) for version in model.wanted(model.pointer())[:1]]
+                problem = next((version.reason for version in refused if version is not None), "")
         if problem:
             raise StorageError(problem)
 
@@ -207,8 +211,9 @@ class RepositoryWatcher(Repeating):
             return names
         wanted = tuple(self._repository.known(name).name for name in self._spec.load)
         for name in sorted({*names} - {*wanted}):  # a client sees in the index what it may load
-            for version in self._repository.model(name).versions[-1:]:
-                self._models.set_state(ModelState(name, str(version), "UNAVAILABLE", "unloaded"))
+            with contextlib.suppress(OSError):  # who loads it learns why it cannot be read
+                for version in self._repository.model(name).versions[-1:]:
+                    self._models.set_state(ModelState(name, str(version), "UNAVAILABLE", "unloaded"))
         return wanted
 
     def _reconcile(self, model: RepositoryModel, done: int | None = None) -> int:
@@ -317,6 +322,7 @@ class RepositoryWatcher(Repeating):
     def _load(self, model: RepositoryModel, version: int, identity: object) -> None:
         with self._changed:
             if model.name not in self._watched or version not in self._watched[model.name].loading:
+                self._models.set_state(ModelState(model.name, str(version), "UNAVAILABLE", "unloaded"))
                 return  # it is not wanted any longer
         served: ServedModel | None = None
         reason, may_pass = "", False
@@ -342,6 +348,7 @@ class RepositoryWatcher(Repeating):
         if is_wanted:
             self._reconcile(model, done=version)
         elif served is not None:  # in the meantime nothing needs it any longer
+            self._models.set_state(ModelState(model.name, str(version), "UNAVAILABLE", "unloaded"))
             served.close()
             self._loader.unload(served)
 

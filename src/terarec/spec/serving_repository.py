@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, get_args
 
 from terarec.spec import checks
 
-MOST_VERSIONS = 1 << 31
+MOST_VERSIONS = 10**10 - 1
 """Largest number of a version, as Triton's."""
 MOST_EVENTS = 100
 """Most events that the pointer of a model keeps."""
