@@ -81,15 +81,15 @@ def lists_of_array(array: pa.Array) -> ArrayLists:
 
 
 @contextmanager
-def arrow_errors(where: str) -> Iterator[None]:
-    """Convert PyArrow's errors about a damaged file to `FormatError`, whose message starts with `where`."""
+def arrow_errors(where: str, kind: str = "Parquet") -> Iterator[None]:
+    """Convert PyArrow's errors about a damaged file of a kind to `FormatError`, whose message starts with `where`."""
     try:
         yield
     except TerarecError:  # of a missing file, which is an OSError as well
         raise
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last from names of columns
         reason = str(error).splitlines()[0]
-        raise FormatError(where, f"cannot be read as Parquet ({reason}), expected a complete Parquet file") from error
+        raise FormatError(where, f"cannot be read as {kind} ({reason}), expected a complete {kind} file") from error
 
 
 class GroupBuffer:

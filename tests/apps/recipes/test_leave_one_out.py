@@ -38,11 +38,25 @@ def test_the_last_items_are_those_of_test_and_validation(tmp_path: Path) -> None
     ]
 
 
+@pytest.mark.parametrize("text", [LINES.replace("\n", "\r\n"), LINES.replace("\n", "\r"), "\ufeff" + LINES])
+def test_line_ends_and_a_byte_order_mark(tmp_path: Path, text: str) -> None:
+    (tmp_path / "Small.txt").write_bytes(text.encode())
+    prepare_sequences(tmp_path / "Small.txt", tmp_path / "data")
+    assert samples(tmp_path / "data", "train") == [([4], 2, 1.0), ([], 1, 1.0), ([9, 8, 7], 6, 1.0)]
+
+
 def test_a_compressed_file(tmp_path: Path) -> None:
     (tmp_path / "Beauty.txt.gz").write_bytes(gzip.compress(LINES.encode()))
     (file,) = find_recipe_files(load_recipe_data("amazon_beauty"), tmp_path)
     prepare_sequences(file, tmp_path / "data")
     assert len(samples(tmp_path / "data", "test")) == 3
+
+
+def test_a_damaged_compressed_file_is_reported(tmp_path: Path) -> None:
+    file = tmp_path / "Beauty.txt.gz"
+    file.write_bytes(gzip.compress(LINES.encode())[:-9])
+    with pytest.raises(FormatError, check=at(file, "cannot be read as gzip")):
+        prepare_sequences(file, tmp_path / "data")
 
 
 @pytest.mark.parametrize(
@@ -51,6 +65,10 @@ def test_a_compressed_file(tmp_path: Path) -> None:
         ("1 2 3 4\n2 5 6\n", "line 2: got '2 5 6', expected a user and at least 3 items"),
         ("1 2 3 x\n", "line 1: got '1 2 3 x'"),
         ("1 2 0 4\n", "line 1: got the item 0"),
+        ("1 2 3 4\n\n2 5 6 7\n1 8 9 4\n", "line 4: got the user of line 1 again"),
+        ("1 2 3 99999999999999999999\n", "line 1: got '1 2 3 9999"),
+        ("1 2 3 \u0664\n", "line 1: got '1 2 3 \u0664'"),
+        ("1 2 3 4\x0b2 3 4 x\n", "line 1: got '1 2 3 4\\x0b2"),
         ("\n", "has no lines"),
     ],
 )

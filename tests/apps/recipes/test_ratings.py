@@ -34,25 +34,50 @@ def samples(directory: Path, split: str) -> list[tuple[int, int]]:
     return list(zip(keys[: batch.batch_size], keys[batch.batch_size :], strict=True))
 
 
-@pytest.mark.parametrize("head", ["", NAMES])
+@pytest.mark.parametrize("head", ["", NAMES, "\ufeff", "\ufeff" + NAMES])
 def test_the_latest_of_each_user_are_the_test(tmp_path: Path, head: str) -> None:
     (tmp_path / "u.data").write_text(head + text_of(RATINGS))
-    prepare_ratings(tmp_path / "u.data", tmp_path / "data", test=0.25)
     # The users 2 and 7 are 1 and 2, the items 10, 20 and 30 are 1 to 3; 40 and 99 are in no training sample.
-    assert sorted(samples(tmp_path / "data", "train")) == [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 3)]
-    with pytest.raises(ValueError, match="not enough values"):
-        samples(tmp_path / "data", "test")
+    with pytest.raises(FormatError, check=at(tmp_path / "u.data", "leaves no rating of a known user and item")):
+        prepare_ratings(tmp_path / "u.data", tmp_path / "data", test=0.25)
+    assert not (tmp_path / "data").exists()
     prepare_ratings(tmp_path / "u.data", tmp_path / "half", test=0.5)
     assert sorted(samples(tmp_path / "half", "train")) == [(1, 1), (1, 2), (2, 1), (2, 3)]
     assert sorted(samples(tmp_path / "half", "test")) == [(1, 3), (2, 2)]
 
 
-@pytest.mark.parametrize("line", ["1\t2\t3", "1\t2\tx\t4", "a\t2\t3\t4", "1 2 3 4"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "1\t2\t3",
+        "1\t2\tx\t4",
+        "a\t2\t3\t4",
+        "1 2 3 4",
+        "1\t2\t3\t4\t5",
+        "1\t99999999999999999999\t3\t4",
+        "-1\t2\t3\t4",
+        "1\t2\t3\tinf",
+        "7\t40\t1\t9",
+    ],
+)
 def test_a_line_of_another_form_is_reported(tmp_path: Path, line: str) -> None:
     (tmp_path / "u.data").write_text(text_of(RATINGS[:1]) + line + "\n")
     with pytest.raises(FormatError, check=at(f"{tmp_path}/u.data: line 2")):
         prepare_ratings(tmp_path / "u.data", tmp_path / "data", test=0.25)
     assert not (tmp_path / "data").exists()
+
+
+def test_a_damaged_first_line_is_no_line_of_names(tmp_path: Path) -> None:
+    """It was passed over, and a rating with it."""
+    (tmp_path / "u.data").write_text("7\t4O\t1\t9\n" + text_of(RATINGS))
+    with pytest.raises(FormatError, check=at(f"{tmp_path}/u.data: line 1")):
+        prepare_ratings(tmp_path / "u.data", tmp_path / "data", test=0.5)
+
+
+def test_parts_of_a_second_order_ratings(tmp_path: Path) -> None:
+    (tmp_path / "u.data").write_text("1\t5\t3\t8.75\n1\t6\t3\t8.5\n2\t5\t3\t1\n2\t6\t3\t2\n")
+    prepare_ratings(tmp_path / "u.data", tmp_path / "data", test=0.5)
+    assert sorted(samples(tmp_path / "data", "train")) == [(1, 2), (2, 1)]
 
 
 def planted(users: int = 60, items: int = 40) -> str:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import codecs
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +26,7 @@ USER, ITEM, HISTORY = "user", "item", "history"
 """Columns of a sample: a user, or the items before its item."""
 
 _FEWEST_ITEMS = 3
+_MOST_DIGITS = 15
 _LAST_ITEMS = {"train": 3, "valid": 2, "test": 1}
 """Split -> how many items from the end of a sequence its sample's item is."""
 
@@ -76,9 +79,9 @@ def prepare_ratings(file: Path, out: Path, *, test: float) -> None:
         test: Share of the ratings of a user for the test.
 
     Raises:
-        FormatError: A line of another form, with its number, or no ratings.
+        FormatError: A line of another form, with its number, or no ratings for a split.
     """
-    users, items, times = _read_ratings(file).T
+    users, items, times = _read_ratings(file)
     order = np.lexsort((times, users))  # stable: of equal times the earlier line comes first
     _, counts = np.unique(users, return_counts=True)
     place = np.arange(len(users)) - np.repeat(counts.cumsum() - counts, counts)
@@ -89,6 +92,9 @@ def prepare_ratings(file: Path, out: Path, *, test: float) -> None:
         known = np.unique(values[splits["train"]])
         splits["test"] = splits["test"][np.isin(values[splits["test"]], known)]
         columns[name] = (known, np.searchsorted(known, values) + FIRST_ID)
+    for split, rows in splits.items():
+        if not len(rows):
+            raise FormatError(file, f"leaves no rating of a known user and item for {split!r}, expected more ratings")
     _write(
         file,
         out,
@@ -125,13 +131,12 @@ def _write(
 
 
 def _read_sequences(file: Path) -> Sequence[Integers]:
-    sequences = []
+    sequences, lines = [], _FirstLines(file, "user")
     for number, line in _lines(file):
         words = line.split()
-        if not words:
-            continue
-        if len(words) <= _FEWEST_ITEMS or not all(word.isascii() and word.isdigit() for word in words):
+        if len(words) <= _FEWEST_ITEMS or not all(map(_is_number, words)):
             raise _wrong_line(file, number, line, "a user and at least 3 items, all numbers")
+        lines.add(int(words[0]), number)
         items = np.array([int(word) for word in words[1:]], dtype=np.int64)
         if items.min() < 1:
             raise FormatError(file, f"line {number}", "got the item 0, expected numbers from 1")
@@ -141,33 +146,61 @@ def _read_sequences(file: Path) -> Sequence[Integers]:
     return sequences
 
 
-def _read_ratings(file: Path) -> Integers:
-    """Return users, items and times: int64[n, 3]."""
-    ratings = []
+def _read_ratings(file: Path) -> tuple[Integers, Integers, NDArray[np.float64]]:
+    """Return users, items and times of n ratings."""
+    users, items, times = list[int](), list[int](), list[float]()
+    lines = _FirstLines(file, "user and item")
     for number, line in _lines(file):
         words = line.split("\t")
-        try:
-            user, item, time = int(words[0]), int(words[1]), int(float(words[3]))
-            float(words[2])
-        except (ValueError, IndexError, OverflowError):
-            if number == 1 and len(words) == 4:  # the names
-                continue
+        if number == 1 and len(words) == 4 and not any(map(_is_float, words)):  # the names
+            continue
+        if len(words) != 4 or not (all(map(_is_number, words[:2])) and all(map(_is_float, words[2:]))):
             expected = "a user, an item, a rating and a time, all numbers, with a tab between them"
-            raise _wrong_line(file, number, line, expected) from None
-        ratings.append((user, item, time))
-    if not ratings:
+            raise _wrong_line(file, number, line, expected)
+        lines.add((int(words[0]), int(words[1])), number)
+        users.append(int(words[0]))
+        items.append(int(words[1]))
+        times.append(float(words[3]))
+    if not users:
         raise FormatError(file, "has no ratings, expected one in each line")
-    return np.array(ratings, dtype=np.int64)
+    return np.array(users, dtype=np.int64), np.array(items, dtype=np.int64), np.array(times)
+
+
+class _FirstLines:
+    """The line of each value that a file has once, such as those of a file that was appended to itself have not."""
+
+    def __init__(self, file: Path, what: str) -> None:
+        self._file, self._what = file, what
+        self._lines: dict[object, int] = {}
+
+    def add(self, value: object, line: int) -> None:
+        first = self._lines.setdefault(value, line)
+        if first != line:
+            problem = f"got the {self._what} of line {first} again, expected each in one line"
+            raise FormatError(self._file, f"line {line}", problem)
+
+
+def _is_number(word: str) -> bool:
+    return word.isascii() and word.isdigit() and len(word) <= _MOST_DIGITS
+
+
+def _is_float(word: str) -> bool:
+    try:
+        return math.isfinite(float(word))
+    except ValueError:
+        return False
 
 
 def _lines(file: Path) -> Iterator[tuple[int, str]]:
-    """Return the numbers from 1 and the lines of a file, plain or compressed."""
+    """Return the numbers from 1 and the lines of a file, plain or compressed, without empty ones."""
     import pyarrow as pa
 
     kind = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}.get(file.suffix)
-    with arrow_errors(str(file)), arrow_file(file) as source:
+    with arrow_errors(str(file), kind or "text"), arrow_file(file) as source:
         text = source.read() if kind is None else pa.CompressedInputStream(source, kind).read()
-    return enumerate(bytes(text).decode(errors="replace").splitlines(), start=1)
+    # As bytes: `str.splitlines` would end a line at other control characters, too.
+    lines = bytes(text).removeprefix(codecs.BOM_UTF8).splitlines()
+    return ((number, line.decode(errors="replace")) for number, line in enumerate(lines, start=1) if line.strip())
 
 
 def _wrong_line(file: Path, number: int, line: str, expected: str) -> FormatError:
