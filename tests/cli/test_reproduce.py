@@ -65,6 +65,12 @@ def test_existing_content_is_kept_unless_it_is_resumed(reported: dict[str, Any],
     assert again == reported
 
 
+def test_data_of_other_files_are_not_taken_for_these(reported: dict[str, Any], out: Path, tmp_path: Path):
+    """A second model was trained on the data that the directory had, whatever --data named."""
+    other = write_planted(tmp_path / "files", rows=40)
+    rejected(*ask(other, "--out", out, "--resume"), where=out, problem="data of other files than those in")
+
+
 def test_further_seeds_join_finished_ones_in_the_directory_of_the_data(
     files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

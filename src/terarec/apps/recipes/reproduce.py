@@ -12,11 +12,15 @@ from torch import nn
 
 from terarec.apps.recipes import find_recipe_files, load_recipe, load_recipe_data
 from terarec.apps.recipes.data_sets import prepare_ratings, prepare_sequences
+from terarec.errors import ConfigError, FormatError
 from terarec.etl import prepare
 from terarec.etl.workflow import Workflow
 from terarec.formats.dataset import DATASET_FILE
+from terarec.io.files import write_json
+from terarec.io.opening import read_bytes, sha256_of
 from terarec.models.pairs import PairModel
 from terarec.models.sequences import SequenceModel
+from terarec.spec.codec import parse_json
 from terarec.spec.recipe import RatingDataSpec, RecipeSpec, SequenceDataSpec
 from terarec.train.retrieval import Popularity, evaluate_towers
 from terarec.train.run import Run
@@ -25,6 +29,8 @@ from terarec.train.sequence_ranking import evaluate_sequences
 from terarec.train.trainer import Callback
 
 TEST_SPLIT = "test"
+SOURCE_FILE = "source.json"
+"""Names of the files of the prepared data, and their SHA-256."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,20 +72,24 @@ def reproduce(
         on_result: Function called after each run.
 
     Raises:
-        ConfigError: No such recipe, or `out` holds runs and `resume` is false.
+        ConfigError: No such recipe, `out` holds runs and `resume` is false, or data of other files.
         DataNotFoundError: A public file is missing.
+        FormatError: A public file is damaged.
     """
     recipe, described = load_recipe(data, model), load_recipe_data(data)
-    prepared = out / "data"
+    prepared, files = out / "data", find_recipe_files(described, directory)
+    digests = {file.name: sha256_of(file) for file in files}
     # A data set appears under its name when it is complete; all models of the recipe share it.
-    if not (prepared / DATASET_FILE).is_file():
-        files = find_recipe_files(described, directory)
+    if (prepared / DATASET_FILE).is_file():
+        _check_source(out, digests, directory)
+    else:
         if isinstance(described, SequenceDataSpec):
             prepare_sequences(files[0], prepared)
         elif isinstance(described, RatingDataSpec):
             prepare_ratings(files[0], prepared, test=described.test)
         else:
             prepare(Workflow.of(described.workflow), files, prepared)
+        write_json(out / SOURCE_FILE, digests)
     # The only setting that belongs to the machine; all others are those of the publication.
     training = dataclasses.replace(recipe.run.training, threads=threads)
     run = dataclasses.replace(recipe.run, data=str(prepared), training=training)
@@ -95,6 +105,17 @@ def reproduce(
         measure=measure,
     )
     return ReproduceReport(recipe=recipe, seeds=results)
+
+
+def _check_source(out: Path, digests: Mapping[str, str], directory: Path) -> None:
+    """Raise unless the data set in `out` was made of files with these checksums."""
+    source = out / SOURCE_FILE
+    try:
+        kept = parse_json(read_bytes(source)) if source.is_file() else digests
+    except ValueError as error:
+        raise FormatError(source, f"damaged ({error}), expected names of files with their SHA-256") from None
+    if kept != digests:
+        raise ConfigError(out, f"holds data of other files than those in {directory}, expected another directory")
 
 
 def rank_items(model: nn.Module, run: Run, split: str) -> dict[str, float]:
