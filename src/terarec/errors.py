@@ -162,10 +162,11 @@ class MissingDependencyError(TerarecError, ImportError):
 
 
 class TrainingError(TerarecError, ArithmeticError):
-    """Training cannot continue: the loss is no longer a finite number.
+    """Training cannot continue: the loss, or a weight to save, is no longer a finite number.
 
     Attributes:
-        layer: The first layer of the model whose output is not finite, its name and kind; None where it is unknown.
+        layer: The first layer of the model whose output is not finite, its name and kind, or its parameter; None where
+            it is unknown.
     """
 
     def __init__(self, *parts: object, layer: str | None = None) -> None:

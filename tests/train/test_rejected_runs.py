@@ -19,10 +19,12 @@ from terarec.spec import (
     DatasetSpec,
     DenseColumn,
     LabelColumn,
+    RegressionSpec,
     RunSpec,
     SGDSpec,
     ShardSpec,
     TrainingSpec,
+    TwoTowerSpec,
     WideDeepSpec,
 )
 from terarec.train import Callback, build, predict
@@ -205,9 +207,36 @@ def test_an_error_of_a_callback_keeps_the_epoch(tmp_path, spec, hook, epoch):
 def test_an_evaluation_that_fails_keeps_the_epoch(tmp_path):
     """B3: labels that no metric takes ended the run after an epoch, and deleted it."""
     data = write_shops(tmp_path / "data", positive=2.0)
+    numbers = shops_run(data, tmp_path / "RUN", eval_split="train", metrics=("auc",)).spec
     with pytest.raises(ConfigError, check=at("AUC.update")):
-        shops_run(data, tmp_path / "RUN", eval_split="train").fit()
+        build(dataclasses.replace(numbers, objective=RegressionSpec()), tmp_path / "RUN").fit()
     assert load_model(tmp_path / "RUN").step == 2
+
+
+@pytest.mark.parametrize("model", [WideDeepSpec(width=2, hidden=(4,)), TwoTowerSpec(user=("x",), item=("shop",))])
+@pytest.mark.parametrize("positive", [2.0, -1.0])
+def test_labels_outside_0_to_1_are_rejected_before_the_first_step(tmp_path, positive, model):
+    """An epoch was trained on them, and without an evaluation all epochs, whose loss falls without an end."""
+    data = write_shops(tmp_path / "data", positive=positive)
+    run = shops_run(data, tmp_path / "RUN", eval_split=None).spec
+    with pytest.raises(ConfigError, check=at("label 'y'", f"got {positive:g}, expected 0 to 1")):
+        build(dataclasses.replace(run, model=model), tmp_path / "RUN").fit()
+    assert not (tmp_path / "RUN").exists()
+
+
+def test_weights_that_are_not_finite_are_not_saved(tmp_path):
+    """A step with a finite loss may leave them, and its checkpoint took the place of the last good one."""
+    run = shops_run(write_shops(tmp_path / "data"), tmp_path / "RUN", checkpoint_every=1).spec
+    with pytest.raises(TrainingError, check=at("step 1 (epoch 1)", "weights that are not finite")):
+        build(dataclasses.replace(run, dense_optimizer=SGDSpec(lr=1e39)), tmp_path / "RUN").fit()
+    assert not list((tmp_path / "RUN").glob("checkpoints/*"))
+
+
+def test_an_epoch_without_a_loss_is_reported(tmp_path, caplog):
+    data = write_shops(tmp_path / "data", positive=0.0)
+    run = shops_run(data, tmp_path / "RUN", eval_split=None).spec
+    build(dataclasses.replace(run, model=TwoTowerSpec(user=("x",), item=("shop",))), tmp_path / "RUN").fit()
+    assert [text.partition(":")[0] for text in caplog.messages] == ["nothing was learned in epoch 1"]
 
 
 def test_a_killed_start_may_be_restarted(tmp_path, spec):

@@ -4,7 +4,8 @@
 A model is a module that turns a `Batch` into logits float[B, C]. One whose ``forward`` returns something else has
 ``output_logits(output) -> Tensor``; one with a loss of its own has ``training_loss(output, batch) -> Tensor``, and one
 with a term that training adds to the objective's loss ``auxiliary_loss(output, batch) -> Tensor``. One that is to know
-the items of each user has ``learn_positives(batches)``, which a run calls with the train split before it trains.
+the items of each user has ``learn_positives(batches)``, which a run calls with the train split before it trains. A loss
+of its own, as an objective, may have ``takes_probabilities = True``: its labels are then from 0 to 1.
 """
 
 from __future__ import annotations
@@ -47,6 +48,32 @@ def training_loss(model: nn.Module, output: object, batch: Batch, objective: Obj
     loss: Tensor = objective.loss(logits_of(model, output), batch) if own is None else own(output, batch)
     auxiliary = getattr(model, "auxiliary_loss", None)
     return loss if auxiliary is None else loss + auxiliary(output, batch)
+
+
+def check_labels(model: nn.Module, objective: Objective, labels: Sequence[str], batch: Batch) -> None:
+    """Check that the loss takes the labels of a batch in host memory, where this waits for no device.
+
+    Args:
+        model: The model.
+        objective: The loss for models that have none of their own.
+        labels: Names of the labels; numbers where there are none.
+        batch: The batch.
+
+    Raises:
+        ConfigError: A label outside [0, 1] for a loss of probabilities, which falls without an end for it.
+    """
+    source = model if hasattr(model, "training_loss") else objective
+    if not getattr(source, "takes_probabilities", False):
+        return
+    is_bad = (batch.label < 0) | (batch.label > 1)
+    if bool(is_bad.any()):
+        row, column = is_bad.nonzero()[0].tolist()
+        name = labels[column] if labels else str(column)
+        raise ConfigError(
+            f"label {name!r}",
+            f"got {batch.label[row, column]:g}, expected 0 to 1: in the workflow a label with at_least or positives, "
+            "or for numbers the objective 'regression'",
+        )
 
 
 def logits_of(model: nn.Module, output: object) -> Tensor:

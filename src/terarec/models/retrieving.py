@@ -37,6 +37,8 @@ class RetrievalModel(nn.Module):
     """The processes that have a part of each batch, over whose samples the loss is a mean."""
     gives_probabilities: ClassVar[bool] = False
     """Whether scores are probabilities of the label; these losses only order the items."""
+    takes_probabilities: ClassVar[bool] = True
+    """Whether labels are from 0 to 1: all metrics of such scores take these alone."""
     adds_up: ClassVar[bool] = True
     """Whether the loss of a rank is its part of that of the whole batch, and no mean over its own samples."""
 

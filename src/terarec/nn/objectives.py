@@ -122,6 +122,8 @@ class BinaryObjective:
 
     default_metrics: ClassVar[tuple[str, ...]] = ("auc", "logloss")
     gives_probabilities: ClassVar[bool] = True
+    takes_probabilities: ClassVar[bool] = True
+    """Whether the loss is one of labels from 0 to 1."""
 
     def __init__(self, spec: BinarySpec | None = None) -> None:
         spec = spec or BinarySpec()

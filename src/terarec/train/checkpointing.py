@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import optim
+from torch import nn, optim
 from typing_extensions import override
 
 from terarec.checkpoint import Checkpoint, TrainState, follow_changes, load, mark_best, save
@@ -19,7 +19,7 @@ from terarec.checkpoint.directory import MANIFEST, keep_newest, step_path
 from terarec.config import load_run
 from terarec.config.files import RUN_FILE
 from terarec.data.reader import BatchReader
-from terarec.errors import ConfigError, DataNotFoundError, StorageError
+from terarec.errors import ConfigError, DataNotFoundError, StorageError, TrainingError
 from terarec.formats import read_dataset
 from terarec.models.artifact import dense_state, find_checkpoint, load_dense_state, load_weights, tables
 from terarec.models.trained_columns import check_added_ids, check_columns
@@ -55,6 +55,8 @@ class Checkpointing(Callback):
     The last step is saved for any end of the training. With ``delta_every`` the checkpoints in between, of the best
     step and of an interrupted training hold only the changes since the previous one. A training that extends the
     chain of another one saves no complete ones either, as long as few rows change.
+
+    Layers with a weight that is not finite are not saved: the training ends, and the checkpoints before are kept.
 
     Args:
         directory: ``RUN/checkpoints``.
@@ -128,7 +130,7 @@ class Checkpointing(Callback):
     @override
     def on_error(self, trainer: Trainer) -> None:
         # Not with several ranks: others may have failed.
-        if trainer.ranks.size == 1:
+        if trainer.ranks.size == 1 and _non_finite_weights(trainer.model) is None:
             self._save(trainer)
 
     @override
@@ -138,6 +140,14 @@ class Checkpointing(Callback):
     def _save(self, trainer: Trainer, *, is_whole: bool = False) -> None:
         if self._saved_step == trainer.step:
             return
+        layer = _non_finite_weights(trainer.model)
+        if layer is not None:
+            raise TrainingError(
+                f"step {trainer.step} (epoch {trainer.last_epoch})",
+                f"the update left {layer} with weights that are not finite, which are not saved; a lower learning rate "
+                "may help",
+                layer=layer,
+            )
         kind: Literal["full", "base", "delta", "shorter"] = "base" if is_whole else "delta"
         if self.extends:
             kind = "shorter" if is_whole else "delta"
@@ -157,6 +167,13 @@ class Checkpointing(Callback):
         if trainer.ranks.is_first and (step_path(self.directory, best) / MANIFEST).is_file():
             mark_best(self.directory, best)
             self._marked_step = best
+
+
+def _non_finite_weights(model: nn.Module) -> str | None:
+    """Return the name of the first parameter of the layers with a weight that is not finite; None for no such one."""
+    # Those of tables are empty and stand for their rows.
+    weights = ((name, weight) for name, weight in model.named_parameters() if weight.numel())
+    return next((name for name, weight in weights if not bool(weight.isfinite().all())), None)
 
 
 def capture(trainer: Trainer, reader_state: Mapping[str, Any] | None = None) -> TrainState:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -133,19 +133,24 @@ def describe_device(device: torch.device) -> str:
 
 @stream
 def batches_on(
-    reader: BatchReader, device: torch.device, model: nn.Module | None = None, *, is_ahead: bool = False
+    reader: BatchReader,
+    device: torch.device,
+    model: nn.Module | None = None,
+    *,
+    is_ahead: bool = False,
+    check: Callable[[Batch], None] | None = None,
 ) -> Generator[tuple[Batch, ReadBatch], None, None]:
     """Yield the batches of `reader` on `device`, each with the state of the reader after it.
 
     On a GPU the reader is some batches ahead (`copied_ahead`), so its state is noted before that. The same holds if
     `model` has tables in tiers, whose rows are read ahead, and if `is_ahead` says that the caller takes batches before
-    it needs them.
+    it needs them. `check` is called with each batch in host memory.
     """
     # Triton's interpreter runs in one thread at a time.
     is_interpreted = triton_interprets() and active(Op.HASH_INDEX, device.type).implementation == "triton"
     in_tiers = model is not None and bool(collections_in_tiers(model)) and not is_interpreted
     is_copied = has_streams(device)
-    read = _read(reader, with_state=in_tiers or is_copied or is_ahead)
+    read = _read(reader, with_state=in_tiers or is_copied or is_ahead, check=check)
     with ExitStack() as open_streams:
         if model is not None and in_tiers:
             # The thread that copies to a GPU takes as many batches ahead again.
@@ -159,8 +164,12 @@ def batches_on(
         yield from open_streams.enter_context(closing(copied_ahead(read, device)))
 
 
-def _read(reader: BatchReader, *, with_state: bool) -> Iterator[tuple[Batch, ReadBatch]]:
+def _read(
+    reader: BatchReader, *, with_state: bool, check: Callable[[Batch], None] | None
+) -> Iterator[tuple[Batch, ReadBatch]]:
     for batch in reader:
+        if check is not None:
+            check(batch)
         # Read now: the reader may be further when the batch is used.
         rows = reader.batch_rows if share_of_reader(reader) is not None else batch.batch_size
         yield batch, ReadBatch(reader.state_dict() if with_state else None, rows)

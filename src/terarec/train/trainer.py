@@ -23,7 +23,7 @@ from terarec.kernels import memory
 from terarec.memory import TierUse
 from terarec.metrics.means import Throughput
 from terarec.metrics.samples import NamesOfIds
-from terarec.models.contract import device_of
+from terarec.models.contract import check_labels, device_of
 from terarec.nn.objectives import BinaryObjective, Objective
 from terarec.nn.precision import warn_if_slow
 from terarec.optim import freeze
@@ -150,6 +150,7 @@ class Trainer:
         self.optimizers = optimizers
         self.objective: Objective = objective or BinaryObjective()
         self.callbacks = list(callbacks)
+        self._labels = tuple(labels)
         self.device = device_of(model)
         # Before the model is compiled and its parameters are listed: it may replace layers.
         share_batches(model, self.objective, self.ranks)
@@ -169,6 +170,7 @@ class Trainer:
         # Not 0: a training of no steps is evaluated, too.
         self._evaluated_step = -1
         self._is_in_step = self._is_stopped = False
+        self._highest_loss: Tensor | None = None
         self._evaluation_seconds = 0.0
         self._tiers_before: TierUse | None = None
         self._interrupts = Interrupts()
@@ -446,7 +448,8 @@ class Trainer:
         is_ahead = self._stepping.exchanges_keys
         is_shared = share_of_reader(train_reader) is not None
         # Closed here: threads that still read rows ahead would change tables that the caller uses next.
-        with closing(batches_on(train_reader, self.device, self.model, is_ahead=is_ahead)) as batches:
+        check = partial(check_labels, self.model, self.objective, self._labels)
+        with closing(batches_on(train_reader, self.device, self.model, is_ahead=is_ahead, check=check)) as batches:
             if not self._train_on(batches, valid_reader, is_ahead=is_ahead, is_shared=is_shared):
                 return
         if not self.is_epoch_end:  # the reader left damaged records out, so it gave fewer batches than its length
@@ -472,11 +475,13 @@ class Trainer:
                 self._steps_in_epoch = 0
             self._call("on_step_start")
             self._is_in_step = True
-            self.train_step(
+            loss = self.train_step(
                 *(batch for batch, _ in group),
                 following=following[0][0] if following else None,
                 totals=[read.rows for _, read in group] if is_shared else None,
             )
+            # On its device, so that no step waits for it.
+            self._highest_loss = loss.abs() if self._highest_loss is None else loss.abs().maximum(self._highest_loss)
             # That of the batches trained on, not of those that were read ahead.
             self._reader_state = group[-1][1].state
             self._steps_in_epoch = (self._steps_in_epoch or 0) + 1
@@ -498,6 +503,12 @@ class Trainer:
 
     def _count_epoch(self) -> None:
         self.epoch += 1
+        if self.ranks.is_first and self._highest_loss is not None and not bool(self._highest_loss):
+            _logger.warning(
+                "nothing was learned in epoch %d: no sample has a loss, expected such as labels above 0 and histories",
+                self.epoch,
+            )
+        self._highest_loss = None
         self.optimizers.advance("epoch")
 
     @property
