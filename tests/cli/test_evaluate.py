@@ -110,6 +110,19 @@ def test_a_two_tower_run_is_evaluated_over_all_items(shop: Path) -> None:
         assert found[f"recall@{k}"] == pytest.approx(np.mean(values))
 
 
+def test_rare_and_missing_values_are_no_items(tmp_path: Path) -> None:
+    """Of the items that training did not have, all were found as soon as one "rare value" was recommended."""
+    lines = ["1,u1,i1", "1,u2,i1", "1,u1,i2", "1,u3,i2", "1,u3,i3", "1,u1,", "1,u2,i2", "1,u1,i9", "1,u3,i8", "1,u2,"]
+    (tmp_path / "log.csv").write_text("\n".join(["y,user,item", *lines]) + "\n")
+    columns = ["--label", "y", "--categorical", "user,item", "--min-count", 2, "--valid-fraction", 0.4]
+    figures("prepare", "csv", tmp_path / "log.csv", "--out", tmp_path / "data", *columns)
+    shape = ["--width", 4, "--hidden", "4", "--data", tmp_path / "data", "--out", tmp_path / "run", "--epochs", 1]
+    figures("train", "--model", "two_tower", *shape, "--set", "model.user=user", "--set", "model.item=item")
+    found = figures("evaluate", tmp_path / "run", "--data", tmp_path / "data", "--k", 1)["retrieval"]
+    # i1 and i2; u2 took i2 in the valid split, and the others took i9, i8 and none.
+    assert [found[name] for name in ("items", "users", "relevant", "relevant_unknown")] == [2, 1, 1, 3]
+
+
 def test_users_are_reported_apart_by_the_group(shop: Path) -> None:
     options = ["evaluate", shop / "towers", "--data", shop / "data", "--split", "train", "--k", 60]
     by_key, by_name = figures(*options), figures(*options, "--group", "user")

@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from terarec.batch import Batch, Jagged
+from terarec.errors import ConfigError
 from terarec.models import build_model
 from terarec.models.pairs import PairModel
 from terarec.spec import MFBPRSpec, NCFSpec, NegativesSpec
 from terarec.train.retrieval import evaluate_towers, user_column
+from tests.errors import at
 from tests.models.every import dataset
 
 COLUMNS = dataset(dense=0, categorical=("a", "b"))
@@ -47,6 +49,17 @@ def test_the_ranking_is_by_the_scores_of_pairs(form: str) -> None:
     assert found.values["hit_rate@2"] == pytest.approx(np.mean(hits))
     assert found.values["recall@2"] == pytest.approx(np.mean(recalls))
     assert (found.users, found.items) == (3, 6)
+
+
+def test_ids_of_rare_values_are_no_items() -> None:
+    spec = MFBPRSpec(user="b", item="a", width=2)
+    model = build_model(spec, COLUMNS, seed=1)
+    assert isinstance(model, PairModel)
+    found = evaluate_towers(model, [batch_of(TEST)], [batch_of(TRAIN)], user="b", k=[1], first_item=4)
+    # Of the items 1 to 6 three are left; of the relevant ones (1, 3) and (3, 1) are rare values.
+    assert (found.users, found.items, found.relevant, found.relevant_unknown) == (2, 3, 2, 2)
+    with pytest.raises(ConfigError, check=at("retrieval", "no item in 'a'")):
+        evaluate_towers(model, [batch_of(TEST)], user="b", first_item=7)
 
 
 def test_no_positive_of_the_train_split_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:

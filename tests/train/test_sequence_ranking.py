@@ -58,6 +58,36 @@ def test_popularity_counts_the_train_split() -> None:
     assert found == pytest.approx(expected([counts] * len(ITEMS), 2))
 
 
+@pytest.mark.parametrize("longest", [3, 9])
+def test_popularity_counts_events_once_where_each_is_a_sample(longest: int) -> None:
+    """A history is that of the sample before with its item: its items were counted again for each later event."""
+    logs = [[1, 2, 3, 2, 5, 6], [2, 7, 2, 1], [5], [8, 8, 2]]
+    histories = [log[max(0, place - longest) : place] for log in logs for place in range(len(log))]
+    items = [item for log in logs for item in log]
+    parts = [slice(start, start + 4) for start in range(0, len(items), 4)]
+    train = [batch_of(histories[part], items[part]) for part in parts]
+    popular = Popularity.of_sequences(model(), train)
+    assert popular.vectors_of_items(torch.arange(1, ROWS))[:, 0].tolist() == [2, 5, 1, 0, 2, 1, 1, 2]
+
+
+@pytest.mark.parametrize("popular", [False, True])
+def test_ids_of_rare_values_are_no_items(popular: bool) -> None:
+    """They stand for many items and for all that training did not have, so that one hit was a hit for all of these."""
+    ranked = Popularity.of_sequences(model(), [BATCH]) if popular else model()
+    results = evaluate_sequences(ranked, [BATCH], k=[1, 5], first_item=3)
+    # The items 2 and 1 are rare values; 4, 6, 8 and 7 are left.
+    assert (results.users, results.items, results.relevant, results.relevant_unknown) == (4, ROWS - 3, 4, 2)
+    with torch.no_grad():
+        scores = (ranked.eval().user_vectors(BATCH) @ ranked.vectors_of_items(torch.arange(3, ROWS)).t()).tolist()
+    hits = 0
+    for of_items, history, item in zip(scores, HISTORIES, ITEMS, strict=True):
+        ranking = sorted((-score, key) for key, score in enumerate(of_items, start=3) if key not in history)
+        hits += item in [key for _, key in ranking[:1]]
+    assert results.values["hit_rate@1"] == hits / 4
+    with pytest.raises(ConfigError, check=at("retrieval", "no item in 'a'")):
+        evaluate_sequences(ranked, [BATCH], first_item=ROWS)
+
+
 def test_samples_of_a_label_of_0_are_left_out() -> None:
     labels = [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
     results = evaluate_sequences(model(), [batch_of(HISTORIES, ITEMS, labels)])

@@ -26,6 +26,7 @@ from terarec.errors import ConfigError
 from terarec.reports.text import Show
 from terarec.spec import Numbers, PrepareOptions, ServingSpec, TrainingSpec
 from terarec.spec.calibration import CalibrationMethod
+from terarec.spec.dataset import FIRST_ID, MISSING_KEY
 
 if TYPE_CHECKING:
     import torch
@@ -238,6 +239,7 @@ def _retrieval(
             readers[1] if len(readers) > 1 else (),
             user=user_column(spec, described, training.group),
             k=None if options.k is None else _lengths(options.k),
+            first_item=_first_item(options, model.item_key, described, MISSING_KEY + 1),
             precision=training.precision,
             progress=lambda done: progress(done, total),
         )
@@ -260,24 +262,43 @@ def _next_items(
         return open_reader(options.data, split, batch_size=training.batch_size, threads=training.reader_threads)
 
     k = None if options.k is None else _lengths(options.k)
+    first_item = _first_item(options, model.item_key, described, FIRST_ID)
     total = described.num_rows(options.split)
     with show.progress("ranking items", "samples") as progress:
         ranked = evaluate_sequences(
             model,
             reader(options.split),
             k=k,
+            first_item=first_item,
             precision=training.precision,
             progress=lambda done: progress(done, total),
         )
     figures = {"retrieval": {**_counts(ranked), **ranked.values}}
     if "train" in described.splits:
         popular = Popularity.of_sequences(model, reader("train"))
-        figures["popularity"] = dict(evaluate_sequences(popular, reader(options.split), k=k).values)
+        figures["popularity"] = dict(
+            evaluate_sequences(popular, reader(options.split), k=k, first_item=first_item).values
+        )
     return figures
 
 
+def _first_item(options: EvaluateOptions, column: str, described: DatasetSpec, lowest: int) -> int:
+    """Return the lowest key of one item, at least `lowest`: ids of rare and unseen values stand for many."""
+    from terarec.etl.ops import GivenIds
+    from terarec.etl.workflow import workflow_of
+    from terarec.etl.workflow.datasets import IdValues
+
+    if described.workflow is None:
+        return lowest
+    ids = IdValues(workflow_of(options.data, allow_import=options.allow_import or ()), column)
+    # Given ids are all values.
+    return lowest if ids.kind == GivenIds.kind else max(lowest, ids.num_reserved)
+
+
 def _counts(results: RetrievalResults) -> dict[str, int]:
-    return {name: getattr(results, name) for name in ("users", "items", "relevant", "relevant_seen")}
+    return {
+        name: getattr(results, name) for name in ("users", "items", "relevant", "relevant_seen", "relevant_unknown")
+    }
 
 
 def _lengths(text: str) -> list[int]:

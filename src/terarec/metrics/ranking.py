@@ -180,6 +180,7 @@ class RetrievalResults:
         items: Items that were ranked for each user, seen ones included.
         relevant: Relevant items of the users that count.
         relevant_seen: Relevant items that were left out because the user has seen them.
+        relevant_unknown: Relevant items that were left out because they are no single items, such as rare values.
     """
 
     values: dict[str, float]
@@ -187,6 +188,7 @@ class RetrievalResults:
     items: int
     relevant: int
     relevant_seen: int
+    relevant_unknown: int = 0
 
 
 @torch.no_grad()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -26,8 +27,10 @@ from terarec.models.retrieving import RetrievalModel
 from terarec.models.sequences import SequenceModel
 from terarec.models.two_tower import TwoTower
 from terarec.nn.precision import Precision, autocast
+from terarec.nn.sequences import steps_to_end
 from terarec.ragged import Ragged, offsets_of
 from terarec.spec import DatasetSpec, TwoTowerSpec
+from terarec.spec.dataset import MISSING_KEY
 from terarec.spec.retrieval import PairSpec
 
 DEFAULT_K = (10, 50, 100)
@@ -68,6 +71,7 @@ def evaluate_towers(
     user: str,
     k: Sequence[int] | None = None,
     metrics: Sequence[str] = DEFAULT_METRICS,
+    first_item: int = MISSING_KEY + 1,
     precision: Precision = "fp32",
     progress: Callable[[int], None] | None = None,
 ) -> RetrievalResults:
@@ -85,6 +89,7 @@ def evaluate_towers(
         user: Column that identifies users: metadata, or a categorical column of one key a sample.
         k: Lengths of the lists; None for those of `DEFAULT_K` that are no longer than the number of items.
         metrics: Names among those of `evaluate_retrieval`.
+        first_item: Lowest key of one item; those below are of missing and of rare values, which are no items.
         precision: Precision of the layers' matrix products.
         progress: Function called after every batch with the number of samples so far.
 
@@ -97,13 +102,13 @@ def evaluate_towers(
     item_vectors: list[Tensor] = []
     relevant: list[Integers] = []
     seen: list[Integers] = []
-    done = 0
+    done = unknown = 0
     model.eval()
     try:
         for is_train, batch in _both(evaluated, train):
             there = to_device(batch, device)
             with autocast(precision, device):
-                item, first = items.number(column(batch, model.item_key))
+                item, first = items.number(column(batch, model.item_key), lowest=first_item)
                 if len(first):
                     item_vectors.append(_rows(model.item_vectors(there), first))
                 person, first = users.number(column(batch, user), grows=not is_train)
@@ -111,6 +116,8 @@ def evaluate_towers(
                     user_vectors.append(_rows(model.user_vectors(there), first))
             # Samples without a user, and training samples of users who are not evaluated, only give items.
             counts = (batch.label[:, 0] > 0).cpu().numpy() & (person >= 0)
+            unknown += 0 if is_train else int((counts & (item < 0)).sum())
+            counts &= item >= 0
             (seen if is_train else relevant).append(np.stack([person[counts], item[counts]]))
             done += batch.batch_size
             if progress is not None:
@@ -119,6 +126,8 @@ def evaluate_towers(
         model.train(was_training)
     if not user_vectors:
         raise ConfigError("retrieval", f"got no sample with a user in column {user!r}, expected at least one")
+    if not item_vectors:
+        raise ConfigError("retrieval", f"got no item in {model.item_key!r} that is no missing or rare value")
     if k is None:
         k = [length for length in DEFAULT_K if length <= len(items)] or [len(items)]
     results = evaluate_retrieval(
@@ -137,7 +146,7 @@ def evaluate_towers(
             "samples",
             ", ".join(undefined),
         )
-    return results
+    return replace(results, relevant_unknown=unknown)
 
 
 class Popularity(RetrievalModel):
@@ -166,10 +175,29 @@ class Popularity(RetrievalModel):
 
     @classmethod
     def of_sequences(cls, model: SequenceModel | NextItemModel, batches: Iterable[Batch]) -> Popularity:
-        """Count the items of a sequence model, and those of their histories."""
-        names = (model.history, model.item_key)
-        keys = (select(batch.sparse, names).keys for batch in batches)
-        return cls(model.item_key, keys, num_items=model.num_items, history=model.history)
+        """Count the items of a sequence model, and those of their histories, each event once.
+
+        Where most histories are those of another sample with its item behind them, as `History` makes a sample for each
+        event, they repeat events, and the items of the samples alone are counted.
+        """
+        of_items, of_histories = torch.zeros(2, model.num_items, dtype=torch.int64)
+        histories: list[Tensor] = []
+        extended: list[Tensor] = []
+        for batch in batches:
+            jagged, size = select(batch.sparse, (model.history, model.item_key)), batch.batch_size
+            keys, offsets = jagged.keys.cpu(), jagged.offsets[: size + 1].cpu()
+            past, items = keys[: offsets[-1]], keys[offsets[-1] :]
+            of_items += items.bincount(minlength=model.num_items)
+            of_histories += past.bincount(minlength=model.num_items)
+            before, after = _digests(past, offsets, items)
+            histories.append(before)
+            extended.append(after)
+        known = torch.cat([torch.empty(0, dtype=torch.int64), *histories])
+        repeats = torch.isin(known, torch.cat([known[:0], *extended])).sum()
+        counts = of_items if 2 * repeats > len(known) else of_items + of_histories
+        popular = cls(model.item_key, (), num_items=model.num_items, history=model.history)
+        popular._counts = counts
+        return popular
 
     @property
     def num_items(self) -> int:
@@ -190,6 +218,36 @@ class Popularity(RetrievalModel):
         return torch.where(is_known, self._counts[keys * is_known], 0).float().unsqueeze(1)
 
 
+def _digests(past: Tensor, offsets: Tensor, items: Tensor) -> tuple[Tensor, Tensor]:
+    """Return numbers of the histories that have items, and of all with their sample's item behind them.
+
+    A longest list has lost its first item where it has got another one, so each is numbered with and without its first.
+
+    Args:
+        past: Items int64[T] of all histories.
+        offsets: int64[B + 1].
+        items: Items int64[B] of the samples.
+
+    Returns:
+        int64[n] of the histories, int64[2 B] of the longer ones.
+    """
+    steps = steps_to_end(offsets, len(past))
+    # A polynomial modulo 2^64 in the distance from the end.
+    powers = torch.full((int(steps.max()) + 2 if len(steps) else 1,), _BASE).cumprod(0)
+    sample = torch.repeat_interleave(offsets.diff(), output_size=len(past))
+    sums = [torch.zeros(len(items), dtype=torch.int64) for _ in range(2)]
+    for further, total in enumerate(sums):
+        total.index_add_(0, sample, (past + 1) * powers[steps + further])
+    has_past = offsets.diff() > 0
+    longer = sums[1] + (items + 1) * powers[0]
+    firsts = offsets[:-1][has_past]
+    shorter = longer[has_past] - (past[firsts] + 1) * powers[steps[firsts] + 1]
+    return sums[0][has_past], torch.cat([longer, shorter])
+
+
+_BASE = 0x5851F42D4C957F2D  # odd, of Knuth's MMIX
+
+
 class _Numbering:
     """Numbers for the values of a column, in the order in which they come."""
 
@@ -199,12 +257,15 @@ class _Numbering:
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def number(self, values: Tensor | pa.Array, *, grows: bool = True) -> tuple[Integers, Integers]:
+    def number(
+        self, values: Tensor | pa.Array, *, grows: bool = True, lowest: int = MISSING_KEY
+    ) -> tuple[Integers, Integers]:
         """Return the number of each value, and the positions of the first ones of new values in their order.
 
         Args:
             values: Keys int64[B], or an Arrow array of B values.
             grows: Whether new values get numbers. A value without a number, such as null, has -1.
+            lowest: Lowest key that gets a number.
         """
         if isinstance(values, Tensor):
             distinct, first, inverse = np.unique(values.cpu().numpy(), return_index=True, return_inverse=True)
@@ -219,7 +280,7 @@ class _Numbering:
         numbers = np.full(len(named), -1, dtype=np.int64)
         new: list[int] = []
         for position, value in enumerate(named):
-            if value is None:
+            if value is None or (isinstance(value, int) and value < lowest):
                 continue
             if grows and value not in self._numbers:
                 self._numbers[value] = len(self._numbers)

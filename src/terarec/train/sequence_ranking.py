@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -32,10 +33,15 @@ _ITEMS_AT_ONCE = 1 << 16
 
 
 class _Samples:
-    """Items to find and items of the histories of the evaluated samples, as places from 0."""
+    """Items to find and items of the histories of the evaluated samples, as places from 0.
 
-    def __init__(self, item: str, history: str, num_items: int) -> None:
-        self._columns, self._num_items = (history, item), num_items
+    Attributes:
+        unknown: Number of items to find that are missing or rare values.
+    """
+
+    def __init__(self, item: str, history: str, first_item: int) -> None:
+        self._columns, self._first_item = (history, item), first_item
+        self.unknown = 0
         self._relevant: list[ArrayLists] = []
         self._seen: list[ArrayLists] = []
 
@@ -45,19 +51,24 @@ class _Samples:
         keys, offsets = jagged.keys.cpu().numpy(), jagged.offsets.cpu().numpy()
         is_wanted = (batch.label[:, 0] > 0).cpu().numpy()
         self._seen.append(self._items(keys[: offsets[size]], np.diff(offsets[: size + 1])))
-        self._relevant.append(self._items(keys[offsets[size] :][is_wanted], is_wanted.astype(np.int64)))
+        wanted = keys[offsets[size] :][is_wanted]
+        self._relevant.append(self._items(wanted, is_wanted.astype(np.int64)))
+        self.unknown += int((wanted < self._first_item).sum())
 
     def _items(self, keys: Integers, lengths: Integers) -> ArrayLists:
-        """Return lists of places; those of missing values are left out."""
+        """Return lists of places; those of missing and rare values are left out."""
         owners = np.repeat(np.arange(len(lengths)), lengths)
-        is_item = keys >= FIRST_ID
-        return Ragged(keys[is_item] - FIRST_ID, offsets_of(np.bincount(owners[is_item], minlength=len(lengths))))
+        is_item = keys >= self._first_item
+        return Ragged(
+            keys[is_item] - self._first_item, offsets_of(np.bincount(owners[is_item], minlength=len(lengths)))
+        )
 
     def results(self, users: Tensor, items: Tensor, k: Sequence[int]) -> RetrievalResults:
         """Rank all items for all samples."""
-        return evaluate_retrieval(
+        results = evaluate_retrieval(
             users, items, concatenate_lists(self._relevant), seen=concatenate_lists(self._seen), k=k
         )
+        return replace(results, relevant_unknown=self.unknown)
 
 
 @torch.no_grad()
@@ -66,15 +77,20 @@ def evaluate_sequences(
     batches: Iterable[Batch],
     *,
     k: Sequence[int] | None = None,
+    first_item: int = FIRST_ID,
     precision: Precision = "fp32",
     progress: Callable[[int], None] | None = None,
 ) -> RetrievalResults:
     """Rank all items for each sample of a split, without those of its own history; the relevant item is the sample's.
 
+    Ids of rare values stand for many items and for those that training did not have, so they are not ranked, and a
+    sample whose item is one of them does not count.
+
     Args:
         model: The model; it is in evaluation mode meanwhile.
         batches: Batches of the split; samples with a label of 0 have no relevant item, and are left out.
         k: Lengths of the lists; None for those of `DEFAULT_K` that are no longer than the number of items.
+        first_item: Lowest id of one item; those below are of missing and of rare values.
         precision: Precision of the layers' matrix products.
         progress: Function called after every batch with the number of samples so far.
 
@@ -82,7 +98,7 @@ def evaluate_sequences(
         ConfigError: No samples, or a `k` above the number of items.
     """
     was_training, device = model.training, device_of(model)
-    samples = _Samples(model.item_key, model.history, model.num_items)
+    samples = _Samples(model.item_key, model.history, first_item)
     users: list[Tensor] = []
     done = 0
     model.eval()
@@ -95,7 +111,9 @@ def evaluate_sequences(
                 done += batch.batch_size
                 if progress is not None:
                     progress(done)
-            keys = torch.arange(FIRST_ID, model.num_items, device=device)
+            keys = torch.arange(first_item, model.num_items, device=device)
+            if not len(keys):
+                raise ConfigError("retrieval", f"got no item in {model.item_key!r} that is no rare value")
             items = _vectors_of(model, keys)
     finally:
         model.train(was_training)
