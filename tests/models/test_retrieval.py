@@ -191,11 +191,14 @@ def test_the_loss_of_youtube_dnn(loss: str, drawn: list[Any]) -> None:
     assert found == pytest.approx(np.mean(losses), rel=1e-4)
 
 
-@pytest.mark.parametrize("loss", ["softmax", "sampled_softmax"])
-def test_the_loss_of_mult_vae(loss: str, drawn: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("loss", "draw"), [("softmax", "uniform"), ("sampled_softmax", "uniform"), ("sampled_softmax", "batch")]
+)
+def test_the_loss_of_mult_vae(loss: str, draw: str, drawn: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """With noise of zeros, so that the latent vector is its mean."""
     spec = MultVAESpec(**NEXT, hidden=(6, 5), latent=3, dropout=0.0, beta=0.3, anneal_steps=4, loss=loss)  # type: ignore[arg-type]
-    spec = replace(spec, negatives=NegativesSpec(count=7))
+    spec = replace(spec, negatives=NegativesSpec(count=7, draw=draw))  # type: ignore[arg-type]
+    predicted = [key for row in range(len(LABELS)) for key in (*PAST[row], ITEMS[row]) if key]
     model = model_of(spec, HISTORIES)
     monkeypatch.setattr(torch, "randn_like", torch.zeros_like)
     w = weights_of(model)
@@ -208,6 +211,10 @@ def test_the_loss_of_mult_vae(loss: str, drawn: list[Any], monkeypatch: pytest.M
                 continue
             mine = [key for key in (*PAST[row], ITEMS[row]) if key]
             scores = {key: score_of(spec, model, HISTORIES, sample, key) for key in range(1, ROWS)}
+            if draw == "batch":  # less the logarithm of the probability of a draw
+                scores = {
+                    key: score - math.log(predicted.count(key)) for key, score in scores.items() if key in predicted
+                }
             value = 0.0
             for target in mine:
                 taken = {target} if loss == "softmax" else set(mine)

@@ -107,8 +107,8 @@ class NextItemModel(RetrievalModel):
 
     def _of_drawn(self, users: Tensor, samples: Tensor, keys: Tensor, batch: Batch) -> Tensor:
         """Return the cross entropy float32[T] of each of the keys among drawn items, which all samples share."""
-        _, items = self._items(batch)
-        items = items[items >= FIRST_ID]
+        # Of all that is predicted: a key that no draw can give has no probability to correct its score by.
+        items = keys[keys >= FIRST_ID]
         if self.training:
             self.sampler.observe(items)
         drawn, log_q = self.sampler.shared(Candidates(batch=items), keys.device, self.draws())
