@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``--share``: columns with one table from the description of a run to its server."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from terarec.apps.recipes.reproduce import prepare_sequences
 from terarec.apps.recommend import Catalogue, Recommender
 from terarec.config import load_run
+from terarec.formats import read_dataset
 from terarec.serve import InferenceSession
 from tests.apps.recipes.sequences import ITEMS, write_planted_sequences
 from tests.cli.conftest import figures, rejected
@@ -60,3 +62,51 @@ def test_what_cannot_be_shared_is_rejected_before_anything_is_written(data: Path
     rejected("init-config", "graph", data, "--out", config, "--share", "item=history", where="model.tables")
     rejected("train", "--data", data, "--out", tmp_path / "run", "--model", "dnn", "--share", "item=past", where="dnn")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("joint", [False, True])
+def test_columns_of_two_vocabularies_do_not_share_a_table(tmp_path: Path, joint: bool) -> None:
+    """Both have as many ids, by their `max_size`, which is all that was compared."""
+    lines = [f"1,u{row % 3},{row},i{row * row % 7}" for row in range(60)]
+    (tmp_path / "log.csv").write_text("\n".join(["y,user,time,item", *lines]) + "\n")
+    both = {"kind": "categorify", "max_size": 3}
+    workflow = {
+        "name": "log",
+        "source": {
+            "format": "delimited",
+            "delimiter": ",",
+            "header": True,
+            "columns": [{"name": name, "type": "integer"} for name in ("y", "time")]
+            + [{"name": name, "type": "text"} for name in ("user", "item")],
+        },
+        "steps": [
+            {
+                "kind": "history",
+                "columns": ["item"],
+                "outputs": ["past"],
+                "group": "user",
+                "order": "time",
+                "max_length": 4,
+            },
+            {**both, "columns": ["item", "past"], "joint": joint},
+            {**both, "columns": ["user"]},
+        ],
+        "split": {"kind": "by_time", "column": "time", "valid": 0.2},
+        "labels": [{"name": "y"}],
+        "categorical": ["item", "past", "user"],
+    }
+    content = {"format": "terarec.workflow", "version": 4, "workflow": workflow}
+    (tmp_path / "log.json").write_text(json.dumps(content))
+    figures("prepare", tmp_path / "log.json", tmp_path / "log.csv", "--out", tmp_path / "data")
+    columns = [column for column in read_dataset(tmp_path / "data").categorical if column.name != "user"]
+    assert {column.rows for column in columns} == {5}
+    short = ("--data", tmp_path / "data", "--out", tmp_path / "run", "--set", "training.max_steps=1")
+    sasrec = ("--model", "sasrec", "--width", 4, "--set", "model.item=item", "--set", "model.history=past")
+    din = ("--model", "din", "--width", 4, "--set", 'model.sequences=[{"target": "item", "history": "past"}]')
+    if joint:
+        figures("train", *sasrec, *short)
+        rejected("train", *sasrec[:-1], "model.history=user", *short, "--resume", where="column 'user'")
+        return
+    for model in (sasrec, din, ("--model", "dnn", "--width", 4, "--share", "item=past")):
+        rejected("train", *model, *short, where="column 'past'", problem="ids are those of another vocabulary")
+    assert not (tmp_path / "run").exists()
