@@ -59,14 +59,28 @@ def earlier_rows(rows, row):
 
 @pytest.mark.parametrize("kind", ITEMS)
 @settings(max_examples=examples(40))
-@given(data=st.data(), max_length=st.integers(1, 4))
-def test_history_holds_strictly_earlier_rows(kind, data, max_length):
+@given(data=st.data(), max_length=st.integers(1, 4), where=st.sampled_from([None, "event", "rating"]))
+def test_history_holds_strictly_earlier_rows(kind, data, max_length, where):
     rows, block = data.draw(logs(kind))
-    step = History(columns=("item",), group="user", order="time", max_length=max_length, outputs=("seen",))
+    draw = data.draw(st.lists(st.sampled_from(["view", "buy", None]), min_size=len(rows), max_size=len(rows)))
+    ratings = [{"view": 1.0, "buy": 4.5, None: None}[event] for event in draw]
+    columns = {"event": column_of("text", draw), "rating": column_of("number", ratings)}
+    block = block.with_columns({**block.columns, **columns})
+    condition = {None: {}, "event": {"values": ("buy",)}, "rating": {"at_least": 4.0, "at_most": 5.0}}[where]
+    step = History(
+        columns=("item",),
+        group="user",
+        order="time",
+        max_length=max_length,
+        outputs=("seen",),
+        where=where,
+        **condition,
+    )
     made = step.transform(block, None).columns["seen"]
     expected = []
     for row, (_, time, _) in enumerate(rows):
-        before = [rows[other][2] for other in earlier_rows(rows, row) or [] if rows[other][1] < time]
+        earlier = [other for other in earlier_rows(rows, row) or [] if rows[other][1] < time]
+        before = [rows[other][2] for other in earlier if where is None or draw[other] == "buy"]
         expected.append(before[-max_length:])
     assert kind_of(made) == kind
     assert values_of(made) == [
@@ -140,6 +154,14 @@ def test_groups_do_not_depend_on_the_block_that_they_stand_in():
             ("column 'l'",),
         ),
         (History(columns=("t",), group="x", order="x", max_length=2), ("column 'x'",)),
+        (
+            History(columns=("x",), group="t", order="x", max_length=2, where="t", at_least=1.0),
+            ("column 't'", "holds text"),
+        ),
+        (
+            History(columns=("x",), group="t", order="x", max_length=2, where="l", values=("1",)),
+            ("column 'l'",),
+        ),
         (DifferenceLag(columns=("t",), group="t", order="x"), ("column 't'", "holds text")),
         (DifferenceLag(columns=("x",), group="t", order="t"), ("column 't'", "holds text")),
     ],
@@ -156,3 +178,17 @@ def test_histories_are_lists_of_a_bounded_length():
         "h": ColumnType("text", is_list=True, max_length=2)
     }
     assert code.stage == "grouped"
+
+
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [
+        ({"values": ("buy",)}, ("History.where", "got none")),
+        ({"where": "event"}, ("expected either values, or at_least",)),
+        ({"where": "event", "values": ("buy",), "at_most": 1.0}, ("expected either values, or at_least",)),
+    ],
+)
+def test_a_condition_that_is_none_is_rejected(fields, place):
+    with pytest.raises(ConfigError) as error:
+        History(columns=("item",), group="user", order="time", max_length=2, **fields)
+    assert all(part in str(error.value) for part in place)

@@ -255,9 +255,11 @@ class KeepRows(Operator):
 
     @override
     def transform(self, rows: Rows, state: State | None) -> Rows:
-        return rows.filter(self._kept(rows.columns[self.column]))
+        return rows.filter(self.kept(rows))
 
-    def _kept(self, array: pa.Array) -> NDArray[np.bool_]:
+    def kept(self, rows: Rows) -> NDArray[np.bool_]:
+        """Return which rows are kept, bool[n]."""
+        array = rows.columns[self.column]
         if self.values:
             return is_among(array, self.values)
         numbers = numbers_of(array)  # NaN is not kept

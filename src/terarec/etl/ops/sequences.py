@@ -29,6 +29,7 @@ from terarec.etl.columns import (
     numpy_values,
 )
 from terarec.etl.ops.base import ColumnsOperator, ColumnTypes, MappedColumns, Stage, scalar_input, value_of
+from terarec.etl.ops.columns import KeepRows
 from terarec.etl.ops.states import State
 from terarec.etl.ops.values import RecordFunction, ValueLists, accepted_list, each, joined
 from terarec.ragged import offsets_of
@@ -331,18 +332,32 @@ class GroupedColumns(MappedColumns):
         return np.sort(groups.rows[(ids >= 0) & (places < np.repeat(last, lengths))])
 
     def _carried(self, rows: Rows, length: int, *, before_ties: bool) -> NDArray[np.int64]:
-        """Return the positions of the last `length` rows of each group, and perhaps as many before its last order."""
-        groups = row_groups(rows, self.group, self.order)
+        """Return the positions of the last row of each group, and of the last ones with items for `length` places.
+
+        Args:
+            rows: Rows of whole groups.
+            length: Rows with items.
+            before_ties: Whether as many are kept that are before the last order of their group.
+        """
+        groups, is_item = row_groups(rows, self.group, self.order), self._are_items(rows)
         if not len(groups.rows):
             return groups.rows
         places, starts = np.arange(len(groups.rows)), np.unique(groups.group_begins)
         ends = np.append(starts[1:], len(groups.rows))
         lengths = ends - starts
-        is_carried = places >= np.repeat(ends - length, lengths)
+        numbers = _numbers(groups, is_item)
+        last = np.repeat(ends, lengths)
+        is_carried = is_item[groups.rows] & (numbers[:-1] >= numbers[last] - length)
         if before_ties:
             ties = np.repeat(groups.tie_begins[ends - 1], lengths)
-            is_carried |= (places >= ties - length) & (places < ties)
+            is_carried |= is_item[groups.rows] & (numbers[:-1] >= numbers[ties] - length) & (places < ties)
+        # By the last one later rows are found that come too late.
+        is_carried[ends - 1] = True
         return np.sort(groups.rows[is_carried])
+
+    def _are_items(self, rows: Rows) -> NDArray[np.bool_]:
+        """Return which rows other ones of their group look at, bool[n]."""
+        return np.ones(rows.num_rows, dtype=np.bool_)
 
     def _check_group(self, types: ColumnTypes) -> None:
         scalar_input(types, self.group, ("text", "integer", "hex32"))
@@ -415,6 +430,11 @@ class DifferenceLag(GroupedColumns):
         return rows.with_columns(outputs)
 
 
+def _numbers(groups: RowGroups, is_item: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return how many of the sorted rows before each place are items, int64[k + 1]."""
+    return offsets_of(is_item[groups.rows].astype(np.int64))
+
+
 @register("history")
 @dataclass(frozen=True, kw_only=True)
 class History(GroupedColumns):
@@ -423,19 +443,44 @@ class History(GroupedColumns):
     Attributes:
         group: Column whose equal values make a group; a row with a missing one has an empty history.
         max_length: Number of last values that are kept.
+        where: Column that chooses the rows whose x is in lists, such as an event or a label; None for all. The others
+            have lists, too.
+        values: Texts of that column, as in `KeepRows`.
+        at_least: Lowest number of that column.
+        at_most: Highest number of that column.
     """
 
     keeps_values: ClassVar[bool] = True
     carries_rows: ClassVar[bool] = True
     max_length: int
+    where: str | None = None
+    values: tuple[str, ...] = ()
+    at_least: float | None = None
+    at_most: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.positive_int(self, "max_length", maximum=checks.MOST_WIDTH)
+        if self.where is None and (self.values, self.at_least, self.at_most) != ((), None, None):
+            checks.reject(self, "where", "got none, expected the column that values, at_least and at_most are of")
+        _ = self._condition
+
+    @property
+    def _condition(self) -> KeepRows | None:
+        if self.where is None:
+            return None
+        return KeepRows(column=self.where, values=self.values, at_least=self.at_least, at_most=self.at_most)
+
+    @property
+    @override
+    def reads(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*super().reads, *([] if self.where is None else [self.where]))))
 
     @override
     def output_types(self, types: ColumnTypes) -> ColumnTypes:
         self._check_group(types)
+        if (condition := self._condition) is not None:
+            condition.output_types(types)
         return {
             output: ColumnType(scalar_input(types, name, self.accepted).kind, True, self.max_length)
             for name, output in self.pairs
@@ -443,19 +488,27 @@ class History(GroupedColumns):
 
     @override
     def carried_rows(self, rows: Rows) -> NDArray[np.int64]:
-        # The last `max_length` rows of each group, and as many before those of its last order.
+        # The last `max_length` items of each group, and as many before those of its last order.
         # A later row of that order sees the ones before it alone.
         return self._carried(rows, self.max_length, before_ties=True)
 
     @override
+    def _are_items(self, rows: Rows) -> NDArray[np.bool_]:
+        condition = self._condition
+        return super()._are_items(rows) if condition is None else condition.kept(rows)
+
+    @override
     def transform(self, rows: Rows, state: State | None) -> Rows:
-        groups = row_groups(rows, self.group, self.order)
+        groups, is_item = row_groups(rows, self.group, self.order), self._are_items(rows)
+        numbers = _numbers(groups, is_item)
         # Up to the first row of the same order: rows of one moment do not see each other.
-        begins = np.maximum(groups.group_begins, groups.tie_begins - self.max_length)
+        ends = numbers[groups.tie_begins]
+        begins = np.maximum(numbers[groups.group_begins], ends - self.max_length)
         lengths, firsts = np.zeros(rows.num_rows, dtype=np.int64), np.zeros(rows.num_rows, dtype=np.int64)
-        lengths[groups.rows], firsts[groups.rows] = groups.tie_begins - begins, begins
+        lengths[groups.rows], firsts[groups.rows] = ends - begins, begins
         offsets = offsets_of(lengths)
-        items = array_of(groups.rows[np.repeat(firsts - offsets[:-1], lengths) + np.arange(offsets[-1])])
+        sources = groups.rows[is_item[groups.rows]]
+        items = array_of(sources[np.repeat(firsts - offsets[:-1], lengths) + np.arange(offsets[-1])])
         return rows.with_columns(
             {output: lists_of(rows.columns[name].take(items), offsets) for name, output in self.pairs}
         )
