@@ -20,8 +20,9 @@ READERS = {
     "etl.spark.tasks.on_sorted",
     "formats.hugectr.parquet.RowGroupPieces._batches",
     "serve.publishing._pieces",
+    "tensorflow.joining._callers",
 }
-"""Generators that at their end only close a file that they read, which waits for nothing, or nothing at all."""
+"""Generators that at their end only close a file or sockets that they read, or nothing, which waits for nothing."""
 
 
 def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import json
 import os
+import selectors
 import socket
 import struct
 import time
-from contextlib import ExitStack, suppress
+from collections.abc import Generator, Iterable
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +26,17 @@ from terarec.io.opening import read_bytes
 from terarec.kernels.environment import Launch, family_file, meeting_place
 
 _MAGIC = b"terarec1"
+_HEAD_BYTES = len(_MAGIC) + 4
+_STRANGER = "another program answers there"
 _MOST_BYTES = 1 << 20
 _PORT_BYTES = 5
 _PORTS = 16
 """Ports that rank 0 tries: torchrun's own server has the first one."""
 _ANSWER_SECONDS = 10.0
-"""Seconds within which a process that was called, or that calls, says who it is."""
+"""Seconds within which a process that was called says who it is."""
 _RETRY_SECONDS = 0.1
+_MOST_CALLERS = 128
+"""Connections of callers that have not said yet who they are; the oldest one gives way to a further one."""
 
 
 def connect(launched: Launch, timeout: float) -> list[socket.socket | None]:
@@ -74,8 +80,13 @@ def _welcome(
     with server:
         ports = _accept(server, hello, range(1, launched.size), peers, opened, end)
         addresses = {rank: (peers[rank].getpeername()[0], port) for rank, port in ports.items()}
-        for peer in peers.values():
-            _send(peer, {"addresses": addresses})
+        for rank, peer in peers.items():
+            try:
+                _send(peer, {"addresses": addresses}, end)
+            except OSError as error:
+                raise CollectiveError(
+                    f"rank {rank} has gone while others came: {error}", collective="start", rank=rank
+                ) from None
     if file is not None:
         file.unlink(missing_ok=True)
 
@@ -86,9 +97,8 @@ def _call_all(
     first, server = _call_first(launched, hello, end)
     peers[0] = opened.enter_context(first)
     with server:
-        first.settimeout(max(end - time.monotonic(), 0.1))
         try:
-            addresses = _receive(first)["addresses"]
+            addresses = _receive(first, end)["addresses"]
         except (OSError, ValueError, KeyError) as error:
             raise CollectiveError(
                 f"rank 0 has not sent the addresses of all ranks: {error}; some did not come", collective="start"
@@ -96,10 +106,10 @@ def _call_all(
         for rank in range(1, launched.rank):
             host, port = addresses[str(rank)]
             try:
-                peer = socket.create_connection((host, port), timeout=max(end - time.monotonic(), 0.1))
+                peer = socket.create_connection((host, port), timeout=_left(end))
                 peers[rank] = opened.enter_context(peer)
                 _no_delay(peer)
-                _send(peer, hello)
+                _send(peer, hello, end)
             except OSError as error:
                 raise CollectiveError(
                     f"rank {launched.rank} cannot reach rank {rank} at {host}:{port}: {error}",
@@ -114,15 +124,18 @@ def _call_first(launched: Launch, hello: dict[str, Any], end: float) -> tuple[so
     reason: object = "it does not listen"
     while time.monotonic() < end:
         for host, port in _addresses(launched):
+            if time.monotonic() >= end:
+                break
+            answer_end = min(end, time.monotonic() + _ANSWER_SECONDS)
             with ExitStack() as opened:
                 try:
-                    peer = opened.enter_context(socket.create_connection((host, port), timeout=_ANSWER_SECONDS))
+                    peer = opened.enter_context(socket.create_connection((host, port), timeout=_left(answer_end)))
                     server = opened.enter_context(
                         socket.create_server((peer.getsockname()[0], 0), family=peer.family, backlog=launched.size)
                     )
                     _no_delay(peer)
-                    _send(peer, {**hello, "port": server.getsockname()[1]})
-                    answer = _receive(peer)
+                    _send(peer, {**hello, "port": server.getsockname()[1]}, answer_end)
+                    answer = _receive(peer, answer_end)
                 except (OSError, ValueError) as error:
                     reason = error
                     continue
@@ -180,35 +193,79 @@ def _accept(
 ) -> dict[int, int]:
     """Add connections of the expected ranks to `peers`, and return the ports at which these listen."""
     ports: dict[int, int] = {}
-    while absent := [rank for rank in expected if rank not in peers]:
-        server.settimeout(max(end - time.monotonic(), 0.01))
-        try:
-            peer, _ = server.accept()
-        except TimeoutError:
-            raise CollectiveError(
-                f"rank {hello['rank']} waited for rank {', '.join(map(str, absent))}, expected all ranks to start",
-                collective="start",
-                rank=absent[0],
-            ) from None
-        peer.settimeout(_ANSWER_SECONDS)
-        try:
-            theirs = _receive(peer)
-            if theirs.get("job") != hello["job"]:
-                raise ValueError("a rank of another job")
-            if problem := _difference(hello, theirs, absent):
-                _send(peer, {"problem": problem})
+    with closing(_callers(server, hello["job"], end)) as callers:
+        while absent := [rank for rank in expected if rank not in peers]:
+            peer, theirs = next(callers, (None, {}))
+            if peer is None:
+                raise CollectiveError(
+                    f"rank {hello['rank']} waited for rank {', '.join(map(str, absent))}, expected all ranks to start",
+                    collective="start",
+                    rank=absent[0],
+                )
+            problem = _difference(hello, theirs, absent)
+            try:
+                if problem or hello["rank"] == 0:
+                    _send(peer, {"problem": problem}, end)
+                _no_delay(peer)
+            except OSError:  # it has gone
+                peer.close()
+                continue
+            if problem:
                 peer.close()
                 raise CollectiveError(problem, collective="start", rank=theirs.get("rank"))
-            if hello["rank"] == 0:
-                _send(peer, {})
-        except (OSError, ValueError):  # a stranger, or one that has gone
-            peer.close()
-            continue
-        _no_delay(peer)
-        rank = theirs["rank"]
-        peers[rank] = opened.enter_context(peer)
-        ports[rank] = int(theirs.get("port", 0))
+            rank = theirs["rank"]
+            peers[rank] = opened.enter_context(peer)
+            ports[rank] = int(theirs.get("port", 0))
     return ports
+
+
+def _callers(
+    server: socket.socket, job: str, end: float
+) -> Generator[tuple[socket.socket, dict[str, Any]], None, None]:
+    """Yield each caller of a job, and what it says, until `end`.
+
+    All are heard at once: a stranger that says nothing, or a byte at a time, keeps no rank waiting.
+    """
+    heard: dict[socket.socket, bytearray] = {}
+    server.setblocking(False)
+    with selectors.DefaultSelector() as selector, ExitStack() as unheard:
+        unheard.callback(_close, heard)
+        selector.register(server, selectors.EVENT_READ)
+        while (left := end - time.monotonic()) > 0:
+            for key, _ in selector.select(left):
+                if key.data is None:
+                    with suppress(BlockingIOError, ConnectionError):  # it has gone
+                        caller, _ = server.accept()
+                        heard[caller] = bytearray()
+                        caller.setblocking(False)
+                        selector.register(caller, selectors.EVENT_READ, caller)
+                    for oldest in list(heard)[:-_MOST_CALLERS]:
+                        _drop(oldest, heard, selector)
+                elif (caller := key.data) in heard:
+                    try:
+                        message = _advance(caller, heard[caller])
+                        if message is not None and message.get("job") != job:
+                            raise ValueError("a rank of another job")
+                    except BlockingIOError:
+                        continue
+                    except (OSError, ValueError):  # a stranger, or one that has gone
+                        _drop(caller, heard, selector)
+                        continue
+                    if message is not None:
+                        selector.unregister(caller)
+                        del heard[caller]
+                        yield caller, message
+
+
+def _close(sockets: Iterable[socket.socket]) -> None:
+    for one in sockets:
+        one.close()
+
+
+def _drop(caller: socket.socket, heard: dict[socket.socket, bytearray], selector: selectors.BaseSelector) -> None:
+    selector.unregister(caller)
+    del heard[caller]
+    caller.close()
 
 
 def _difference(ours: dict[str, Any], theirs: dict[str, Any], absent: list[int]) -> str:
@@ -225,33 +282,71 @@ def _no_delay(peer: socket.socket) -> None:
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-def _send(peer: socket.socket, message: dict[str, Any]) -> None:
+def _send(peer: socket.socket, message: dict[str, Any], end: float) -> None:
     content = json.dumps(message).encode()
+    peer.settimeout(_left(end))  # for all of it
     peer.sendall(_MAGIC + struct.pack("<I", len(content)) + content)
 
 
-def _receive(peer: socket.socket) -> dict[str, Any]:
+def _receive(peer: socket.socket, end: float) -> dict[str, Any]:
     """Return a message.
 
     Raises:
-        OSError: None came.
+        OSError: None came until `end`.
         ValueError: The other side is no rank.
     """
-    head = _exactly(peer, len(_MAGIC) + 4)
-    (size,) = struct.unpack("<I", head[len(_MAGIC) :])
-    if not head.startswith(_MAGIC) or size > _MOST_BYTES:
-        raise ValueError("another program answers there")
-    message = json.loads(_exactly(peer, size))
+    content = bytearray()
+    while True:
+        peer.settimeout(_left(end))  # again: it is one for each call
+        if (message := _advance(peer, content)) is not None:
+            return message
+
+
+def _advance(peer: socket.socket, content: bytearray) -> dict[str, Any] | None:
+    """Add what comes to the content of a message, and return the message once it is complete.
+
+    Raises:
+        OSError: Nothing comes.
+        ValueError: The other side is no rank.
+    """
+    piece = peer.recv(_missing(content))
+    if not piece:
+        raise ConnectionResetError("it has closed the connection")
+    content += piece
+    if _missing(content):
+        return None
+    try:
+        message = json.loads(content[_HEAD_BYTES:])
+    except RecursionError:
+        message = None
     if not isinstance(message, dict):
-        raise ValueError("another program answers there")
+        raise ValueError(_STRANGER)
     return message
 
 
-def _exactly(peer: socket.socket, size: int) -> bytes:
-    content = bytearray()
-    while len(content) < size:
-        piece = peer.recv(size - len(content))
-        if not piece:
-            raise ConnectionResetError("it has closed the connection")
-        content += piece
-    return bytes(content)
+def _missing(content: bytearray) -> int:
+    """Return how many bytes of a message have to come: first those of its head, which has its size.
+
+    Raises:
+        ValueError: It is none.
+    """
+    if not _MAGIC.startswith(content[: len(_MAGIC)]):
+        raise ValueError(_STRANGER)
+    if len(content) < _HEAD_BYTES:
+        return _HEAD_BYTES - len(content)
+    (size,) = struct.unpack_from("<I", content, len(_MAGIC))
+    if size > _MOST_BYTES:
+        raise ValueError(_STRANGER)
+    return int(_HEAD_BYTES + size - len(content))
+
+
+def _left(end: float) -> float:
+    """Return the seconds until `end`.
+
+    Raises:
+        TimeoutError: There are none.
+    """
+    left = end - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("no answer in time")
+    return left
