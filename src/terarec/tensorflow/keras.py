@@ -10,18 +10,16 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from terarec.errors import ConfigError
 from terarec.keras import EmbeddingBag as PlainBag
-from terarec.tensorflow.communication import num_ranks
 from terarec.tensorflow.lookups import combine, embedding_lookup
 from terarec.tensorflow.ops import POOLINGS
-from terarec.tensorflow.optimizers import apply_rule, parted
+from terarec.tensorflow.optimizers import apply_rule, parted, states_of
 from terarec.tensorflow.rules import learning_rate, rule_of
 from terarec.tensorflow.tables import Growth, RowTable
-from terarec.tensorflow.variables import RowsVariable, Variable, live_variable, needed_rows, placement_of, rows_of
+from terarec.tensorflow.variables import RowsVariable, Variable, live_variable, placement_of, rows_of
 
 _PACKAGE = "terarec"
 
@@ -36,8 +34,11 @@ def layer_rows(
         number += 1
         free = f"{name}_{number}"
     if growth is None:
-        return Variable(initializer(shape, dtype="float32"), trainable=trainable, name=free)
-    return RowsVariable(RowTable(free, shape[1], growth, placement=placement_of(None)), trainable=trainable)
+        rows: RowsVariable = Variable(initializer(shape, dtype="float32"), trainable=trainable, name=free)
+    else:
+        rows = RowsVariable(RowTable(free, shape[1], growth, placement=placement_of(None)), trainable=trainable)
+    rows.is_of_layer = True
+    return rows
 
 
 class RowsWeight(keras.Variable):
@@ -68,47 +69,10 @@ class RowsWeight(keras.Variable):
         return self._value
 
 
-_MIXED: Any = object  # with a layer, whose methods `super` finds
-
-
-class RowsSaving(_MIXED):
-    """What layers of Keras 3 and of tf_keras with a table `embeddings` share: how they are saved."""
-
-    embeddings: Any
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.supports_jit = False  # XLA does not know the ops of tables
-
-    def save_own_variables(self, store: Any) -> None:
-        """Save the rows.
-
-        Raises:
-            ConfigError: They are on several ranks, of which each would save its part as all, or have ids of any value.
-        """
-        _check_one_rank("layer")
-        if self.built and needed_rows("embeddings", self.embeddings).table.grows:
-            raise ConfigError("layer", f"{self.name!r} has ids of any value, expected sok.Saver or tf.train.Checkpoint")
-        super().save_own_variables(store)
-
-    def load_own_variables(self, store: Any) -> None:
-        """Restore the rows.
-
-        Raises:
-            ConfigError: They are on several ranks.
-        """
-        _check_one_rank("layer")
-        super().load_own_variables(store)
-
-
-class RowsLayer(RowsSaving, keras.layers.Layer):
-    """A layer of Keras 3 whose weight is the table `embeddings`."""
+class _Rows(keras.layers.Layer):
+    """A layer with a table [input_dim, output_dim]."""
 
     embeddings: RowsWeight
-
-
-class _Rows(RowsLayer):
-    """A layer with a table [input_dim, output_dim]."""
 
     def __init__(
         self,
@@ -125,6 +89,7 @@ class _Rows(RowsLayer):
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise ConfigError(name, f"got {size!r}, expected an integer > 0")
         super().__init__(**kwargs)
+        self.supports_jit = False  # XLA does not know the ops of tables
         if keras.backend.backend() != "tensorflow":
             raise ConfigError("KERAS_BACKEND", f"got {keras.backend.backend()!r}, expected 'tensorflow'")
         self.input_dim, self.output_dim = input_dim, output_dim
@@ -244,7 +209,6 @@ def plain(model: Any) -> Any:
     Raises:
         ConfigError: Another kind of model, or rows that are on several ranks.
     """
-    _check_one_rank("model")
 
     def layer_of(layer: Any) -> Any:
         config = layer.get_config()
@@ -292,7 +256,7 @@ class OptimizerWrapper(keras.optimizers.Optimizer):
 
     def build(self, variables: Any) -> None:
         """Make the states."""
-        if self.built:
+        if self.built or not variables:  # Keras builds that of an HDF5 file without variables
             return
         self._embeddings = [rows for one in variables if (rows := rows_of(one)) is not None]
         for rows in self._embeddings:
@@ -315,26 +279,19 @@ class OptimizerWrapper(keras.optimizers.Optimizer):
         else:
             self.inner.iterations.assign_add(1)
 
-    def save_own_variables(self, store: Any) -> None:
-        """Save the number of steps, the wrapped optimizer's variables, and the states of rows."""
-        store["iterations"] = self.iterations.numpy()
-        for number, variable in enumerate(self.inner.variables):
-            store[f"inner_{number}"] = variable.numpy()
-        for number, rows in enumerate(self._embeddings):
-            for place, state in enumerate(rows.table.read()[2]):
-                store[f"rows_{number}_{place}"] = state
+    @property
+    def variables(self) -> list[Any]:
+        """Its own variables, the wrapped optimizer's, and the states of rows: what Keras saves."""
+        return [*self._variables, *self.inner.variables, *states_of(self._embeddings, self.rule)]
 
-    def load_own_variables(self, store: Any) -> None:
-        """Restore what `save_own_variables` saved."""
-        if not self.built:
-            raise ConfigError("optimizer", "is not built yet, expected build(model.trainable_variables) before")
-        self.iterations.assign(np.asarray(store["iterations"]))
-        for number, variable in enumerate(self.inner.variables):
-            variable.assign(np.asarray(store[f"inner_{number}"]))
-        for number, rows in enumerate(self._embeddings):
-            states = [np.asarray(store[f"rows_{number}_{place}"]) for place in range(len(self.rule.states))]
-            ids, values, _ = rows.table.read()
-            rows.restore(ids, values, states)
+    def set_weights(self, weights: Any) -> None:
+        """Set all `variables`; Keras, which reads HDF5 files, warns if they are other ones.
+
+        Raises:
+            ValueError: Another number of them.
+        """
+        for variable, weight in zip(self.variables, weights, strict=True):
+            variable.assign(weight)
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments."""
@@ -344,9 +301,3 @@ class OptimizerWrapper(keras.optimizers.Optimizer):
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> OptimizerWrapper:
         """Return the optimizer of `get_config`."""
         return cls(**{**config, "optimizer": keras.optimizers.deserialize(config["optimizer"])})
-
-
-def _check_one_rank(argument: str) -> None:
-    """Raise `ConfigError` if this process has a part of the rows only."""
-    if num_ranks() > 1:
-        raise ConfigError(argument, f"its rows are on {num_ranks()} ranks, expected one: sok.dump and sok.load them")

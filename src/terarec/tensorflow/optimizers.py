@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from functools import wraps
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from terarec.errors import ConfigError
@@ -57,6 +58,56 @@ def apply_rule(rule: Rule, rate: tf.Tensor, step: tf.Tensor, pairs: Iterable[tup
         variable.table.have_states(rule)
         slices = slices_of("grads_and_vars", grad, variable.table.width)
         table_ops.ops.apply(variable.table, variable, slices, update)
+
+
+class RowsState:
+    """A state of an embedding variable as one of the variables of an optimizer, by which Keras saves it.
+
+    Attributes:
+        name: Name, as Keras 3 has it in `path`, too.
+        dtype: float32.
+
+    Args:
+        rows: The embedding variable.
+        number: Number of the state.
+        name: Its name.
+    """
+
+    dtype = "float32"
+
+    def __init__(self, rows: RowsVariable, number: int, name: str) -> None:
+        self._value, self._number = rows, number
+        self.name = self.path = f"{rows.table.name}/{name}"
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        """[V, D]."""
+        return self._value.shape
+
+    def numpy(self) -> np.ndarray:
+        """Return the state float32[V, D].
+
+        Raises:
+            ConfigError: As for the rows.
+        """
+        self._value.check_whole()
+        return self._value.table.read()[2][self._number]
+
+    def __array__(self, dtype: np.dtype[Any] | None = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.numpy(), dtype)
+
+    def assign(self, value: object) -> None:
+        """Set the state [V, D]."""
+        self._value.check_whole()
+        self._value.table.set_state(self._number, np.asarray(value, np.float32))
+
+
+def states_of(variables: Iterable[RowsVariable], rule: Rule) -> list[RowsState]:
+    """Return the states of embedding variables by a rule, allocated if they were not."""
+    every = list(variables)
+    for rows in every:
+        rows.table.have_states(rule)
+    return [RowsState(rows, number, name) for rows in every for number, name in enumerate(rule.states)]
 
 
 class SGD:
@@ -194,9 +245,16 @@ def wrap_legacy_optimizers() -> None:
     By themselves they write to the resource of a variable, where a table has no rows.
     """
     kind = importlib.import_module("tf_keras").optimizers.legacy.Optimizer
-    original = kind.apply_gradients
+    original, original_weights = kind.apply_gradients, kind._create_all_weights
     if hasattr(original, "updates_rows"):
         return
+
+    def _create_all_weights(self: Any, variables: Iterable[tf.Variable]) -> None:
+        ours, others = filter_variables(variables)
+        original_weights(self, others)
+        known = {id(rows_of(weight)) for weight in self._weights}
+        new = [rows for one in ours if (rows := rows_of(one)) is not None and id(rows) not in known]
+        self._weights += states_of(new, rule_of(self, lazy=False)) if new else []
 
     @_as_it_is
     @wraps(original)
@@ -206,12 +264,13 @@ def wrap_legacy_optimizers() -> None:
         if not ours:
             return original(self, pairs, *args, **kwargs)
         with tf.init_scope():
+            self._create_all_weights([variable for _, variable in pairs])
             step = self.iterations
         apply_rule(rule_of(self, lazy=False), learning_rate(self, step), step + 1, ours)
         return original(self, others, *args, **kwargs) if others else step.assign_add(1)
 
     apply_gradients.updates_rows = True
-    kind.apply_gradients = apply_gradients
+    kind.apply_gradients, kind._create_all_weights = apply_gradients, _create_all_weights
 
 
 def _with_rows(pairs: Iterable[Pair]) -> list[tuple[object, RowsVariable]]:

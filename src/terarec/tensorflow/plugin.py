@@ -21,7 +21,7 @@ from terarec.errors import ConfigError, FormatError
 from terarec.io.opening import open_file
 from terarec.tensorflow.communication import num_ranks
 from terarec.tensorflow.dump_files import own_part, write_of_all
-from terarec.tensorflow.keras import RowsSaving, RowsWeight, layer_rows
+from terarec.tensorflow.keras import RowsWeight, layer_rows
 from terarec.tensorflow.lookups import combine
 from terarec.tensorflow.ops import single_ids
 from terarec.tensorflow.optimizers import filter_variables
@@ -60,7 +60,7 @@ def Init(*, global_batch_size: int, seed: int | None = None) -> tf.Tensor:  # no
     return tf.constant(_DONE)
 
 
-class _OneTable(RowsSaving, tf.keras.layers.Layer):
+class _OneTable(tf.keras.layers.Layer):
     """A layer whose slots share one table."""
 
     def __init__(
@@ -75,6 +75,7 @@ class _OneTable(RowsSaving, tf.keras.layers.Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        self.supports_jit = False  # XLA does not know the ops of tables
         self.max_vocabulary_size_per_gpu, self.embedding_vec_size = max_vocabulary_size_per_gpu, embedding_vec_size
         self.slot_num, self.use_hashtable = slot_num, use_hashtable
         self.key_dtype = tf.as_dtype(key_dtype or tf.int64)

@@ -244,6 +244,14 @@ class RowTable:
         for number, state in enumerate(states or ()):
             self.core.set_state(number, np.ascontiguousarray(ids, np.int64), np.ascontiguousarray(state, np.float32))
 
+    def set_state(self, number: int, state: NDArray[np.float32]) -> None:
+        """Replace a state float32[V, D] of all rows of a table of fixed ones.
+
+        Raises:
+            ValueError: Another shape.
+        """
+        self.core.set_state(number, np.arange(len(self)), np.ascontiguousarray(state, np.float32))
+
     def since(self, microseconds: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Return ids int64[n] that came or were set at or after a time since 1970, and their rows float32[n, D].
 

@@ -31,11 +31,14 @@ class RowsVariable(ResourceVariable):
 
     Attributes:
         table: The rows.
+        is_of_layer: Whether it is the weight of a layer, whose rows Keras takes for all.
 
     Args:
         table: The rows.
         trainable: Whether gradient tapes watch it by themselves.
     """
+
+    is_of_layer = False
 
     def __init__(self, table: RowTable, *, trainable: bool) -> None:
         if tf.distribute.has_strategy():
@@ -85,6 +88,28 @@ class RowsVariable(ResourceVariable):
     def shape(self) -> tf.TensorShape:
         """[V, D], or [None, D] for a table that grows."""
         return tf.TensorShape([None if self.table.grows else len(self.table), self.table.width])
+
+    # Also what Keras writes into files, without the ids.
+    def numpy(self) -> np.ndarray:
+        """Return all rows float32[V, D] of this rank.
+
+        Raises:
+            ConfigError: They have ids of any value, or are a rank's part of those of a layer.
+        """
+        self.check_whole()
+        return super().numpy()
+
+    def check_whole(self) -> None:
+        """Raise `ConfigError` if its rows alone do not say which they are."""
+        name, ranks = f"variable {self.table.name!r}", current().size
+        if self.table.grows:
+            raise ConfigError(
+                name,
+                "its rows have ids of any value, expected sok.export, sok.dump, sok.Saver or "
+                "tf.train.Checkpoint, which have the ids",
+            )
+        if self.is_of_layer and ranks > 1:
+            raise ConfigError(name, f"its rows are on {ranks} ranks, expected sok.export, sok.dump or sok.Saver")
 
     def __array__(self, dtype: np.dtype[Any] | None = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self.numpy(), dtype)
@@ -196,7 +221,9 @@ class RowsVariable(ResourceVariable):
 
     def _change_all(self, change: int, value: tf.Tensor) -> RowsVariable:
         if self.table.grows:
-            raise ConfigError("assign", f"{self.table.name!r} has ids of any value, expected sok.assign with indices")
+            raise ConfigError(
+                "assign", f"{self.table.name!r} has ids of any value, expected sok.assign or sok.OptimizerWrapper"
+            )
         value = tf.cast(tf.convert_to_tensor(value), tf.float32)
         if not value.shape.is_compatible_with(self.shape):
             raise ConfigError("value", f"got shape {value.shape}, expected {self.shape}")
