@@ -30,6 +30,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import h5py
 import keras
 import tensorflow as tf
+from tensorflow.python.ops import script_ops
 
 import terarec.tensorflow as sok
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
@@ -881,6 +882,13 @@ def test_an_op_whose_variable_is_gone_says_so() -> None:
     del variable
     with pytest.raises(tf.errors.FailedPreconditionError, match="was deleted"):
         table_ops.OPS.terarec_size(handle, table=number)
+
+
+def test_tensorflow_has_the_private_registry_that_serving_layers_write_to() -> None:
+    """A release without it has to be left out by the extra "tensorflow"."""
+    script_ops._py_funcs._funcs["terarec.test"] = np.negative
+    (negative,) = tf.raw_ops.PyFuncStateless(input=[tf.constant([1.0])], token="terarec.test", Tout=[tf.float32])
+    assert negative.numpy().tolist() == [-1.0]
 
 
 def test_the_plugin_never_loads_torch() -> None:

@@ -65,7 +65,8 @@ def _looked_up(table: Any, keys: NDArray[np.int64]) -> NDArray[np.float32]:
     return np.asarray(rows.cpu().numpy()).reshape(*np.shape(keys), width)
 
 
-# `tf.numpy_function` would draw a new name, which another process does not know, or has for another function.
+# `tf.numpy_function` would draw a new name, which another process does not know, or has for another function. There is
+# no public way to choose it; the extra "tensorflow" ends before the first release that has not been tried.
 _OPERATION = "terarec.hugectr.hps_tf.lookup"
 script_ops._py_funcs._funcs[_OPERATION] = _looked_up
 
