@@ -52,8 +52,21 @@ def pytest_configure(config: pytest.Config) -> None:
         _close_connection_in_forked_processes()
     if seconds and not hasattr(config, "workerinput"):
         faulthandler.dump_traceback_later(seconds, exit=True)
+        config.pluginmanager.register(_FailureLines(config))
     if config.getoption("--hypothesis-profile") != "thorough":
         os.fsync = lambda descriptor: None  # type: ignore[assignment]
+
+
+class _FailureLines:
+    """Print a line for each test when it fails: a run that ends at its bound has no summary."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        reporter = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and reporter is not None:
+            reporter.write_line(f"{report.nodeid} ({report.when}): {report.longreprtext.rpartition(chr(10))[2]}")
 
 
 def _close_connection_in_forked_processes() -> None:
