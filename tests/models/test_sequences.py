@@ -218,6 +218,7 @@ def pairs_of(history: list[int], item: int, longest: int) -> list[tuple[int, int
     [
         ("bce", "uniform"),
         ("bce", "hard"),
+        ("sampled_bce", "popularity"),
         ("softmax", "uniform"),
         ("sampled_softmax", "uniform"),
         ("sampled_softmax", "popularity"),
@@ -261,6 +262,14 @@ def test_each_position_predicts_the_next_item(monkeypatch: pytest.MonkeyPatch, k
             elif loss == "bce":
                 others = by_hand.scaled(by_hand.table[drawn[0][2 * number : 2 * number + 2]]) @ hidden[place]
                 value = -own.sigmoid().log() - (1 - others.sigmoid()).log().mean()
+            elif loss == "sampled_bce":
+                # The probabilities that the item was not drawn, and that each of the others was.
+                noise = 2 * log_q[drawn[0]].exp()
+                odds = (by_hand.scaled(by_hand.table[drawn[0]]) @ hidden[place]).exp() / (ROWS - 1)
+                own_odds, own_noise = own.exp() / (ROWS - 1), 2 * log_q[target].exp()
+                is_other = drawn[0] != target
+                value = -(own_odds / (own_odds + own_noise)).log()
+                value = value - (noise / (odds + noise))[is_other].log().sum()
             else:
                 others = by_hand.scaled(by_hand.table[drawn[0]]) @ hidden[place] - log_q[drawn[0]]
                 others, own = others[drawn[0] != target], own - log_q[target]
@@ -398,6 +407,7 @@ def test_what_does_not_fit_is_rejected(case: str) -> None:
         ({"loss": "bpr"}, ("SASRecSpec.loss",)),
         ({"negatives": NegativesSpec(draw="column", column="b")}, ("SASRecSpec.negatives", "'column'")),
         ({"loss": "sampled_softmax", "negatives": NegativesSpec(draw="hard")}, ("SASRecSpec.negatives", "'hard'")),
+        ({"loss": "sampled_bce", "negatives": NegativesSpec(draw="hard")}, ("SASRecSpec.negatives", "'hard'")),
         ({"temperature": 0.0}, ("SASRecSpec.temperature",)),
     ],
 )

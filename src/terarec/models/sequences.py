@@ -24,7 +24,7 @@ from terarec.models.columns import (
     without_keys,
 )
 from terarec.models.retrieving import RetrievalModel
-from terarec.nn.losses import sampled_softmax_loss
+from terarec.nn.losses import noise_contrastive_loss, sampled_softmax_loss
 from terarec.nn.negatives import Candidates, Owned, Sampler
 from terarec.nn.sequences import RecurrentEncoder, SequenceEncoder, Transformer, last_positions, recent_padded
 from terarec.ragged import Ragged
@@ -154,13 +154,18 @@ class SequenceModel(RetrievalModel):
         if self.training:
             self.sampler.observe(items)
         own = (positions * targets).sum(1)
-        if self.spec.loss == "sampled_softmax":
+        if self.spec.loss in ("sampled_bce", "sampled_softmax"):
             drawn, log_q = self.sampler.shared(Candidates(batch=items), output.keys.device, self.draws())
             others = positions @ self.vectors_of_items(drawn).float().t()
             own_log_q = self.sampler.log_probability(output.keys.clamp(min=FIRST_ID), items)
             # The item itself is no negative of its own.
             is_taken = output.keys.unsqueeze(1) == drawn
-            return sampled_softmax_loss(own, others, own_log_q=own_log_q, log_q=log_q, is_taken=is_taken), is_valid
+            if self.spec.loss == "sampled_softmax":
+                losses = sampled_softmax_loss(own, others, own_log_q=own_log_q, log_q=log_q, is_taken=is_taken)
+            else:
+                num_items = self.num_items - FIRST_ID
+                losses = noise_contrastive_loss(own, others, own_log_q, log_q, is_taken, num_items=num_items)
+            return losses, is_valid
         jagged, count = select(batch.sparse, (self.history, self.item_key)), self.spec.negatives.count
         owned = Owned(samples_of_keys(jagged), jagged.keys, self.num_items)
         many = positions.repeat_interleave(count, dim=0)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, cast
@@ -198,6 +199,30 @@ def sampled_softmax_loss(own: Tensor, others: Tensor, *, own_log_q: Tensor, log_
     own = own - own_log_q
     others = (others - log_q).masked_fill(is_taken, -torch.inf)
     return torch.cat([own.unsqueeze(1), others], dim=1).logsumexp(1) - own
+
+
+def noise_contrastive_loss(
+    own: Tensor, others: Tensor, own_log_q: Tensor, log_q: Tensor, is_taken: Tensor, *, num_items: int
+) -> Tensor:
+    """Return the binary cross entropy that tells the own item from drawn ones (Mnih and Teh 2012, arXiv 1206.6426).
+
+    An item has the probability exp(s) / V; a logit is the logarithm of its ratio to that of N draws, s - log(V N q).
+    So scores near log-probabilities, as those of `sampled_softmax_loss`, from the uniform distribution on.
+
+    Args:
+        own: float32[n], scores of the own items.
+        others: float32[n, N], those of drawn ones.
+        own_log_q: float32[n], logarithms of the probabilities of the own items in a draw.
+        log_q: float32[N], those of the drawn ones.
+        is_taken: bool[n, N], drawn ones that are no negatives.
+        num_items: Number of items V.
+
+    Returns:
+        float32[n].
+    """
+    shift = math.log(num_items * max(1, others.shape[1]))
+    losses = softplus(others - (log_q + shift)).masked_fill(is_taken, 0.0)
+    return softplus(own_log_q + shift - own) + losses.sum(1)
 
 
 def in_batch_softmax(

@@ -10,7 +10,7 @@ from terarec.spec import checks
 from terarec.spec.negatives import NegativesSpec, check_positions, check_shared
 from terarec.spec.tables import StaticTablesSpec, TablesSpec
 
-SequenceLoss = Literal["bce", "softmax", "sampled_softmax"]
+SequenceLoss = Literal["bce", "sampled_bce", "softmax", "sampled_softmax"]
 
 
 def _tables() -> TablesSpec:
@@ -29,9 +29,12 @@ class SequenceSpec:
         max_length: Number of items of a history that count, the last ones.
         layers: Number of layers.
         dropout: Probability of zeroing an element in training.
-        loss: "bce": binary cross entropy of the item and of drawn ones; "softmax": cross entropy among all items;
-            "sampled_softmax": among the item and drawn ones, which all positions of a batch share.
-        negatives: The drawn items: for each position ("bce"), or for a batch ("sampled_softmax").
+        loss: "bce": binary cross entropy of the item and of drawn ones, which weigh as much as the item together;
+            "sampled_bce": of the item and of drawn ones, each of which weighs as much, with logits less the logarithms
+            of the draws' probabilities; "softmax": cross entropy among all items; "sampled_softmax": among the item
+            and drawn ones.
+        negatives: The drawn items: for each position ("bce"), or for a batch, whose positions share them
+            ("sampled_bce", "sampled_softmax").
         similarity: "dot", or "cosine" of the vectors of history and item.
         temperature: Divisor of the similarity.
     """
@@ -58,7 +61,7 @@ class SequenceSpec:
         checks.positive_int(self, "layers", maximum=checks.MOST_LAYERS)
         checks.finite_float(self, "dropout", low=0.0, high=0.95)
         checks.one_of(self, "loss", get_args(SequenceLoss))
-        (check_shared if self.loss == "sampled_softmax" else check_positions)(self, self.negatives)
+        (check_shared if self.loss.startswith("sampled") else check_positions)(self, self.negatives)
         checks.one_of(self, "similarity", ("dot", "cosine"))
         checks.finite_float(self, "temperature", low=0.0, open_low=True)
 
