@@ -3,7 +3,7 @@
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ from terarec.spec import (
     NegativesSpec,
     SASRecSpec,
 )
-from terarec.spec.sequences import SequenceSpec
+from terarec.spec.sequences import SequenceLoss, SequenceSpec
 from tests.errors import at
 from tests.models.every import SEQUENCE_MODELS, dataset
 from tests.params import in_every_run
@@ -278,6 +278,21 @@ def test_each_position_predicts_the_next_item(monkeypatch: pytest.MonkeyPatch, k
             if label:
                 losses.append(value)
     torch.testing.assert_close(found.double(), torch.stack(losses).mean(), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("loss", get_args(SequenceLoss))
+@pytest.mark.parametrize("kind", SPECS)
+def test_a_batch_of_users_without_history_has_no_loss(kind: str, loss: str) -> None:
+    """It ended a training as a defect."""
+    model = model_of(replace(SPECS[kind], loss=loss)).train()  # type: ignore[arg-type]
+    batch = batch_of([[], [0]], [1, 2])
+    found = model.training_loss(model(batch), batch)
+    found.backward()
+    # The mask of BERT4Rec predicts an item by itself.
+    assert bool(found) is (kind == "bert4rec")
+    assert found.isfinite()
+    with torch.no_grad():
+        assert not model.eval().user_vectors(batch).any()
 
 
 def test_masked_items_are_predicted_from_the_rest() -> None:

@@ -171,7 +171,8 @@ class SequenceModel(RetrievalModel):
         many = positions.repeat_interleave(count, dim=0)
 
         def score(keys: Tensor) -> Tensor:
-            vectors = self.vectors_of_items(keys.flatten()).float().view(*keys.shape, -1)
+            # A whole number, as a batch may have no position, from which torch finds none.
+            vectors = self.vectors_of_items(keys.flatten()).float().view(*keys.shape, self.spec.width)
             return (many.unsqueeze(1) * vectors).sum(2)
 
         owners = output.samples.repeat_interleave(count)

@@ -162,6 +162,10 @@ class TrainingStep:
             self._optimizers.zero_grad()
             layer = None if batch is None else first_non_finite(self._model, batch)
             origin = "" if layer is None else f", first in {layer}"
+            if batch is not None and layer is None:
+                origin = (
+                    ", of finite outputs of all layers in evaluation: by the loss, or by what training alone computes"
+                )
             raise TrainingError(
                 f"step {step} (epoch {epoch})",
                 f"the loss is {value}{origin}, expected a finite number; a lower learning rate may help",
