@@ -2,9 +2,9 @@
 #include "encoding/field_column.h"
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 
+#include "common/bytes.h"
 #include "encoding/records.h"
 #include "encoding/fields.h"
 
@@ -37,7 +37,7 @@ Fault store_text(FieldColumn& column, std::string_view content, int64_t item, bo
   const int64_t begin = column.text_offsets[item];
   const int64_t end = begin + static_cast<int64_t>(content.size());
   column.values.reserve(end);
-  memcpy(column.values.data() + begin, content.data(), content.size());
+  copy_bytes(column.values.data() + begin, content.data(), content.size());
   column.text_offsets[item + 1] = end;
   return Fault::none;
 }

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <utility>
 
+#include "common/bytes.h"
 #include "common/platform.h"
 
 namespace terarec::encoding {
@@ -81,7 +82,7 @@ inline uint64_t slot_hash(std::string_view text) {
     hash = scramble(hash ^ word);
   }
   uint64_t word = 0;
-  memcpy(&word, cursor, left);
+  copy_bytes(&word, cursor, left);
   return scramble(hash ^ word);
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "common/bytes.h"
 #include "rowfile/crc32c.h"
 
 namespace terarec::rowfile {
@@ -59,8 +60,8 @@ void SegmentKeys::write_footer(uint64_t segment, char* to) const {
   auto& header = *reinterpret_cast<FooterHeader*>(to);
   header = {kFooterMagic, 0, segment, pages.size(), keys.size()};
   char* at = to + sizeof(FooterHeader);
-  memcpy(at, pages.data(), pages.size() * sizeof(PageEntry));
-  memcpy(at + pages.size() * sizeof(PageEntry), keys.data(), keys.size() * 8);
+  copy_bytes(at, pages.data(), pages.size() * sizeof(PageEntry));
+  copy_bytes(at + pages.size() * sizeof(PageEntry), keys.data(), keys.size() * 8);
   header.checksum = crc32c(to + kBehindChecksum, bytes - kBehindChecksum);
 }
 
@@ -79,9 +80,9 @@ std::string SegmentKeys::read_footer(uint64_t segment, int64_t pages_expected, c
   }
   const char* at = data + sizeof(FooterHeader);
   pages.resize(header.pages);
-  memcpy(pages.data(), at, pages.size() * sizeof(PageEntry));
+  copy_bytes(pages.data(), at, pages.size() * sizeof(PageEntry));
   keys.resize(header.keys);
-  memcpy(keys.data(), at + pages.size() * sizeof(PageEntry), keys.size() * 8);
+  copy_bytes(keys.data(), at + pages.size() * sizeof(PageEntry), keys.size() * 8);
   uint64_t sum = 0;
   for (const PageEntry& page : pages) {
     const int64_t most = page.kind == static_cast<uint16_t>(PageKind::kRows) ? layout.page_rows : layout.erased_in_page;

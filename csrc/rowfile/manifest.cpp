@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "common/bytes.h"
 #include "rowfile/crc32c.h"
 #include "rowfile/file.h"
 
@@ -55,7 +56,7 @@ Manifest Manifest::read(const std::string& directory) {
   manifest.segments.resize(header.num_segments);
   const char* at = content.data() + sizeof(header);
   const size_t bytes = manifest.segments.size() * sizeof(SegmentRecord);
-  memcpy(manifest.segments.data(), at, bytes);
+  copy_bytes(manifest.segments.data(), at, bytes);
   manifest.metadata.assign(at + bytes, header.metadata_bytes);
   return manifest;
 }
