@@ -2,6 +2,7 @@
 """``terarec evaluate``: metrics by name, per label and slice, and of retrieval."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,8 @@ def test_the_metrics_of_the_run_are_the_default(shop: Path, tmp_path: Path) -> N
 
 
 def test_a_two_tower_run_is_evaluated_over_all_items(shop: Path) -> None:
-    found = figures("evaluate", shop / "towers", "--data", shop / "data", "--k", "2,5")["retrieval"]
+    reported = figures("evaluate", shop / "towers", "--data", shop / "data", "--k", "2,5")
+    found = reported["retrieval"]
     model = load_model(shop / "towers").model
     batches = {split: next(iter(Reader(shop / "data", split, batch_size=1000))) for split in ("train", "valid")}
     vectors: dict[str, dict[str, np.ndarray]] = {"user": {}, "item": {}}
@@ -95,14 +97,27 @@ def test_a_two_tower_run_is_evaluated_over_all_items(shop: Path) -> None:
             vectors["item"].setdefault(item, by_item[row].detach().numpy())
             if batch.label[row, 0] > 0:
                 met[split].add((user, item))
+    train = batches["train"]
+    counts = Counter(train.sparse.keys[train.batch_size :][train.label[:, 0] > 0].tolist())
+    # Of equal ones that of the first batch, and there of the lower id.
+    numbers: dict[int, int] = {}
+    for split in ("valid", "train"):
+        keys = batches[split].sparse.keys[batches[split].batch_size :].tolist()
+        for start in range(0, len(keys), 100):
+            for key in sorted(keys[start : start + 100]):
+                numbers.setdefault(key, len(numbers))
     recalls: dict[int, list[float]] = {2: [], 5: []}
+    of_popular: list[float] = []
     for user, vector in vectors["user"].items():
         wanted = {i for u, i in met["valid"] - met["train"] if u == user}
         candidates = [i for i in vectors["item"] if (user, i) not in met["train"]]
         ranked = sorted(candidates, key=lambda item: -float(vectors["item"][item] @ vector))
+        popular = sorted(candidates, key=lambda item: (-counts[item], numbers[item]))
+        of_popular += [len(wanted & set(popular[:5])) / len(wanted)] if wanted else []
         for k, values in recalls.items():
             if wanted:
                 values.append(len(wanted & set(ranked[:k])) / len(wanted))
+    assert reported["popularity"]["recall@5"] == pytest.approx(np.mean(of_popular))
     assert found["items"] == len(vectors["item"])
     assert found["users"] == len(recalls[2]) > 0
     assert found["relevant_seen"] == len(met["valid"] & met["train"])

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -144,7 +145,7 @@ def evaluate(options: EvaluateOptions, show: Show) -> None:
     # NaN, unlike None, is shown: a metric without a value should not look as if it had not been computed.
     figures |= evaluation.results.overall.values
     if isinstance(model, TwoTower | PairModel) and isinstance(spec.model, TwoTowerSpec | PairSpec):
-        figures["retrieval"] = _retrieval(model, spec.model, training, described, options, show)
+        figures |= _retrieval(model, spec.model, training, described, options, show)
     if isinstance(model, SequenceModel | NextItemModel):
         figures |= _next_items(model, training, described, options, show)
     figures |= {"best_auc": described.best_auc, "peak_memory_bytes": memory.peak_bytes()}
@@ -221,29 +222,35 @@ def _retrieval(
     options: EvaluateOptions,
     show: Show,
 ) -> dict[str, Any]:
-    """Compute metrics of the items that the model finds among all items of the data set."""
-    from terarec.data import open_reader
-    from terarec.train.retrieval import evaluate_towers, user_column
+    """Compute metrics of the items that the model finds among all items, and of the most popular ones beside them."""
+    from terarec.data import BatchReader, open_reader
+    from terarec.train.retrieval import Popularity, evaluate_towers, user_column
+
+    def reader(split: str) -> BatchReader:
+        return open_reader(options.data, split, batch_size=training.batch_size, threads=training.reader_threads)
 
     # Items of the train split are candidates, too, and what users have seen is not recommended again.
-    splits = [options.split, *(["train"] if "train" in described.splits and options.split != "train" else [])]
-    readers = [
-        open_reader(options.data, split, batch_size=training.batch_size, threads=training.reader_threads)
-        for split in splits
-    ]
-    total = sum(described.num_rows(split) for split in splits)
+    further = "train" in described.splits and options.split != "train"
+    rank = partial(
+        evaluate_towers,
+        user=user_column(spec, described, training.group),
+        k=None if options.k is None else _lengths(options.k),
+        first_item=_first_item(options, model.item_key, described, MISSING_KEY + 1),
+    )
+    total = sum(described.num_rows(split) for split in (options.split, *(["train"] if further else [])))
     with show.progress("reading users and items", "samples") as progress:
-        evaluation = evaluate_towers(
+        evaluation = rank(
             model,
-            readers[0],
-            readers[1] if len(readers) > 1 else (),
-            user=user_column(spec, described, training.group),
-            k=None if options.k is None else _lengths(options.k),
-            first_item=_first_item(options, model.item_key, described, MISSING_KEY + 1),
+            reader(options.split),
+            reader("train") if further else (),
             precision=training.precision,
             progress=lambda done: progress(done, total),
         )
-    return {**_counts(evaluation), **evaluation.values}
+    figures = {"retrieval": {**_counts(evaluation), **evaluation.values}}
+    if further and evaluation.users:
+        popular = Popularity.of_positives(model.item_key, reader("train"))
+        figures["popularity"] = dict(rank(popular, reader(options.split), reader("train")).values)
+    return figures
 
 
 def _next_items(

@@ -150,28 +150,26 @@ def evaluate_towers(
 
 
 class Popularity(RetrievalModel):
-    """Score of an item for any user: how often some keys have it.
+    """Score of an item for any user: how often it is in the train split, for example.
 
     Args:
-        item: Column of one id a sample.
-        keys: Keys of items, such as those of the train split.
-        num_items: One more than the highest key, where it is known.
+        item: Column of one key a sample.
+        keys: Keys of items int64[n], distinct and rising.
+        counts: Their numbers int64[n].
+        num_items: One more than the highest id of an item, where items have ids.
         history: Column of the items of a user, where samples have one.
     """
 
-    def __init__(self, item: str, keys: Iterable[Tensor], *, num_items: int = 1, history: str = "") -> None:
+    def __init__(self, item: str, keys: Tensor, counts: Tensor, *, num_items: int = 0, history: str = "") -> None:
         super().__init__()
-        self.item_key, self.history = item, history
-        self._counts = torch.zeros(num_items, dtype=torch.int64)
-        for part in keys:
-            counts = part.cpu().bincount(minlength=len(self._counts))
-            counts[: len(self._counts)] += self._counts
-            self._counts = counts
+        self.item_key, self.history, self.num_items = item, history, num_items
+        self._keys, self._counts = keys, counts
 
     @classmethod
     def of_positives(cls, item: str, batches: Iterable[Batch]) -> Popularity:
         """Count the items of samples with a label above 0."""
-        return cls(item, (cast(Tensor, column(batch, item))[batch.label[:, 0] > 0] for batch in batches))
+        keys = [cast(Tensor, column(batch, item))[batch.label[:, 0] > 0].cpu() for batch in batches]
+        return cls(item, *torch.unique(torch.cat([torch.empty(0, dtype=torch.int64), *keys]), return_counts=True))
 
     @classmethod
     def of_sequences(cls, model: SequenceModel | NextItemModel, batches: Iterable[Batch]) -> Popularity:
@@ -195,14 +193,8 @@ class Popularity(RetrievalModel):
         known = torch.cat([torch.empty(0, dtype=torch.int64), *histories])
         repeats = torch.isin(known, torch.cat([known[:0], *extended])).sum()
         counts = of_items if 2 * repeats > len(known) else of_items + of_histories
-        popular = cls(model.item_key, (), num_items=model.num_items, history=model.history)
-        popular._counts = counts
-        return popular
-
-    @property
-    def num_items(self) -> int:
-        """One more than the highest key."""
-        return len(self._counts)
+        every = torch.arange(model.num_items)
+        return cls(model.item_key, every, counts, num_items=model.num_items, history=model.history)
 
     @override
     def user_vectors(self, batch: Batch) -> Tensor:
@@ -214,8 +206,10 @@ class Popularity(RetrievalModel):
 
     def vectors_of_items(self, keys: Tensor) -> Tensor:
         """Return the scores float32[n, 1] of ``keys int64[n]``, 0 for an unknown one."""
-        is_known = keys < len(self._counts)
-        return torch.where(is_known, self._counts[keys * is_known], 0).float().unsqueeze(1)
+        if not len(self._keys):
+            return torch.zeros(len(keys), 1)
+        places = torch.searchsorted(self._keys, keys.cpu()).clamp(max=len(self._keys) - 1)
+        return torch.where(self._keys[places] == keys.cpu(), self._counts[places], 0).float().unsqueeze(1)
 
 
 def _digests(past: Tensor, offsets: Tensor, items: Tensor) -> tuple[Tensor, Tensor]:
