@@ -3,6 +3,7 @@
 
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -39,6 +40,22 @@ def rows_of(model: nn.Module) -> list[torch.Tensor]:
 
 def files(shared: SharedTables) -> list[Path]:
     return sorted(path for path in (shared.path / "tables").iterdir() if not path.name.startswith("."))
+
+
+def test_a_process_that_is_killed_while_it_loads_leaves_nothing() -> None:
+    reader, writer = os.pipe()
+    with SharedTables() as shared:
+        pid = os.fork()
+        if not pid:
+            with shared.turn():
+                os.write(writer, b"loads")
+                signal.pause()
+        assert os.read(reader, 5) == b"loads"
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    assert not shared.path.exists()
+    os.close(reader)
+    os.close(writer)
 
 
 def test_models_of_one_identity_have_the_same_rows() -> None:

@@ -201,6 +201,30 @@ def test_a_worker_that_does_not_end_is_killed(caplog: pytest.LogCaptureFixture) 
     assert f"process {pids[0]} did not end within 0.01 s; it is killed" in caplog.text
 
 
+def test_a_worker_that_is_ready_finishes_while_another_one_starts(tmp_path: Path) -> None:
+    """It has answered since it was ready, and may have requests."""
+
+    def work(context: WorkerContext) -> None:
+        is_over = threading.Event()
+        signal.signal(signal.SIGTERM, lambda *_: is_over.set())
+        if context.index == 0:
+            context.started(is_over.set)
+        while not is_over.wait(0.01):
+            pass
+        (tmp_path / str(context.index)).touch()
+
+    def stop() -> None:
+        wait_for(lambda: len(workers.pids) == 2)
+        workers.stop()
+
+    workers = Workers(2, work)
+    stopping = threading.Thread(target=stop)
+    stopping.start()
+    workers.run(lambda: None)
+    stopping.join(PATIENCE)
+    assert [path.name for path in tmp_path.iterdir()] == ["0"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_for_all_processes_stops_workers_that_start(number: int) -> None:
     """Ctrl-C in a terminal, and systemd, signal the group: workers that end first are no failure."""

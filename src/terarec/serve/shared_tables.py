@@ -28,6 +28,7 @@ from terarec.io.removal import mark, remove_tree
 from terarec.memory.files import own_directory
 
 _PREFIX = "terarec-tables"
+_LOADING = "loading.lock"
 _MEMORY = Path("/dev/shm")
 _PAUSE_SECONDS = 0.05
 
@@ -57,6 +58,7 @@ class SharedTables:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         remove_tree(self._files)
         self._owner.close()
+        (self.path / _LOADING).unlink(missing_ok=True)  # of a process that was killed while it loaded
         # Without its lock it is abandoned: a server that starts now removes it, too.
         with contextlib.suppress(FileNotFoundError):
             self.path.rmdir()
@@ -65,7 +67,7 @@ class SharedTables:
     def turn(self) -> Iterator[None]:
         """Let no other process load in the block: rows that are not shared yet are in memory once more at most."""
         while True:
-            with file_lock(self.path / "loading.lock") as is_held:
+            with file_lock(self.path / _LOADING) as is_held:
                 if is_held:
                     yield
                     return

@@ -144,7 +144,6 @@ class Workers:
         Raises:
             TerarecError: A worker failed before all were ready; the others are stopped.
         """
-        was_started = False
         try:
             for index in range(self._count):
                 try:
@@ -155,13 +154,12 @@ class Workers:
                 while not all(worker.is_ready for worker in self._workers.values()):
                     if self._step(is_starting=True):
                         return
-            was_started = True
             started()
             while not self._step(is_starting=False):
                 pass
             stopping()
         finally:
-            self._end(kindly=was_started)
+            self._end()
 
     def _fork(self, index: int) -> None:
         reports, reports_end = os.pipe()
@@ -260,12 +258,12 @@ class Workers:
         pause, self._restarts[index] = backoff.fail(), backoff.due
         return pause
 
-    def _end(self, *, kindly: bool) -> None:
-        """End all workers, and wait for them; one that is not ready finishes nothing."""
+    def _end(self) -> None:
+        """End all workers, and wait for them; one that is not ready, while others may answer, finishes nothing."""
         self._has_ended = True
         self._read_reports(0)  # of those that are ready by now, and have requests
         for worker in self._workers.values():
-            os.kill(worker.pid, signal.SIGTERM if kindly and worker.is_ready else signal.SIGKILL)
+            os.kill(worker.pid, signal.SIGTERM if worker.is_ready else signal.SIGKILL)
         until = time.monotonic() + self._stop_seconds
         left = {worker.pid for worker in self._workers.values()}
         while left:
