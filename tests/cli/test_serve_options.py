@@ -86,6 +86,7 @@ def test_waiting_threads_leave_the_cores_to_an_executor(tmp_path: Path, executor
     [
         (("--target-p99", "10"), "--target-p99", "got '10', expected a time such as 10ms"),
         (("--target-p99", "100s"), "--target-p99", "100"),
+        (("--target-p99", "0ms"), "--target-p99", "got '0ms', expected a time such as 10ms"),
         (("--preferred-batch-sizes", "16,64"), "--preferred-batch-sizes", "got '16,64', expected numbers"),
         (("--preferred-batch-sizes", "4096"), "--preferred-batch-sizes", "expected sizes from 1 to 1024"),
         (("--priority-levels", "2"), "--default-priority-level", "got 0"),

@@ -267,6 +267,7 @@ def test_a_spec_of_a_repository_is_checked(changes: dict[str, object], field: st
         ({"shadow": 0.0}, "shadow"),
         ({"shadow": 0.1, "share": 0.1, "by": "user"}, "shadow"),
         ({"keep": 0}, "keep"),
+        ({"split": ""}, "split"),
     ],
 )
 def test_a_spec_of_a_promotion_is_checked(changes: dict[str, object], field: str) -> None:

@@ -406,9 +406,10 @@ _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 def _seconds(option: str, text: str) -> float:
     match = _TIME.fullmatch(text)
-    if match is None:
+    seconds = 0.0 if match is None else float(match[1]) * _UNITS[match[2]]
+    if not seconds:
         raise ConfigError(option, f"got {quoted(text)}, expected a time such as 10ms, 500us or 0.5s")
-    return float(match[1]) * _UNITS[match[2]]
+    return seconds
 
 
 @dataclass(frozen=True, kw_only=True)

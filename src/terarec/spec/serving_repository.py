@@ -156,6 +156,8 @@ class PromotionSpec:
                 checks.reject(self, "shadow", "got it with a share of the answers, expected one of them")
         if self.keep is not None:
             checks.positive_int(self, "keep")
+        if self.split == "":
+            checks.fail(self, "split", "the name of a split or None")
 
     def split_of(self, version: int) -> SplitSpec | None:
         """Return the share of the requests that a version answers; None for all or none of them."""
