@@ -90,9 +90,11 @@ struct AddBags {
   float* buffer;  // width floats, used when the width is not one of those compiled in
 };
 
-// The formulas of kernels/row_rules.py, and Keras's AdaMax and AdaDelta, which the tables of TensorFlow have alone.
+// The formulas of kernels/row_rules.py, and Keras's AdaMax, AdaDelta and Nadam, which the tables of TensorFlow have
+// alone.
 enum class Rule {
-  kSgd, kAdagrad, kRowwiseAdagrad, kAdam, kMomentum, kNesterov, kRmsprop, kAdamw, kFtrl, kAdamax, kAdadelta
+  kSgd, kAdagrad, kRowwiseAdagrad, kAdam, kMomentum, kNesterov, kRmsprop, kAdamw, kFtrl, kAdamax, kAdadelta,
+  kNadam
 };
 
 struct RuleConstants {
@@ -101,10 +103,12 @@ struct RuleConstants {
   float beta1, beta2;
   float gain1, gain2;  // 1 - beta1, 1 - beta2, subtracted in double: in float they would lose four digits
   float first_scale;   // of Adam and AdaMax: 1 / first bias correction; of momentum: factor of the gradient
+  float grad_share;    // of Nadam: factor of the gradient beside the moment, whose factor is first_scale
   float second_scale;  // of Adam: 1 / sqrt(second bias correction)
   float weight_decay;
   float beta, l1, l2;  // of FTRL
-  float eps_hat;       // of Adam: added to the root of the second moment before second_scale
+  float eps_hat;       // of Adam: added to the root of the second moment before second_scale; of AdaGrad and
+                       // RMSProp, as Keras 3 has them: added under the root
 };
 
 // Options that most updates do not use.

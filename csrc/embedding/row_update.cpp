@@ -110,7 +110,7 @@ const Rule* RowRule::formula_of(const char* kind) {
                    {"rowwise_adagrad", Rule::kRowwiseAdagrad}, {"rmsprop", Rule::kRmsprop},
                    {"adam", Rule::kAdam},         {"adamw", Rule::kAdamw},
                    {"adamax", Rule::kAdamax},     {"adadelta", Rule::kAdadelta},
-                   {"ftrl", Rule::kFtrl}};
+                   {"ftrl", Rule::kFtrl},         {"nadam", Rule::kNadam}};
   for (const auto& known : kFormulas) {
     if (!strcmp(known.kind, kind)) return &known.formula;
   }
@@ -119,7 +119,7 @@ const Rule* RowRule::formula_of(const char* kind) {
 
 // In double up to the last step: in float 1 - beta would lose four digits.
 RuleConstants RowRule::constants(int64_t step) const {
-  double first_scale = 1, second_scale = 1;
+  double first_scale = 1, second_scale = 1, grad_share = 0;
   if (lr_in_momentum) {
     first_scale = -lr;
   } else if (formula == Rule::kAdam || formula == Rule::kAdamw) {
@@ -127,6 +127,15 @@ RuleConstants RowRule::constants(int64_t step) const {
     second_scale = 1 / std::sqrt(1 - std::pow(beta2, step));
   } else if (formula == Rule::kAdamax) {
     first_scale = 1 / (1 - std::pow(beta1, step));
+  } else if (formula == Rule::kNadam) {
+    // Dozat 2016, with Keras's decay of the momentum: that of step t is beta1 (1 - 0.96^t / 2).
+    const auto momentum = [&](int64_t at) { return beta1 * (1 - 0.5 * std::pow(0.96, at)); };
+    double product = 1;
+    for (int64_t at = 1; at <= step && product > 1e-20; at++) product *= momentum(at);
+    const double next = momentum(step + 1);
+    first_scale = next / (1 - product * next);
+    grad_share = (1 - momentum(step)) / (1 - product);
+    second_scale = 1 / std::sqrt(1 - std::pow(beta2, step));
   }
   RuleConstants k{};
   k.lr = static_cast<float>(lr_in_momentum ? -1 : lr);
@@ -137,6 +146,7 @@ RuleConstants RowRule::constants(int64_t step) const {
   k.gain2 = static_cast<float>(1 - beta2);
   k.first_scale = static_cast<float>(first_scale);
   k.second_scale = static_cast<float>(second_scale);
+  k.grad_share = static_cast<float>(grad_share);
   k.weight_decay = static_cast<float>(weight_decay);
   k.beta = static_cast<float>(beta);
   k.l1 = static_cast<float>(l1);

@@ -27,7 +27,7 @@ struct RowRule {
   bool updates_all_rows = false;  // whether rows without a gradient are updated, too
   bool catches_up = false;        // whether a row is first updated for the steps that it missed
 
-  // Null for a name that is none of `kind` in kernels/row_rules.py, "adamax" or "adadelta".
+  // Null for a name that is none of `kind` in kernels/row_rules.py, "adamax", "adadelta" or "nadam".
   static const Rule* formula_of(const char* kind);
 
   // Constants of step number `step`.

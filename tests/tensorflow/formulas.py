@@ -49,14 +49,27 @@ def momentum(lr: float, beta: float, *, nesterov: bool = False) -> Formula:
     return Formula(step, (0.0,))
 
 
-def adam(lr: float, beta1: float, beta2: float, eps: float, *, lazy: bool) -> Formula:
+def adam(lr: float, beta1: float, beta2: float, eps: float, *, lazy: bool, decay: float = 0.0) -> Formula:
     def step(w: Floats, g: Floats, states: list[Floats], rows: NDArray[np.bool_], t: int) -> None:
         m, v = states
         at = rows if lazy else np.full_like(rows, True)
         m[at] = beta1 * m[at] + (1 - beta1) * g[at]
         v[at] = beta2 * v[at] + (1 - beta2) * g[at] ** 2
         rate = lr * np.sqrt(1 - beta2**t) / (1 - beta1**t)
-        w[at] -= rate * m[at] / (np.sqrt(v[at]) + eps)
+        w[at] -= lr * decay * w[at] + rate * m[at] / (np.sqrt(v[at]) + eps)
+
+    return Formula(step, (0.0, 0.0))
+
+
+def nadam(lr: float, beta1: float, beta2: float, eps: float) -> Formula:
+    def step(w: Floats, g: Floats, states: list[Floats], rows: NDArray[np.bool_], t: int) -> None:
+        m, v = states
+        m[rows] = beta1 * m[rows] + (1 - beta1) * g[rows]
+        v[rows] = beta2 * v[rows] + (1 - beta2) * g[rows] ** 2
+        momenta = beta1 * (1 - 0.5 * 0.96 ** np.arange(1, t + 2))
+        of_moment = momenta[t] * m[rows] / (1 - momenta.prod())
+        of_gradient = (1 - momenta[t - 1]) * g[rows] / (1 - momenta[:t].prod())
+        w[rows] -= lr * (of_moment + of_gradient) / (np.sqrt(v[rows] / (1 - beta2**t)) + eps)
 
     return Formula(step, (0.0, 0.0))
 
@@ -86,7 +99,7 @@ def adagrad(lr: float, initial: float, eps: float) -> Formula:
     def step(w: Floats, g: Floats, states: list[Floats], rows: NDArray[np.bool_], t: int) -> None:
         (s,) = states
         s += g**2
-        w -= lr * g / (np.sqrt(s) + eps)
+        w -= lr * g / np.sqrt(s + eps)
 
     return Formula(step, (initial,))
 
@@ -108,6 +121,6 @@ def rmsprop(lr: float, rho: float, eps: float, *, lazy: bool) -> Formula:
         (v,) = states
         at = rows if lazy else np.full_like(rows, True)
         v[at] = rho * v[at] + (1 - rho) * g[at] ** 2
-        w[at] -= lr * g[at] / (np.sqrt(v[at]) + eps)
+        w[at] -= lr * g[at] / np.sqrt(v[at] + eps)
 
     return Formula(step, (0.0,))

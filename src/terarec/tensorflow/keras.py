@@ -229,7 +229,7 @@ class OptimizerWrapper(keras.optimizers.Optimizer):
     """An optimizer for `Model.compile` whose updates of embedding layers are the core's; see `sok.OptimizerWrapper`.
 
     Args:
-        optimizer: SGD, Adam, Adamax, Adadelta, Adagrad, Ftrl or RMSprop of Keras, or its name.
+        optimizer: SGD, Adam, AdamW, Nadam, Adamax, Adadelta, Adagrad, Ftrl or RMSprop of Keras, or its name.
         lazy: Whether rows without a gradient are left alone.
         name: Name.
 

@@ -188,16 +188,16 @@ class Adam(tf.Module):
 class OptimizerWrapper(tf.Module):
     """An optimizer of Keras or tf_keras whose updates of embedding variables are the core's; it updates others itself.
 
-    Rows without a gradient are left alone, as SOK's wrapper does; with ``lazy=False`` Adam and RMSprop decay their
-    moments, as a dense optimizer does. For `Model.compile`, use `terarec.tensorflow.keras.OptimizerWrapper`.
+    Rows without a gradient are left alone, as SOK's wrapper does; with ``lazy=False`` they get the update that the
+    optimizer itself gives them. For `Model.compile`, use `terarec.tensorflow.keras.OptimizerWrapper`.
 
     Attributes:
         optimizer: The wrapped optimizer, whose learning rate and schedule are used.
         iterations: Number of steps.
 
     Args:
-        optimizer: SGD, Adam, Adamax, Adadelta, Adagrad, Ftrl or RMSprop, of Keras 3, tf_keras, or tf_keras's legacy
-            ones. Steps of embedding variables alone leave its own number of steps as it is.
+        optimizer: SGD, Adam, AdamW, Nadam, Adamax, Adadelta, Adagrad, Ftrl or RMSprop, of Keras 3, tf_keras, or
+            tf_keras's legacy ones. Steps of embedding variables alone leave its own number of steps as it is.
         lazy: Whether rows without a gradient are left alone.
 
     Raises:

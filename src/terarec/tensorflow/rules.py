@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Optimizers of Keras and tf_keras as update rules of rows.
 
-The reference is the de-duplicated gradient of tf_keras's legacy optimizers: an id that comes twice in a batch has one
-gradient, the sum of both.
+A rule has the formula of the optimizer itself, with one difference: as in tf_keras's legacy optimizers, an id that
+comes twice in a batch has one gradient, the sum of both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -19,7 +20,6 @@ from terarec.tensorflow.tables import Rule
 _REFUSED = {
     "amsgrad": False,
     "centered": False,
-    "weight_decay": None,
     "clipnorm": None,
     "clipvalue": None,
     "global_clipnorm": None,
@@ -35,22 +35,36 @@ def rule_of(optimizer: object, *, lazy: bool) -> Rule:
     """Return the rule of an optimizer for rows.
 
     Args:
-        optimizer: Optimizer of Keras 3, tf_keras or tf_keras's legacy ones: SGD, Adam, Adamax, Adadelta,
-            Adagrad, Ftrl or RMSprop.
-        lazy: Whether rows without a gradient are left alone in a step, also by Adam, which would decay their moments.
+        optimizer: One of `_RULES`, of Keras 3, tf_keras or tf_keras's legacy ones.
+        lazy: Whether rows without a gradient are left alone in a step, also by those that would move them.
 
     Raises:
         ConfigError: Another optimizer, or an option that rows do not have.
     """
-    name = type(optimizer).__name__
-    if name not in _RULES or not hasattr(optimizer, "get_config"):
-        raise ConfigError("optimizer", f"got {name}, expected {', '.join(_RULES)} of Keras or tf_keras")
+    name, is_legacy = type(optimizer).__name__, hasattr(optimizer, "_decayed_lr")
+    if name in ("LossScaleOptimizer", "MultiOptimizer"):
+        raise ConfigError("optimizer", f"got {name}, expected those in it, as in {name}(OptimizerWrapper(...))")
+    if name not in _RULES or not hasattr(optimizer, "get_config") or (is_legacy and name == "Nadam"):
+        raise ConfigError(
+            "optimizer",
+            f"got {'legacy.' * is_legacy}{name}, expected {', '.join(_RULES)} of Keras or tf_keras; without a wrapper "
+            "Keras's own optimizers update a table of fixed rows, all rows in each step",
+        )
     config = optimizer.get_config()
     for option, neutral in _REFUSED.items():
         if config.get(option, neutral) not in (neutral, None, 0, False):
             raise ConfigError(f"optimizer.{option}", f"got {config[option]!r}, expected {neutral!r} for rows")
     rule = _RULES[name](config)
-    return replace(rule, is_global=not lazy and name in ("Adam", "RMSprop"))
+    if decay := config.get("weight_decay"):
+        is_partial = any(getattr(optimizer, f"_exclude_from_weight_decay{rest}", None) for rest in ("", "_pattern"))
+        if rule.kind != "adam" or is_partial:
+            raise ConfigError("optimizer.weight_decay", f"got {decay!r}, expected None, or Adam or AdamW for all rows")
+        rule = replace(rule, kind="adamw", numbers={**rule.numbers, "weight_decay": decay})
+    if is_legacy:  # whose updates by slices leave rows without a gradient alone, but for these two
+        return replace(rule, is_global=not lazy and rule.kind in ("adam", "rmsprop"))
+    if rule.kind in ("adagrad", "rmsprop"):  # which add epsilon under the root
+        rule = replace(rule, numbers={**rule.numbers, "eps": 0.0, "eps_hat": rule.numbers["eps"]})
+    return replace(rule, is_global=not lazy and rule.kind not in ("sgd", "adagrad"))
 
 
 def learning_rate(optimizer: Any, step: tf.Tensor) -> tf.Tensor:
@@ -75,14 +89,9 @@ def _sgd(config: Mapping[str, Any]) -> Rule:
     return Rule(kind="nesterov" if config.get("nesterov") else "momentum", numbers=numbers, states=("momentum",))
 
 
-def _adam(config: Mapping[str, Any]) -> Rule:
-    numbers = {"beta1": config["beta_1"], "beta2": config["beta_2"], "eps_hat": config["epsilon"]}
-    return Rule(kind="adam", numbers=numbers, states=("m", "v"))
-
-
-def _adamax(config: Mapping[str, Any]) -> Rule:
-    numbers = {"beta1": config["beta_1"], "beta2": config["beta_2"], "eps": config["epsilon"]}
-    return Rule(kind="adamax", numbers=numbers, states=("m", "v"))
+def _moments(kind: str, config: Mapping[str, Any], *, eps: str = "eps") -> Rule:
+    numbers = {"beta1": config["beta_1"], "beta2": config["beta_2"], eps: config["epsilon"]}
+    return Rule(kind=kind, numbers=numbers, states=("m", "v"))
 
 
 def _adadelta(config: Mapping[str, Any]) -> Rule:
@@ -122,11 +131,15 @@ def _rmsprop(config: Mapping[str, Any]) -> Rule:
 
 _RULES: dict[str, Callable[[Mapping[str, Any]], Rule]] = {
     "SGD": _sgd,
-    "Adam": _adam,
-    "Adamax": _adamax,
+    "Adam": partial(_moments, "adam", eps="eps_hat"),
+    "AdamW": partial(_moments, "adam", eps="eps_hat"),
+    "Nadam": partial(_moments, "nadam"),
+    "Adamax": partial(_moments, "adamax"),
     "Adadelta": _adadelta,
     "Adagrad": _adagrad,
     "Ftrl": _ftrl,
     "RMSprop": _rmsprop,
 }
 """Name of the optimizer's class -> its rule; the names of its states are those of the legacy class's slots."""
+WRAPPED = tuple(_RULES)
+"""Names of the classes that have a rule."""
