@@ -12,31 +12,24 @@ from terarec.errors import ConfigError
 COMBINERS = ("sum", "mean", "sqrtn")
 
 
-@keras.saving.register_keras_serializable(package="terarec.keras")
-class EmbeddingBag(keras.layers.Layer):
-    """A layer that combines the rows of the ids of each sample, by operations of Keras.
-
-    It has the gradients and the speed of ``keras.layers.Embedding``. On TensorFlow,
-    `terarec.tensorflow.keras.EmbeddingBag` is the faster one.
+class Rows(keras.layers.Layer):
+    """A layer with a table [input_dim, output_dim].
 
     Args:
-        input_dim: Number of rows V; ids are 0 to V - 1.
+        input_dim: Number of rows V.
         output_dim: Width D of the rows.
-        combiner: "sum"; "mean", which divides by the sum of the weights; or "sqrtn", by the root of the sum of their
-            squares.
         embeddings_initializer: Initial values of the rows.
         embeddings_regularizer: Regularisation of the table.
         kwargs: As for ``keras.layers.Layer``.
 
     Raises:
-        ConfigError: Another combiner, or a size that is no number > 0.
+        ConfigError: A size that is no number > 0.
     """
 
     def __init__(
         self,
         input_dim: int,
         output_dim: int,
-        combiner: str = "sum",
         embeddings_initializer: Any = "uniform",
         embeddings_regularizer: Any = None,
         **kwargs: Any,
@@ -44,10 +37,8 @@ class EmbeddingBag(keras.layers.Layer):
         for name, size in (("input_dim", input_dim), ("output_dim", output_dim)):
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise ConfigError(name, f"got {size!r}, expected an integer > 0")
-        if combiner not in COMBINERS:
-            raise ConfigError("combiner", f"got {combiner!r}, expected {', '.join(map(repr, COMBINERS))}")
         super().__init__(**kwargs)
-        self.input_dim, self.output_dim, self.combiner = input_dim, output_dim, combiner
+        self.input_dim, self.output_dim = input_dim, output_dim
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
         self.embeddings_regularizer = keras.regularizers.get(embeddings_regularizer)
 
@@ -60,6 +51,42 @@ class EmbeddingBag(keras.layers.Layer):
             name="embeddings",
         )
         self.built: bool = True
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments."""
+        return {
+            **super().get_config(),
+            "input_dim": self.input_dim,
+            "output_dim": self.output_dim,
+            "embeddings_initializer": keras.initializers.serialize(self.embeddings_initializer),
+            "embeddings_regularizer": keras.regularizers.serialize(self.embeddings_regularizer),
+        }
+
+
+@keras.saving.register_keras_serializable(package="terarec.keras")
+class EmbeddingBag(Rows):
+    """A layer that combines the rows of the ids of each sample, by operations of Keras.
+
+    It has the gradients and the speed of ``keras.layers.Embedding``. On TensorFlow,
+    `terarec.tensorflow.keras.EmbeddingBag` is the faster one.
+
+    Args:
+        input_dim: Number of rows V; ids are 0 to V - 1.
+        output_dim: Width D of the rows.
+        combiner: "sum"; "mean", which divides by the sum of the weights; or "sqrtn", by the root of the sum of their
+            squares.
+        args: As for `Rows`.
+        kwargs: As for `Rows`.
+
+    Raises:
+        ConfigError: Another combiner, or a size that is no number > 0.
+    """
+
+    def __init__(self, input_dim: int, output_dim: int, combiner: str = "sum", *args: Any, **kwargs: Any) -> None:
+        if combiner not in COMBINERS:
+            raise ConfigError("combiner", f"got {combiner!r}, expected {', '.join(map(repr, COMBINERS))}")
+        super().__init__(input_dim, output_dim, *args, **kwargs)
+        self.combiner = combiner
 
     def call(self, inputs: Any, weights: Any = None) -> Any:
         """Return [B, D] for ids [B, n], with weights [B, n] or none."""
@@ -77,11 +104,4 @@ class EmbeddingBag(keras.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments."""
-        return {
-            **super().get_config(),
-            "input_dim": self.input_dim,
-            "output_dim": self.output_dim,
-            "combiner": self.combiner,
-            "embeddings_initializer": keras.initializers.serialize(self.embeddings_initializer),
-            "embeddings_regularizer": keras.regularizers.serialize(self.embeddings_regularizer),
-        }
+        return {**super().get_config(), "combiner": self.combiner}

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from terarec.errors import CollectiveError, ConfigError
-from terarec.kernels.environment import launch
+from terarec.kernels.environment import Launch, launch
 from terarec.tensorflow.joining import connect
 
 if TYPE_CHECKING:
@@ -24,28 +23,12 @@ DEFAULT_TIMEOUT = 300.0
 """Seconds without progress after which an exchange between ranks fails."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ranks:
-    """The place of this process among those that train together.
-
-    Attributes:
-        rank: Its number.
-        size: Number of all.
-        local_rank: Its number on this machine.
-        local_size: Number of those on this machine, `size` if the launcher does not say.
-    """
-
-    rank: int = 0
-    size: int = 1
-    local_rank: int = 0
-    local_size: int = 1
+_ALONE = Launch(rank=0, size=1, local_size=1, local_rank=0, has_address=False, is_mpi=False)
+_joined: list[Launch] = []
+"""The launch of this process, once it has joined the others."""
 
 
-_joined: list[Ranks] = []
-"""The ranks, once this process has joined them."""
-
-
-def join(timeout: float = DEFAULT_TIMEOUT) -> Ranks:
+def join(timeout: float = DEFAULT_TIMEOUT) -> Launch:
     """Join the processes that torchrun or mpirun started with this one; calls after the first return the same.
 
     Args:
@@ -58,32 +41,29 @@ def join(timeout: float = DEFAULT_TIMEOUT) -> Ranks:
     if not 0 < timeout < float("inf"):
         raise ConfigError("timeout", f"got {timeout!r}, expected seconds > 0")
     if not _joined:
-        launched = launch()
-        if launched is None or launched.size == 1:
-            _joined.append(Ranks())
-        else:
+        launched = launch() or _ALONE
+        if launched.size > 1:
             tables = importlib.import_module("terarec.tensorflow.tables")
             if tables.OPS is None:
                 raise ConfigError("init", f"got {launched.size} processes, expected one: the op library is not loaded")
             sockets = [-1 if one is None else one.detach() for one in connect(launched, timeout)]
             tables.core.join(launched.rank, sockets, timeout)
-            place = (launched.rank, launched.size, launched.local_rank, launched.local_size or launched.size)
-            _joined.append(Ranks(rank=place[0], size=place[1], local_rank=place[2], local_size=place[3]))
+        _joined.append(launched)
     return _joined[0]
 
 
-def current() -> Ranks:
-    """Return the ranks that this process has joined; a process alone need not have.
+def current() -> Launch:
+    """Return the launch of this process, which has joined the others; a process alone need not have.
 
     Raises:
         ConfigError: It is one of several, and has not.
     """
     if _joined:
         return _joined[0]
-    launched = launch()
-    if launched is not None and launched.size > 1:
+    launched = launch() or _ALONE
+    if launched.size > 1:
         raise ConfigError("init", f"this is one of {launched.size} processes, expected a call of sok.init() first")
-    return Ranks()
+    return launched
 
 
 def leave() -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from terarec.errors import ConfigError
 from terarec.tensorflow import ops as table_ops
 from terarec.tensorflow.tables import Growth, InitialRows, RowTable
-from terarec.tensorflow.variables import RowsVariable, check_plain, new_name, placement_of
+from terarec.tensorflow.variables import RowsVariable, check_plain, check_sizes, new_name, placement_of
 
 
 class DynamicVariable(RowsVariable):
@@ -64,8 +63,7 @@ class DynamicVariable(RowsVariable):
         unknown = sorted(set(options) - _MEMORY_OPTIONS)
         if unknown:
             raise ConfigError(unknown[0], f"is unknown, expected one of {', '.join(sorted(_MEMORY_OPTIONS))}")
-        if isinstance(dimension, bool) or not isinstance(dimension, int | np.integer) or dimension < 1:
-            raise ConfigError("dimension", f"got {dimension!r}, expected an integer > 0")
+        check_sizes(dimension=dimension)
         self.dimension, self.initializer_str = int(dimension), initializer or ""
         is_hybrid = self.backend_type == "hybrid"
         if (strategy := options.get("evict_strategy", "kLru")) != "kLru":

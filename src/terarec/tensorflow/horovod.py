@@ -52,7 +52,7 @@ def shutdown() -> None:
 
 def local_size() -> int:
     """Return the number of processes on this machine."""
-    return current().local_size
+    return current().local_size or size()
 
 
 def allreduce(tensor: Any, average: bool | None = None, name: str | None = None, op: int = Average, **_: object) -> Any:

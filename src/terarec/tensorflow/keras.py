@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from terarec.errors import ConfigError
 from terarec.keras import EmbeddingBag as PlainBag
+from terarec.keras import Rows
 from terarec.tensorflow.lookups import combine, embedding_lookup
-from terarec.tensorflow.ops import POOLINGS
 from terarec.tensorflow.optimizers import apply_rule, parted, states_of
 from terarec.tensorflow.rules import learning_rate, rule_of
 from terarec.tensorflow.tables import Growth, RowTable
@@ -69,32 +69,18 @@ class RowsWeight(keras.Variable):
         return self._value
 
 
-class _Rows(keras.layers.Layer):
-    """A layer with a table [input_dim, output_dim]."""
+class _CoreRows(Rows):
+    """A layer with a table of the core."""
 
     embeddings: RowsWeight
 
-    def __init__(
-        self,
-        input_dim: int,
-        output_dim: int,
-        embeddings_initializer: Any = "uniform",
-        embeddings_regularizer: Any = None,
-        embeddings_constraint: None = None,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *args: Any, embeddings_constraint: None = None, **kwargs: Any) -> None:
         if embeddings_constraint is not None:
             raise ConfigError("embeddings_constraint", f"got {embeddings_constraint!r}, expected None for rows")
-        for name, size in (("input_dim", input_dim), ("output_dim", output_dim)):
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise ConfigError(name, f"got {size!r}, expected an integer > 0")
-        super().__init__(**kwargs)
+        super().__init__(*args, **kwargs)
         self.supports_jit = False  # XLA does not know the ops of tables
         if keras.backend.backend() != "tensorflow":
             raise ConfigError("KERAS_BACKEND", f"got {keras.backend.backend()!r}, expected 'tensorflow'")
-        self.input_dim, self.output_dim = input_dim, output_dim
-        self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
-        self.embeddings_regularizer = keras.regularizers.get(embeddings_regularizer)
 
     def build(self, input_shape: Any = None) -> None:
         """Make the table."""
@@ -111,19 +97,9 @@ class _Rows(keras.layers.Layer):
         self.embeddings.regularizer = self.embeddings_regularizer
         self.built: bool = True
 
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments."""
-        return {
-            **super().get_config(),
-            "input_dim": self.input_dim,
-            "output_dim": self.output_dim,
-            "embeddings_initializer": keras.initializers.serialize(self.embeddings_initializer),
-            "embeddings_regularizer": keras.regularizers.serialize(self.embeddings_regularizer),
-        }
-
 
 @keras.saving.register_keras_serializable(package=_PACKAGE)
-class Embedding(_Rows):
+class Embedding(_CoreRows):
     """The layer of ``keras.layers.Embedding``, with a table of the core.
 
     Args:
@@ -161,7 +137,7 @@ class Embedding(_Rows):
 
 
 @keras.saving.register_keras_serializable(package=_PACKAGE)
-class EmbeddingBag(_Rows):
+class EmbeddingBag(_CoreRows, PlainBag):
     """A layer that combines the rows of the ids of each sample.
 
     Args:
@@ -176,26 +152,12 @@ class EmbeddingBag(_Rows):
         ConfigError: Another value.
     """
 
-    def __init__(self, input_dim: int, output_dim: int, combiner: str = "sum", *args: Any, **kwargs: Any) -> None:
-        if combiner not in POOLINGS:
-            raise ConfigError("combiner", f"got {combiner!r}, expected {', '.join(map(repr, POOLINGS))}")
-        super().__init__(input_dim, output_dim, *args, **kwargs)
-        self.combiner = combiner
-
     def call(self, inputs: Any, weights: Any = None) -> Any:
         """Return [B, D] for ids [B, n], dense, ragged or sparse, with weights of the same form or none."""
         vectors = combine(self.embeddings.rows, inputs, weights, self.combiner)
         if inputs.shape[0] is not None:
             vectors.set_shape([inputs.shape[0], self.output_dim])
         return tf.cast(vectors, self.compute_dtype)
-
-    def compute_output_spec(self, inputs: Any, weights: Any = None) -> Any:
-        """Return the result's shape and type."""
-        return keras.KerasTensor((inputs.shape[0], self.output_dim), dtype=self.compute_dtype)
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments."""
-        return {**super().get_config(), "combiner": self.combiner}
 
 
 def plain(model: Any) -> Any:

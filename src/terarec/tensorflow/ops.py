@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager.record import record_operation
 from tensorflow.python.ops.resource_variable_ops import variable_accessed
+from typing_extensions import override
 
 from terarec.tensorflow.tables import HERE, OPS, SPREAD, Absent, RowTable, Rule
 
@@ -65,30 +66,11 @@ def single_ids(ids: tf.Tensor) -> Bags:
     return Bags(ids, tf.zeros([0], tf.int64), tf.zeros([0], tf.float32), NO_POOLING)
 
 
-class Ops(Protocol):
-    """What both implementations do."""
+class CompiledOps:
+    """The operations, by the ops of the core's library."""
 
     def lookup(self, table: RowTable, variable: tf.Variable, bags: Bags, absent: Absent) -> list[tf.Tensor]:
         """Return float32[B, D], or float32[N, D] without pooling, and the ids and rows that made room for new ones."""
-
-    def apply(self, table: RowTable, variable: tf.Variable, grad: tf.IndexedSlices, update: Update) -> None:
-        """Update each row of a gradient once."""
-
-    def change(self, table: RowTable, variable: tf.Variable, change: int, delta: tf.IndexedSlices) -> None:
-        """Set rows, or add to them or subtract from them."""
-
-    def read(self, table: RowTable, variable: tf.Variable) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return all ids int64[n] and their rows float32[n, D]."""
-
-    def size(self, table: RowTable, variable: tf.Variable) -> tf.Tensor:
-        """Return int64[2]: the number of rows and their width."""
-
-
-class CompiledOps:
-    """The ops of the core's library."""
-
-    def lookup(self, table: RowTable, variable: tf.Variable, bags: Bags, absent: Absent) -> list[tf.Tensor]:
-        """See `Ops`."""
         variable_accessed(variable)
         placement = table.placement
         order = variable.handle if placement.home == HERE else exchange_order()
@@ -98,22 +80,22 @@ class CompiledOps:
         return list(_in_order(placement.home, lambda: OPS.terarec_lookup(*inputs, **call)))
 
     def apply(self, table: RowTable, variable: tf.Variable, grad: tf.IndexedSlices, update: Update) -> None:
-        """See `Ops`."""
+        """Update each row of a gradient once."""
         inputs = (grad.indices, grad.values, update.numbers, update.step)
         OPS.terarec_apply(variable.handle, *inputs, table=table.number, rule=update.rule.number)
 
     def change(self, table: RowTable, variable: tf.Variable, change: int, delta: tf.IndexedSlices) -> None:
-        """See `Ops`."""
+        """Set rows, or add to them or subtract from them."""
         OPS.terarec_change(variable.handle, delta.indices, delta.values, table=table.number, change=change)
 
     def read(self, table: RowTable, variable: tf.Variable) -> tuple[tf.Tensor, tf.Tensor]:
-        """See `Ops`."""
+        """Return all ids int64[n] and their rows float32[n, D]."""
         variable_accessed(variable)
         ids, rows = OPS.terarec_read(variable.handle, table=table.number)
         return ids, rows
 
     def size(self, table: RowTable, variable: tf.Variable) -> tf.Tensor:
-        """See `Ops`."""
+        """Return int64[2]: the number of rows and their width."""
         return OPS.terarec_size(variable.handle, table=table.number)
 
 
@@ -173,11 +155,11 @@ if OPS is not None:
         return grad
 
 
-class NumPyOps:
+class NumPyOps(CompiledOps):
     """The same by `tf.numpy_function`: no op library, but Python's lock in every step."""
 
+    @override
     def lookup(self, table: RowTable, variable: tf.Variable, bags: Bags, absent: Absent) -> list[tf.Tensor]:
-        """See `Ops`."""
         pooling, of = bags.pooling, table.core
         inputs = [bags.ids, bags.row_splits, bags.weights]
         variable_accessed(variable)
@@ -194,8 +176,8 @@ class NumPyOps:
         record_operation("TerarecLookup", [vectors], [variable.handle, bags.weights], gradient)
         return [vectors, *evicted]
 
+    @override
     def apply(self, table: RowTable, variable: tf.Variable, grad: tf.IndexedSlices, update: Update) -> None:
-        """See `Ops`."""
         number = update.rule.number
 
         def run(ids: NDArray[Any], rows: NDArray[Any], numbers: NDArray[Any], step: NDArray[Any]) -> tuple[()]:
@@ -204,8 +186,8 @@ class NumPyOps:
 
         _call(run, [grad.indices, grad.values, update.numbers, update.step], "")
 
+    @override
     def change(self, table: RowTable, variable: tf.Variable, change: int, delta: tf.IndexedSlices) -> None:
-        """See `Ops`."""
 
         def run(ids: NDArray[Any], rows: NDArray[Any]) -> tuple[()]:
             table.core.change(ids, rows, change)
@@ -213,15 +195,15 @@ class NumPyOps:
 
         _call(run, [delta.indices, delta.values], "")
 
+    @override
     def read(self, table: RowTable, variable: tf.Variable) -> tuple[tf.Tensor, tf.Tensor]:
-        """See `Ops`."""
         variable_accessed(variable)
         ids, rows = _call(lambda: table.core.read()[:2], [], "if")
         record_operation("TerarecRead", [rows], [variable.handle], lambda grad: [grad])
         return ids, rows
 
+    @override
     def size(self, table: RowTable, variable: tf.Variable) -> tf.Tensor:
-        """See `Ops`."""
         (size,) = _call(lambda: (np.array([table.core.size(), table.width]),), [], "i")
         return size
 
@@ -243,5 +225,5 @@ def _call(function: Callable[..., tuple[object, ...]], inputs: Sequence[tf.Tenso
         raise tf.errors.ResourceExhaustedError(None, None, str(error)) from error
 
 
-ops: Ops = CompiledOps() if OPS is not None else NumPyOps()
+ops: CompiledOps = CompiledOps() if OPS is not None else NumPyOps()
 """The implementation in use."""

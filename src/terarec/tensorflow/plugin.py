@@ -27,7 +27,7 @@ from terarec.tensorflow.ops import single_ids
 from terarec.tensorflow.optimizers import filter_variables
 from terarec.tensorflow.session import init
 from terarec.tensorflow.tables import Absent, Growth, InitialRows
-from terarec.tensorflow.variables import RowsVariable, needed_rows, whole_numbers
+from terarec.tensorflow.variables import RowsVariable, check_sizes, needed_rows, whole_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,8 +52,7 @@ def Init(*, global_batch_size: int, seed: int | None = None) -> tf.Tensor:  # no
         ConfigError: A batch size that is no number > 0, or variables of the launcher that do not fit.
         CollectiveError: Processes that do not come.
     """
-    if isinstance(global_batch_size, bool) or not isinstance(global_batch_size, int) or global_batch_size < 1:
-        raise ConfigError("global_batch_size", f"got {global_batch_size!r}, expected an integer > 0")
+    check_sizes(global_batch_size=global_batch_size)
     init()
     if seed is not None:
         tf.random.set_seed(seed)
@@ -68,7 +67,6 @@ class _OneTable(tf.keras.layers.Layer):
         max_vocabulary_size_per_gpu: int,
         embedding_vec_size: int,
         slot_num: int,
-        *,
         use_hashtable: bool,
         key_dtype: Any,
         embedding_initializer: Any,
@@ -82,10 +80,8 @@ class _OneTable(tf.keras.layers.Layer):
         if self.key_dtype not in (tf.int64, tf.uint32):
             raise ConfigError("key_dtype", f"got {key_dtype!r}, expected int64 or uint32")
         start = keras.initializers.get("random_uniform" if embedding_initializer is None else embedding_initializer)
-        for name in ("max_vocabulary_size_per_gpu", "embedding_vec_size", "slot_num"):
-            size = getattr(self, name)
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise ConfigError(name, f"got {size!r}, expected an integer > 0")
+        sizes = ("max_vocabulary_size_per_gpu", "embedding_vec_size", "slot_num")
+        check_sizes(**{name: getattr(self, name) for name in sizes})
         shape = (max_vocabulary_size_per_gpu * num_ranks(), embedding_vec_size)
         growth = Growth(initial=_new_rows(start), capacity=max_vocabulary_size_per_gpu) if use_hashtable else None
         with tf.init_scope():
@@ -132,15 +128,8 @@ class All2AllDenseEmbedding(_OneTable):
         embedding_initializer: Any = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(
-            max_vocabulary_size_per_gpu,
-            embedding_vec_size,
-            slot_num,
-            use_hashtable=use_hashtable,
-            key_dtype=key_dtype,
-            embedding_initializer=embedding_initializer,
-            **kwargs,
-        )
+        sizes = (max_vocabulary_size_per_gpu, embedding_vec_size, slot_num)
+        super().__init__(*sizes, use_hashtable, key_dtype, embedding_initializer, **kwargs)
         self.nnz_per_slot, self.dynamic_input = nnz_per_slot, dynamic_input
 
     def call(self, inputs: Any, training: bool = True) -> Any:
@@ -190,20 +179,13 @@ class DistributedEmbedding(_OneTable):
         max_feature_num: int = 1,
         use_hashtable: bool = True,
         key_dtype: Any = None,
+        embedding_initializer: Any = None,
         **kwargs: Any,
     ) -> None:
         if str(combiner).lower() not in ("sum", "mean"):
             raise ConfigError("combiner", f"got {combiner!r}, expected 'sum' or 'mean'")
-        initializer = kwargs.pop("embedding_initializer", None)
-        super().__init__(
-            max_vocabulary_size_per_gpu,
-            embedding_vec_size,
-            slot_num,
-            use_hashtable=use_hashtable,
-            key_dtype=key_dtype,
-            embedding_initializer=initializer,
-            **kwargs,
-        )
+        sizes = (max_vocabulary_size_per_gpu, embedding_vec_size, slot_num)
+        super().__init__(*sizes, use_hashtable, key_dtype, embedding_initializer, **kwargs)
         self.combiner, self.max_nnz = combiner.lower(), max_nnz
 
     def call(self, inputs: Any, training: bool = True) -> Any:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partialmethod
 from typing import Any
 
 import numpy as np
@@ -181,28 +182,19 @@ class RowsVariable(ResourceVariable):
         """Subtract `delta` [V, D]."""
         return self._change_all(SUBTRACT, delta)
 
-    def scatter_add(
-        self, sparse_delta: tf.IndexedSlices, use_locking: bool = False, name: str | None = None
+    def change(
+        self, change: int, sparse_delta: tf.IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> RowsVariable:
-        """Add rows; an id may repeat."""
-        return self.change(ADD, sparse_delta)
+        """Change rows in the way `change`, one of those of `terarec.tensorflow.tables`; an id may repeat.
 
-    def scatter_sub(
-        self, sparse_delta: tf.IndexedSlices, use_locking: bool = False, name: str | None = None
-    ) -> RowsVariable:
-        """Subtract rows; an id may repeat."""
-        return self.change(SUBTRACT, sparse_delta)
-
-    def scatter_update(
-        self, sparse_delta: tf.IndexedSlices, use_locking: bool = False, name: str | None = None
-    ) -> RowsVariable:
-        """Set rows; a growing table gets those that it lacks."""
-        return self.change(SET, sparse_delta)
-
-    def change(self, change: int, delta: tf.IndexedSlices) -> RowsVariable:
-        """Change rows in the way `change`, one of those of `terarec.tensorflow.tables`."""
-        table_ops.ops.change(self.table, self, change, slices_of("sparse_delta", delta, self.table.width))
+        Setting rows gives a growing table the ids that it lacks.
+        """
+        table_ops.ops.change(self.table, self, change, slices_of("sparse_delta", sparse_delta, self.table.width))
         return self
+
+    scatter_add = partialmethod(change, ADD)
+    scatter_sub = partialmethod(change, SUBTRACT)
+    scatter_update = partialmethod(change, SET)
 
     def own_slices(self, ids: tf.Tensor, rows: tf.Tensor) -> tf.IndexedSlices:
         """Return those rows [n, D] of ids [n] of all ranks that this rank has, as its part of the variable has them."""
@@ -438,6 +430,13 @@ def new_name(name: str | None, prefix: str) -> str:
 def live_variable(name: str) -> RowsVariable | None:
     """Return the variable of a name, None if there is none."""
     return _live.get(name)
+
+
+def check_sizes(**sizes: object) -> None:
+    """Raise `ConfigError` for an argument that is no integer > 0."""
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
+            raise ConfigError(name, f"got {size!r}, expected an integer > 0")
 
 
 def check_plain(dtype: object, constraint: object) -> None:
