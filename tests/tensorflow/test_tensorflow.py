@@ -956,7 +956,11 @@ def test_an_op_whose_variable_is_gone_says_so() -> None:
 
 def test_tensorflow_has_the_private_registry_that_serving_layers_write_to() -> None:
     """A release without it has to be left out by the extra "tensorflow"."""
-    script_ops._py_funcs._funcs["terarec.test"] = np.negative
+
+    def negated(array: NDArray[np.float32]) -> NDArray[np.float32]:
+        return -array
+
+    script_ops._py_funcs._funcs["terarec.test"] = negated
     (negative,) = tf.raw_ops.PyFuncStateless(input=[tf.constant([1.0])], token="terarec.test", Tout=[tf.float32])
     assert negative.numpy().tolist() == [-1.0]
 
