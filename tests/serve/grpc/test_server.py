@@ -22,9 +22,10 @@ from tritonclient.utils import InferenceServerException
 from terarec.errors import ConfigError
 from terarec.serve import InferenceSession
 from terarec.serve.api import InferenceApi
+from terarec.serve.grpc import native_server
 from terarec.serve.grpc.messages import METHODS, SERVICE
 from terarec.serve.grpc.server import GrpcServer
-from terarec.serve.grpc.service import PendingInference
+from terarec.serve.grpc.service import GrpcService, PendingInference
 from terarec.serve.models import ServedModels
 from terarec.spec import AccessSpec, BatchingSpec, ServingSpec
 from terarec.spec.serving_options import ServedModelOptions
@@ -304,6 +305,29 @@ def test_a_stop_lets_requests_in_flight_be_answered(
         stopping.join(PATIENCE)
         assert all(answers.get(timeout=PATIENCE)[1] is None for _ in range(3))
         assert not stopping.is_alive()
+
+
+@each_library
+def test_a_stop_right_after_the_last_answer_lets_it_be_sent(
+    api: InferenceApi, monkeypatch: pytest.MonkeyPatch, library: str
+) -> None:
+    large, is_called = bytes(1 << 20), threading.Event()
+
+    def call(service: GrpcService, name: str, body: bytes) -> bytes:
+        is_called.set()
+        return large
+
+    monkeypatch.setattr(GrpcService, "call", call)
+    monkeypatch.setattr(native_server, "_POLL_SECONDS", 0.0)
+    for _ in range(20):
+        server = GrpcServer(ServingSpec(grpc_port=0, grpc_library=library))
+        server.start(api)
+        with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            answer = channel.unary_unary(f"/{SERVICE}/ServerLive").future(b"", timeout=PATIENCE)
+            assert is_called.wait(PATIENCE)
+            server.stop(PATIENCE)
+            assert answer.result() == large
+        is_called.clear()
 
 
 @each_library
