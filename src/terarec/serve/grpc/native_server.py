@@ -34,6 +34,7 @@ except ModuleNotFoundError as error:
 
 _EVENTS = 64  # taken at once
 _POLL_SECONDS = 0.01  # while the last answers are awaited
+_LINGER_SECONDS = 0.1  # in which clients read them
 
 _UNARY = tuple(name for name, method in METHODS.items() if not method.is_stream)
 
@@ -100,6 +101,9 @@ class NativeServer:
         self._streams.stop(grace_seconds)
         while (self._unanswered or self._has_unsent()) and time.monotonic() < end:
             time.sleep(_POLL_SECONDS)
+        # A connection that is closed before all of its client's bytes were read is reset, and the client loses what it
+        # has not read yet.
+        time.sleep(min(_LINGER_SECONDS, max(end - time.monotonic(), 0.0)))
         for number in tuple(self._pending):
             self._cancel(number)
         self._threads.shutdown(wait=False)
