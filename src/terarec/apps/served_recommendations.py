@@ -161,13 +161,13 @@ class ServedRecommendations(Repeating):
         """
         following: _Retrieval | None = None
         identity: object = None
-        model = self._found(self._spec.retrieval)
+        model = self._model(self._spec.retrieval)
         if model is not None:
             status = Path(self._spec.items).stat() if Path(self._spec.items).exists() else None
             identity = (model, status and (status.st_ino, status.st_mtime_ns, status.st_size))
             if identity == self._identity:
                 return 0
-            tried = (identity, self._found(self._spec.ranker))
+            tried = (identity, self._model(self._spec.ranker))
             if self._failed is None or self._failed[0] != tried:
                 self._failed = tried, Backoff(self._spec.poll_seconds, _LONGEST_PAUSE_SECONDS)
             backoff = self._failed[1]
@@ -183,7 +183,7 @@ class ServedRecommendations(Repeating):
             former.close()
         return int(following is not None)
 
-    def _found(self, name: str | None) -> ServedModel | None:
+    def _model(self, name: str | None) -> ServedModel | None:
         try:
             return None if name is None else self._models.get(name)
         except UnknownModelError:
