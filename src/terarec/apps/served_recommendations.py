@@ -59,7 +59,6 @@ from terarec.spec.serving import RecommendationSpec
 
 _LOGGER = logging.getLogger(__name__)
 _SEARCH_THREADS = 2
-_LONGEST_PAUSE_SECONDS = 300.0  # before an index that could not be made is tried again
 
 Result = TypeVar("Result")
 
@@ -169,7 +168,7 @@ class ServedRecommendations(Repeating):
                 return 0
             tried = (identity, self._model(self._spec.ranker))
             if self._failed is None or self._failed[0] != tried:
-                self._failed = tried, Backoff(self._spec.poll_seconds, _LONGEST_PAUSE_SECONDS)
+                self._failed = tried, Backoff(self._spec.poll_seconds)
             backoff = self._failed[1]
             if not backoff.is_due:
                 return 0

@@ -30,7 +30,7 @@ from terarec.nn.sequences import RecurrentEncoder, SequenceEncoder, Transformer,
 from terarec.ragged import Ragged
 from terarec.spec import DatasetSpec, FeatureSpec, GRU4RecSpec, SASRecSpec
 from terarec.spec.dataset import FIRST_ID
-from terarec.spec.sequences import SequenceSpec
+from terarec.spec.sequences import SHARED_DRAWS, SequenceSpec
 
 
 class SequenceVectors(NamedTuple):
@@ -154,7 +154,7 @@ class SequenceModel(RetrievalModel):
         if self.training:
             self.sampler.observe(items)
         own = (positions * targets).sum(1)
-        if self.spec.loss in ("sampled_bce", "sampled_softmax"):
+        if self.spec.loss in SHARED_DRAWS:
             drawn, log_q = self.sampler.shared(Candidates(batch=items), output.keys.device, self.draws())
             others = positions @ self.vectors_of_items(drawn).float().t()
             own_log_q = self.sampler.log_probability(output.keys.clamp(min=FIRST_ID), items)
@@ -164,7 +164,9 @@ class SequenceModel(RetrievalModel):
                 losses = sampled_softmax_loss(own, others, own_log_q=own_log_q, log_q=log_q, is_taken=is_taken)
             else:
                 num_items = self.num_items - FIRST_ID
-                losses = noise_contrastive_loss(own, others, own_log_q, log_q, is_taken, num_items=num_items)
+                losses = noise_contrastive_loss(
+                    own, others, own_log_q=own_log_q, log_q=log_q, is_taken=is_taken, num_items=num_items
+                )
             return losses, is_valid
         jagged, count = select(batch.sparse, (self.history, self.item_key)), self.spec.negatives.count
         owned = Owned(samples_of_keys(jagged), jagged.keys, self.num_items)

@@ -202,7 +202,7 @@ def sampled_softmax_loss(own: Tensor, others: Tensor, *, own_log_q: Tensor, log_
 
 
 def noise_contrastive_loss(
-    own: Tensor, others: Tensor, own_log_q: Tensor, log_q: Tensor, is_taken: Tensor, *, num_items: int
+    own: Tensor, others: Tensor, *, own_log_q: Tensor, log_q: Tensor, is_taken: Tensor, num_items: int
 ) -> Tensor:
     """Return the binary cross entropy that tells the own item from drawn ones (Mnih and Teh 2012, arXiv 1206.6426).
 

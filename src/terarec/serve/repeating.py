@@ -27,7 +27,7 @@ class Backoff:
         longest_seconds: Limit of the pauses after it.
     """
 
-    def __init__(self, first_seconds: float, longest_seconds: float) -> None:
+    def __init__(self, first_seconds: float, longest_seconds: float = 300.0) -> None:
         self.due = -math.inf
         self._pause = first_seconds
         self._longest = longest_seconds

@@ -27,7 +27,6 @@ from terarec.spec.serving_repository import PointerSpec, PromotionSpec, Reposito
 
 _LOGGER = logging.getLogger(__name__)
 _CLOSE_SECONDS = 30.0
-_LONGEST_PAUSE_SECONDS = 300.0  # before a version is loaded again that this machine could not load
 
 
 class _Refused(NamedTuple):
@@ -340,7 +339,7 @@ class RepositoryWatcher(Repeating):
                 if served is None:
                     backoff = former.backoff if former is not None and may_pass else None
                     if may_pass:
-                        backoff = backoff or Backoff(self._spec.poll_seconds, _LONGEST_PAUSE_SECONDS)
+                        backoff = backoff or Backoff(self._spec.poll_seconds)
                         backoff.fail()
                     watched.refused[version] = _Refused(identity, reason, backoff)
                 else:

@@ -11,6 +11,8 @@ from terarec.spec.negatives import NegativesSpec, check_positions, check_shared
 from terarec.spec.tables import StaticTablesSpec, TablesSpec
 
 SequenceLoss = Literal["bce", "sampled_bce", "softmax", "sampled_softmax"]
+SHARED_DRAWS: tuple[SequenceLoss, ...] = ("sampled_bce", "sampled_softmax")
+"""Losses whose drawn items all positions of a batch share."""
 
 
 def _tables() -> TablesSpec:
@@ -61,7 +63,7 @@ class SequenceSpec:
         checks.positive_int(self, "layers", maximum=checks.MOST_LAYERS)
         checks.finite_float(self, "dropout", low=0.0, high=0.95)
         checks.one_of(self, "loss", get_args(SequenceLoss))
-        (check_shared if self.loss.startswith("sampled") else check_positions)(self, self.negatives)
+        (check_shared if self.loss in SHARED_DRAWS else check_positions)(self, self.negatives)
         checks.one_of(self, "similarity", ("dot", "cosine"))
         checks.finite_float(self, "temperature", low=0.0, open_low=True)
 

@@ -29,7 +29,6 @@ REFERENCE_ROWS = 1 << 17
 """Most rows of the training data that they are compared with."""
 
 _EVERY_SECONDS = 10.0
-_LONGEST_PAUSE_SECONDS = 300.0  # before training data that could not be read are tried again
 _MOST_VERSIONS = 16
 _MOST_WAITING = 1 << 16  # records that wait to be encoded, of all versions
 
@@ -140,18 +139,18 @@ class ServedDrift(Repeating):
         """Return the summary of the data, which is made once; where that fails, it is tried again after a pause."""
         if path in self._references:
             return self._references[path]
-        backoff, failure = self._unread.get(path, (Backoff(_EVERY_SECONDS, _LONGEST_PAUSE_SECONDS), None))
+        backoff, failure = self._unread.get(path, (Backoff(_EVERY_SECONDS), None))
         if failure is not None and not backoff.is_due:
             raise failure.with_traceback(None)
         try:
             splits = ["train"] if "train" in read_dataset(path).splits else None
-            found = summarize_dataset(path, splits, allow_import=self._allow_import, most_rows=REFERENCE_ROWS)
+            summary = summarize_dataset(path, splits, allow_import=self._allow_import, most_rows=REFERENCE_ROWS)
         except TerarecError as error:
             self._unread[path] = backoff, error
             backoff.fail()
             raise
-        self._references[path] = found
-        return found
+        self._references[path] = summary
+        return summary
 
 
 def _encoded(workflow: Workflow, requests: Sequence[Mapping[str, pa.Array]]) -> ColumnBlock:
