@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from terarec.errors import FormatError
 from tests.cli.conftest import Workshop, figures, rejected, terarec
 from tests.cli.test_docs import unnamed
 from tests.processes import Python
@@ -76,9 +77,33 @@ def test_what_cannot_be_done_is_one_line(workshop: Workshop, models: Path, tmp_p
     rejected("rollback", *at, "--to", 7, problem="has no version 7, expected one of 1, 2")
     figures("rollback", *at)
     rejected("rollback", *at, problem="no earlier version")
-    (models / "shop" / "pointer.json").write_text("[]")
-    ended = terarec("models", "--repository", models)
-    assert (ended.code, "pointer.json" in ended.err) == (1, True)
+
+
+def test_a_damaged_file_hides_nothing_but_its_own_content(models: Path) -> None:
+    sound = figures("models", "--repository", models)["models"][0]
+    damaged = [models / file for file in ("hats/1/version.json", "lamps/pointer.json", "lamps/model.json")]
+    for name in ("hats", "lamps"):
+        shutil.copytree(models / "shop", models / name)
+    for file in damaged:
+        file.write_text("[]")
+    (models / "hats" / "2" / "run.json").unlink()
+    (models / "hats" / "2" / "run.json").symlink_to("run.json")  # in a circle: nobody can read it
+    ended = terarec("models", "--repository", models, "--json")
+    assert ended.code == 1
+    lines = [line for line in ended.err.splitlines() if line.startswith("terarec: error: ")]
+    hats, lamps, shop = ended.figures["models"]
+    assert shop == sound
+    assert lines == [f"terarec: error: {problem}" for model in (hats, lamps) for problem in model["problems"]]
+    assert all(str(file) in line for file, line in zip(damaged, lines, strict=True)), lines
+    assert hats["answers"] == 2
+    assert [(version["version"], version["kind"] is None) for version in hats["versions"]] == [(1, True), (2, False)]
+    assert (lamps["answers"], [version["step"] for version in lamps["versions"]]) == (
+        None,
+        [version["step"] for version in shop["versions"]],
+    )
+    assert figures("models", "--repository", models, *SHOP)["models"] == [sound]
+    assert figures("rollback", "--repository", models, "--model", "hats")["answers"] == 1
+    rejected("rollback", "--repository", models, "--model", "lamps", error=FormatError, where=f"{damaged[1]}: $.format")
 
 
 def test_a_server_takes_a_run_or_a_repository(workshop: Workshop, models: Path, tmp_path: Path) -> None:

@@ -67,6 +67,22 @@ def test_no_version_is_a_link_that_leads_out_of_the_repository(tmp_path: Path) -
         model.version_path(2)
 
 
+@pytest.mark.parametrize("target", ["2", "x" * 300], ids=["circle", "too-long"])
+def test_a_version_that_cannot_be_read_hides_no_other_one(tmp_path: Path, target: str) -> None:
+    model = model_with(tmp_path, 1, 3)
+    (model.path / "2").symlink_to(target)
+    assert model.versions == (1, 2, 3)
+    with pytest.raises(OSError):
+        model.described(2)
+    for version in (1, 3):
+        model.promote(version, ALL)
+    assert model.roll_back().current == 1
+    with model.promoting() as version:
+        assert version == 4
+    assert model.remove_old(1) == ()
+    assert model.versions == (1, 2, 3)
+
+
 def test_a_rollback_returns_step_by_step(tmp_path: Path) -> None:
     model = model_with(tmp_path, 1, 2, 3)
     for version in (1, 2, 3):

@@ -276,10 +276,12 @@ def test_a_damaged_pointer_changes_nothing(repository: Path, shop: RepositoryMod
         (shop.path / "pointer.json").write_text(sound[:-5])
         server.poll()
         assert server.version() == "1"
+        assert "pointer.json" in server.reason("")
         (shop.path / "pointer.json").write_text(sound)
         shop.promote(2, ALL)
         server.poll()
         assert server.version() == "2"
+        assert "" not in server.states()
 
 
 def test_where_the_promoted_version_is_refused_at_the_start_the_one_before_answers(
@@ -309,6 +311,7 @@ def test_a_model_that_cannot_be_read_does_not_keep_others_from_being_followed(
     load = ("shop",) if control == "explicit" else ()
     with served(repository, trained, control=control, load=load) as server:
         assert server.version() == "1"
+        assert "Permission denied" in server.reason("")
         shop.promote(2, ALL)
         server.poll()
         assert server.version() == "2"

@@ -4,14 +4,17 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from terarec.cli.failures import EXIT_DATA, failure_of
 from terarec.cli.options import AllowImport, CheckpointOption, SpecFields, check_unset, spec_option
-from terarec.errors import ConfigError
+from terarec.errors import ConfigError, TerarecError
 from terarec.reports.text import Show
 from terarec.spec import ServingSpec
 from terarec.spec.serving_repository import MOST_VERSIONS, PointerSpec, PromotionSpec
@@ -23,6 +26,8 @@ _RepositoryOption = Annotated[
     Path, typer.Option("--repository", metavar="DIR", help="Directory of the model repository.")
 ]
 _ModelOption = Annotated[str, typer.Option("--model", metavar="NAME", help="Name of the model.")]
+_OF_VERSION = ("run", "step", "data", "made", "memory_bytes", "metrics_step", "follows")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,38 +144,49 @@ def models(options: ModelsOptions, show: Show) -> None:
     else:
         show.line(f"{options.repository} holds no versions")
     show.json({"repository": str(options.repository), "models": described})
+    problems = [problem for model in described for problem in model["problems"]]
+    for problem in problems:
+        typer.echo(f"terarec: error: {problem}", err=True)
+    if problems:
+        raise typer.Exit(EXIT_DATA)
 
 
 def _described(model: RepositoryModel) -> dict[str, Any]:
     from terarec.spec import to_data
+    from terarec.spec.serving_repository import RepositoryModelSpec
 
-    pointer = model.pointer()
-    before = set(pointer.before)
+    problems: list[str] = []
+
+    def read(what: Callable[[], _T], otherwise: _T) -> _T:
+        """Return what can be read; a damaged file hides nothing but its own content."""
+        try:
+            return what()
+        except (TerarecError, OSError) as error:
+            problems.append(failure_of(error).message or "")
+            return otherwise
+
+    none: tuple[int, ...] = ()
+    pointer = read(model.pointer, PointerSpec())
     versions = []
-    for number in model.versions:
-        described = model.described(number)
+    for number in read(lambda: model.versions, none):
+        described = read(partial(model.described, number), None)
         versions.append(
             {
                 "version": number,
-                "role": _role(pointer, number) or ("before" if number in before else None),
-                "run": None if described is None else described.run,
+                "role": _role(pointer, number) or ("before" if number in pointer.before else None),
                 "kind": None if described is None else described.model,
-                "step": None if described is None else described.step,
-                "data": None if described is None else described.data,
-                "made": None if described is None else described.made,
-                "memory_bytes": None if described is None else described.memory_bytes,
+                **{name: getattr(described, name, None) for name in _OF_VERSION},
                 "metrics": {} if described is None else dict(described.metrics),
-                "metrics_step": None if described is None else described.metrics_step,
                 "metrics_split": None if described is None else described.metrics_split or None,
-                "follows": None if described is None else described.follows,
             }
         )
     return {
         "model": model.name,
         **pointer.roles(),
-        "policy": to_data(model.spec().versions),
+        "policy": to_data(read(model.spec, RepositoryModelSpec()).versions),
         "versions": versions,
         "history": to_data(pointer.history),
+        "problems": problems,
     }
 
 

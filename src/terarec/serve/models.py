@@ -26,7 +26,7 @@ class ModelState(NamedTuple):
 
     Attributes:
         name: Name of the model.
-        version: Its version.
+        version: Its version; "" for all of a model whose files cannot be read.
         state: "READY" for requests; "LOADING", "UNLOADING" or "UNAVAILABLE", as Triton names them.
         reason: Why it is not ready; "" for one that is.
     """
@@ -171,7 +171,10 @@ class ServedModels:
             return tuple(self._states[key] for key in sorted(self._states))
 
     def set_state(self, state: ModelState) -> None:
-        """Show a version that is not served in the index, such as one that is being loaded or could not be."""
+        """Show a version that is not served in the index, such as one that is being loaded or could not be.
+
+        Without a version the state is that of a model whose files cannot be read.
+        """
         with self._lock:
             if state.version in self._versions.get(state.name, {}):
                 return
@@ -181,6 +184,12 @@ class ServedModels:
             gone = [key for key, other in self._states.items() if other.state == "UNAVAILABLE"]
             for key in gone[:-_MOST_GONE]:
                 del self._states[key]
+
+    def forget_state(self, name: str, version: str = "") -> None:
+        """Show what is not served in the index no longer."""
+        with self._lock:
+            if version not in self._versions.get(name, {}):
+                self._states.pop((name, version), None)
 
     def install(self, model: ServedModel, *, is_default: bool = True) -> None:
         """Serve a version of a model, to which new requests go at once.

@@ -8,7 +8,9 @@ version answers, and ``DIR/MODEL/model.json`` which versions a server loads. doc
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import stat
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -133,11 +135,11 @@ class RepositoryModel:
 
     @property
     def versions(self) -> tuple[int, ...]:
-        """Numbers of the versions, rising: of the directories with a run in them."""
+        """Numbers of the versions, rising: of the directories with a run in them, or that cannot be read."""
         if not self.path.is_dir():
             return ()
         entries = [entry for entry in self.path.iterdir() if _NUMBER.fullmatch(entry.name)]
-        return tuple(sorted(int(entry.name) for entry in entries if (entry / RUN_FILE).is_file()))
+        return tuple(sorted(int(entry.name) for entry in entries if _is_run(entry)))
 
     def version_path(self, version: int) -> Path:
         """Return the directory of a version, which is a run.
@@ -155,8 +157,9 @@ class RepositoryModel:
 
     def _inside(self, path: Path) -> Path:
         # A repository of another party must not make a server read or write elsewhere.
-        if not path.resolve().is_relative_to(self.path.parent.resolve()):
-            raise FormatError(path, f"a link to {path.resolve()}, expected a directory inside {self.path.parent}")
+        real = os.path.realpath(path)  # which takes links in a circle, too
+        if not Path(real).is_relative_to(os.path.realpath(self.path.parent)):
+            raise FormatError(path, f"a link to {real}, expected a directory inside {self.path.parent}")
         return path
 
     def spec(self) -> RepositoryModelSpec:
@@ -231,9 +234,10 @@ class RepositoryModel:
             if not is_held:
                 raise ConfigError(self.path, "another promotion of this model runs, expected one at a time; try again")
             for entry in self.path.iterdir():
-                is_half_removed = _NUMBER.fullmatch(entry.name) and (entry / MARKER).is_file()
-                if _UNFINISHED.fullmatch(entry.name) or is_half_removed:
-                    remove_tree(entry, names=_ENTRIES, ignore_errors=True)
+                with contextlib.suppress(OSError):  # one that cannot be read stays
+                    is_half_removed = _NUMBER.fullmatch(entry.name) and (entry / MARKER).is_file()
+                    if _UNFINISHED.fullmatch(entry.name) or is_half_removed:
+                        remove_tree(entry, names=_ENTRIES, ignore_errors=True)
             # Also beyond those that are gone: a number means the same weights for ever.
             pointer = self.pointer()
             former = (*pointer.versions, *pointer.before, *(event.version for event in pointer.history))
@@ -315,7 +319,7 @@ class RepositoryModel:
     def remove_old(self, keep: int) -> tuple[int, ...]:
         """Remove versions but for the highest ones and those that the pointer names; return what was removed.
 
-        A version that terarec has not made stays.
+        A version that terarec has not made, or that cannot be removed, stays.
 
         Args:
             keep: Number of the highest versions that stay.
@@ -326,10 +330,11 @@ class RepositoryModel:
         removed = []
         for version in versions:
             path = self.path / str(version)
-            if version in stays or path.is_symlink() or not (path / VERSION_FILE).is_file():
-                continue
-            # The description by which it counts as ours goes last; without the run's file it is no version any longer.
-            with contextlib.suppress(ConfigError):
+            with contextlib.suppress(ConfigError, OSError):
+                if version in stays or path.is_symlink() or not (path / VERSION_FILE).is_file():
+                    continue
+                # The description by which it counts as ours goes last; without the run's file it is no version any
+                # longer.
                 remove_tree(path, names=_ENTRIES, first=RUN_FILE)
                 removed.append(version)
         return tuple(removed)
@@ -356,6 +361,15 @@ class RepositoryModel:
             if time.monotonic() > end:
                 raise StorageError(self.path / POINTER_FILE, "is being changed by others, which do not end")
             time.sleep(0.01)
+
+
+def _is_run(directory: Path) -> bool:
+    try:
+        return stat.S_ISREG((directory / RUN_FILE).stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:  # such as one of another user: whoever loads it says so, and others are served
+        return True
 
 
 def _logged(pointer: PointerSpec, action: PointerAction, version: int) -> PointerSpec:

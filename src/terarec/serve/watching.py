@@ -210,9 +210,11 @@ class RepositoryWatcher(Repeating):
             return names
         wanted = tuple(self._repository.known(name).name for name in self._spec.load)
         for name in sorted({*names} - {*wanted}):  # a client sees in the index what it may load
-            with contextlib.suppress(OSError):  # who loads it learns why it cannot be read
+            try:
                 for version in self._repository.model(name).versions[-1:]:
                     self._models.set_state(ModelState(name, str(version), "UNAVAILABLE", "unloaded"))
+            except OSError as error:
+                self._models.set_state(ModelState(name, "", "UNAVAILABLE", str(error)))
         return wanted
 
     def _reconcile(self, model: RepositoryModel, done: int | None = None) -> int:
@@ -235,9 +237,11 @@ class RepositoryWatcher(Repeating):
                 if watched.problem != str(error):  # once, and not at each look
                     watched.problem = str(error)
                     _LOGGER.warning("%s; the model stays as it is", error)
+                    self._models.set_state(ModelState(model.name, "", "UNAVAILABLE", watched.problem))
                 self._changed.notify_all()
                 return 0
             watched.problem = ""
+            self._models.forget_state(model.name)
             for version, refused in list(watched.refused.items()):
                 if refused.identity != (pointer, model.identity(version)):  # it was made anew, or promoted again
                     del watched.refused[version]
@@ -312,6 +316,7 @@ class RepositoryWatcher(Repeating):
     def _unload(self, name: str) -> None:
         with self._changed:
             watched = self._watched.pop(name, _Watched())
+            self._models.forget_state(name)
             if self._router is not None:
                 self._router.set_route(name, Route())
             for version in list(watched.loaded):
