@@ -6,6 +6,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from torch import nn
 
 from terarec.embedding import EmbeddingCollection
 from terarec.io.opening import open_file
+from terarec.serve import shared_tables
 from terarec.serve.shared_tables import SharedTables
 from terarec.spec import FeatureSpec, TableSpec
 
@@ -103,6 +105,30 @@ def test_what_a_killed_server_leaves_is_removed_by_the_next_one() -> None:
     with SharedTables() as shared:
         assert shared.path.parent == parent
         assert list(parent.glob(f"terarec-tables-{child}-*")) == []
+
+
+@pytest.mark.parametrize("has_lock", [False, True])
+def test_servers_that_start_at_once_do_not_remove_each_others_files(
+    has_lock: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another server looks for abandoned directories between the steps of this one."""
+    shared = SharedTables()
+    locking = shared_tables.file_lock
+
+    def late(path: Path) -> AbstractContextManager[bool]:
+        monkeypatch.setattr(shared_tables, "file_lock", locking)  # once
+        if has_lock:
+            path.touch()
+        SharedTables()
+        return locking(path)
+
+    monkeypatch.setattr(shared_tables, "file_lock", late)
+    with shared:
+        SharedTables()
+        assert shared.path.is_dir()
+        shared.share(model_of(3), "a")
+        assert files(shared)
+    assert not shared.path.exists()
 
 
 def test_a_server_ends_quietly_whose_directory_the_next_one_has_removed() -> None:

@@ -555,7 +555,32 @@ def test_versions_share_tiers_and_leave_them(repository: Path, shop: RepositoryM
             answer = server.models.submit(request_of(trained, 0, 20), "shop").result(PATIENCE)
             assert np.array_equal(scores_of(answer), expected[version])
         assert loader._server is not None
-        wait_for(lambda: len(loader._server.versions["shop"]) == 1)  # type: ignore[union-attr]
+        wait_for(lambda: loader._server.versions == {"shop": (1,)})  # type: ignore[union-attr]
+
+
+def test_versions_with_the_same_rows_leave_tiers_one_by_one(
+    repository: Path, shop: RepositoryModel, trained: TrainedRun
+) -> None:
+    shutil.copytree(shop.path / "1", shop.path / "3")  # a run that was promoted twice
+    loader = VersionLoader(tables=ServedTablesSpec())
+    with served(repository, trained, loader, keep_versions=1) as server:
+        expected = scores_of(server.models.submit(request_of(trained, 0, 20), "shop").result(PATIENCE))
+        for version in (3, 2):
+            shop.promote(version, ALL)
+            server.poll()
+        assert loader._server is not None
+        wait_for(lambda: loader._server.versions == {"shop": (2, 3)})  # type: ignore[union-attr]
+        shop.roll_back()
+        server.poll()
+        answer = server.models.submit(request_of(trained, 0, 20), "shop").result(PATIENCE)
+        assert (answer.model_version, np.array_equal(scores_of(answer), expected)) == ("3", True)
+        # The one that was loaded last goes like any other.
+        for version, spec in ((1, ALL), (2, PromotionSpec(shadow=0.5))):
+            shop.promote(version, spec)
+            server.poll()
+        shop.roll_back()
+        server.poll()
+        wait_for(lambda: loader._server.versions == {"shop": (1, 3)})  # type: ignore[union-attr]
 
 
 def test_no_request_fails_or_is_mixed_while_versions_change(

@@ -228,13 +228,16 @@ class ParameterServer:
     def version_of(self, model: ServedModelSpec) -> int | None:
         """Return the loaded version that has exactly the rows of the sources of `model`; None if there is none.
 
+        One of another number than that of `model`, if this is not 0, does not count.
+
         Raises:
             DataNotFoundError: A source does not exist.
         """
         wanted = _identities(model)
         with self._lock:
             for (name, number), version in self._versions.items():
-                if name == model.name and version.identities == wanted and not version.is_updated:
+                is_named = name == model.name and model.version in (0, number)
+                if is_named and version.identities == wanted and not version.is_updated:
                     return number
         return None
 

@@ -104,6 +104,9 @@ class VersionLoader:
             self._shared.forget(identity)
         served = model.session.served
         if self._server is not None and served is not None and served.server is self._server:
+            others = [number for number in self._server.versions[served.name] if number != served.version]
+            if others:  # the active one does not go; nothing here looks rows up without a version
+                self._server.activate(served.name, others[-1])
             self._server.unload(served.name, served.version)
 
     def close(self) -> None:
@@ -118,7 +121,7 @@ class VersionLoader:
     def _load_in_turn(self, model: RepositoryModel, version: int) -> ServedModel:
         path, described = model.version_path(version), model.described(version)
         follows = described is not None and described.follows is not None and self._follow_runs
-        tables = self._tables_of(model.name, follows=follows)
+        tables = self._tables_of(model.name, version, follows=follows)
         if described is not None:
             self._check_files(path, described)
             if tables is None:
@@ -162,9 +165,10 @@ class VersionLoader:
             session.close()
             raise
 
-    def _tables_of(self, name: str, *, follows: bool) -> ServedTables | None:
+    def _tables_of(self, name: str, version: int, *, follows: bool) -> ServedTables | None:
         if self._tables is not None and self._server is not None:
-            return ServedTables(server=self._server, name=name, cache=self._tables.cache)
+            # Its own number and not its step: several versions may have that, and the same rows, and go one by one.
+            return ServedTables(server=self._server, name=name, cache=self._tables.cache, version=version)
         # Updates change the rows of a parameter server.
         return ServedTables(server=ParameterServerSpec(tiers=(HostMemorySpec(),)), name=name) if follows else None
 

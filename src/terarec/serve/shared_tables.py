@@ -48,12 +48,20 @@ class SharedTables:
         self._locks: dict[object, dict[Path, BufferedReader]] = {}  # of this process
 
     def __enter__(self) -> Self:
-        self.path.mkdir()
-        # Forks hold it, too: the directory is abandoned once the last one is gone.
-        self._owner.enter_context(file_lock(self.path / "owner.lock"))
+        # Forks hold it, too: the directory is abandoned once the last one is gone, and, for a server that starts at the
+        # same moment, before it is locked.
+        while not self._is_owned():
+            time.sleep(_PAUSE_SECONDS)
         self._files.mkdir()
         mark(self._files)  # for a server that removes what this one has left
         return self
+
+    def _is_owned(self) -> bool:
+        try:
+            self.path.mkdir(exist_ok=True)
+            return self._owner.enter_context(file_lock(self.path / "owner.lock"))
+        except FileNotFoundError:
+            return False
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         remove_tree(self._files)

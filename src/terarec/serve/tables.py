@@ -90,13 +90,15 @@ class ServedTables:
 
     Attributes:
         server: A parameter server that others may use, too, or the spec of one for this session alone.
-        name: Name of the model there; its version is the step of the checkpoint. A version that is there is used.
+        name: Name of the model there. A version that is there is used.
         cache: Cache of each table in front of the tiers; None for none.
+        version: Number of its version there; 0 for the step of the checkpoint, or any version with its rows.
     """
 
     server: ParameterServer | ParameterServerSpec
     name: str = "model"
     cache: CacheSpec | None = None
+    version: int = 0
 
 
 class ServedLookups(NamedTuple):
@@ -156,7 +158,7 @@ class ServedRun:
         self.server = server if isinstance(server, ParameterServer) else ParameterServer(server)
         self._is_own = self.server is not server
         self.name = described.name
-        self.version = 0
+        self._number = self.version = described.version
         self.tables = tables
         self._cache = described.cache
         self._device = device
@@ -171,13 +173,14 @@ class ServedRun:
         """
         source = str(checkpoint.path)
         tables = [ServedTableSpec(name=name, width=table.width, source=source) for name, table in self.tables.items()]
-        spec = ServedModelSpec(name=self.name, tables=tuple(tables))
+        spec = ServedModelSpec(name=self.name, version=self._number, tables=tuple(tables))
         # Sessions may share a server: the first one loads a version, the others find it there.
         version = self.server.version_of(spec)
         if version is None:
             files, others = checkpoint.table_files(), self.server.versions.get(self.name, ())
+            version = self._number or checkpoint.step
             # A training that began anew has the steps of the former one.
-            version = checkpoint.step if checkpoint.step not in others else max(others) + 1
+            version = version if version not in others else max(others) + 1
             # A checkpoint may leave out rows that training did not change; their initial values follow from its seed.
             defaults = {
                 name: default_rows(_sized(table, files), files.shape(name).seed) for name, table in self.tables.items()
