@@ -73,6 +73,14 @@ def test_a_data_set_for_hugectr(shop: tuple[Path, list[Path]], tmp_path: Path) -
         (["SHOP", "RAW", "--format", "csv"], ConfigError, "--format", "got 'csv'"),
         (["SHOP", "RAW", "--master", "local[2]"], ConfigError, "--master", "'local'"),
         (["SHOP", "RAW", "--memory", "0.001"], ConfigError, "--memory", "0.0625"),
+        (["SHOP", "RAW", "--leave-one-out", "user"], ConfigError, "--leave-one-out", "got 'user', expected USER=TIME"),
+        (["SHOP", "RAW", "--leave-one-out", "who=time"], ConfigError, "split", "column 'who' does not exist"),
+        (
+            ["SHOP", "RAW", "--leave-one-out", "user=time", "--split", "test"],
+            ConfigError,
+            "--leave-one-out",
+            "got split (--split) as well",
+        ),
         (["SHOP", "nosuch.csv"], DataNotFoundError, "nosuch.csv", ""),
     ],
 )
@@ -84,6 +92,21 @@ def test_what_is_wrong_is_reported_in_one_line(
     rejected("prepare", *words, "--out", tmp_path / "data", error=error, where=where, problem=problem)
     assert not (tmp_path / "data").exists()
     assert not (tmp_path / "data.partial").exists()
+
+
+def test_the_last_rows_of_users_are_left_out(shop: tuple[Path, list[Path]], tmp_path: Path) -> None:
+    """Of a workflow, instead of its split, and of a CSV file whose other columns are not read."""
+    workflow, log = shop
+    splits = figures("prepare", workflow, *log, "--out", tmp_path / "a", "--leave-one-out", "user=time")["splits"]
+    assert splits["valid"] == splits["test"] > 50
+    table = tmp_path / "a.csv"
+    table.write_text("y,who,item,when\n" + "".join(f"{row % 2},u{row % 3},i{row},{9.5 - row}\n" for row in range(8)))
+    arguments = ("prepare", "csv", table, "--out", tmp_path / "b", "--label", "y", "--categorical", "item")
+    reported = figures(*arguments, "--leave-one-out", "who=when")
+    assert reported["splits"] == {"train": 4, "valid": 2, "test": 2}
+    assert [column["name"] for column in reported["columns"]] == ["y", "item"]
+    other = ("--leave-one-out", "who=when", "--valid-fraction", 0.1)
+    rejected(*arguments, *other, error=ConfigError, where="--leave-one-out", problem="got another split as well")
 
 
 def test_the_last_day_is_validated(tmp_path: Path) -> None:

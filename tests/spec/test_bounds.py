@@ -39,6 +39,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "GraphLabel": {"name": "a"},
     "GraphSpec": {"labels": (spec.GraphLabel(name="a"),)},
     "IsotonicSpec": {"scores": ((0.5,),), "values": ((0.5,),), "step": 0},
+    "LeaveOneOut": {"column": "a", "order": "b"},
     "LinearSchedule": {"t_max": 2},
     "MultiClassSpec": {"classes": 2},
     "MultiStepSchedule": {"milestones": (1,)},

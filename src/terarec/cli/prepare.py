@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 
 from terarec.cli.options import AllowImport, SpecFields, comma_separated, pairs
 from terarec.errors import ConfigError
 from terarec.reports.text import Show
-from terarec.spec import CsvOptions, OneSplit, PrepareOptions, SplitByFiles, SplitByFraction
+from terarec.spec import CsvOptions, LeaveOneOut, OneSplit, PrepareOptions, SplitByFiles, SplitByFraction
 from terarec.spec.checks import FieldError
 
 if TYPE_CHECKING:
@@ -165,6 +165,14 @@ def _cell(value: object) -> str:
 _CELL_CHARACTERS = 24
 _VALID_FRACTION = 0.1
 _VALID_FRACTION_OPTION: Any = typer.Option(help="Share of the rows, from the end, for the valid split; 0 for none.")
+_LeaveOneOutOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="USER=TIME",
+        help="Columns of the user and the time: the last row of each user is for the test split, the one before it "
+        "for valid, the others, and users with fewer than 3, for train.",
+    ),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,6 +252,7 @@ class PrepareCsvOptions(PreparationOptions):
         ),
     ]
     valid_fraction: Annotated[float, _VALID_FRACTION_OPTION] = 0.0
+    leave_one_out: _LeaveOneOutOption = None
     valid: Annotated[
         list[str] | None,
         typer.Option(metavar="FILE", help="A file of the valid split, instead of --valid-fraction; repeatable."),
@@ -274,6 +283,10 @@ def _csv_split(options: PrepareCsvOptions) -> Split | None:
     from terarec.etl.source.files import find_files
 
     fraction = last_rows(options.valid_fraction)
+    if options.leave_one_out is not None:
+        if fraction is not None or options.valid or options.test:
+            raise FieldError("", "leave_one_out", "got another split as well, expected one of them")
+        return _leave_one_out(options.leave_one_out)
     if options.valid and fraction is not None:
         raise FieldError("", "valid_fraction", "got valid (--valid) as well, expected one of them")
     if not (options.valid or options.test):
@@ -281,6 +294,11 @@ def _csv_split(options: PrepareCsvOptions) -> Split | None:
     # A split by files counts from the end, where `prepare_csv` puts these files.
     valid, test = (len(find_files(files)) if files else 0 for files in (options.valid, options.test))
     return SplitByFiles(valid=valid, test=test, valid_fraction=options.valid_fraction)
+
+
+def _leave_one_out(text: str) -> LeaveOneOut:
+    ((user, time),) = pairs("--leave-one-out", [text], "USER=TIME")
+    return LeaveOneOut(column=user, order=time)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,6 +323,7 @@ class PrepareWorkflowOptions(PreparationOptions):
             help="Put all rows into this split, instead of the workflow's own: for new files and a fitted workflow."
         ),
     ] = None
+    leave_one_out: _LeaveOneOutOption = None
     weight: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="A column of numbers >= 0: sample weights, instead of the workflow's."),
@@ -323,6 +342,10 @@ def prepare_workflow(options: PrepareWorkflowOptions, show: Show) -> None:
     from terarec.etl.source.files import numbered_order
 
     workflow = _find(options.workflow, options.allow_import or ())
+    if options.leave_one_out is not None:
+        if options.split is not None:
+            raise FieldError("", "leave_one_out", "got split (--split) as well, expected one of them")
+        workflow = workflow.with_split(_leave_one_out(options.leave_one_out))
     if options.split is not None:
         workflow = workflow.with_split(OneSplit(split=options.split))
     if options.weight is not None or options.metadata is not None:

@@ -365,8 +365,8 @@ def ids_as_integers(array: pa.Array) -> pa.Array:
     return like(array, flat(array).storage.cast(pa.int64()))
 
 
-TRAIN, VALID, TEST = 0, 1, 2
-"""Values of `Rows.split`."""
+TRAIN, VALID, TEST, LEFT_OUT = 0, 1, 2, 3
+"""Values of `Rows.split`; no sample is made of a row that is left out, but other rows look at it."""
 SPLIT_NAMES = ("train", "valid", "test")
 """Names of the splits in a data set, by the values of `Rows.split`."""
 

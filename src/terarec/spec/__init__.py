@@ -113,6 +113,7 @@ from terarec.spec.tables import (
 from terarec.spec.tiers import Tiers
 from terarec.spec.workflow import (
     LabelSpec,
+    LeaveOneOut,
     OneSplit,
     SourceColumn,
     SourceSpec,
@@ -180,6 +181,7 @@ __all__ = [
     "LRSpec",
     "LabelColumn",
     "LabelSpec",
+    "LeaveOneOut",
     "LinearSchedule",
     "MFBPRSpec",
     "MMoESpec",

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias, get_args
 
 from terarec.spec import checks
 from terarec.spec.dataset import DATASET_STORAGES, RECORD_KINDS, DatasetStorage, RecordKind
-from terarec.spec.workflow import Split
+from terarec.spec.workflow import LeaveOneOut, Split
 
 BadInputPolicy = Literal["raise", "skip", "missing"]
 """Policy for bad input: "raise" ends with it, "skip" leaves its row out, "missing" makes its field missing."""
@@ -194,7 +194,8 @@ class CsvOptions:
         # Distinct, as a column may be a number and an id at once.
         named = (self.label, *self.dense, *self.log, *self.categorical, *self.ids, *self.buckets, *self.keys)
         weight = () if self.weight is None else (self.weight,)
-        return tuple(dict.fromkeys((*named, *weight, *self.metadata)))
+        split = (self.split.column, self.split.order) if isinstance(self.split, LeaveOneOut) else ()
+        return tuple(dict.fromkeys((*named, *weight, *self.metadata, *split)))
 
     def id_name(self, column: str) -> str:
         """Return the column that holds the ids of the integers of `column`."""

@@ -70,7 +70,7 @@ class SplitByUser:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _column(self)
+        checks.column_name(self, "column")
         _shares(self)
         checks.int64(self, "seed", minimum=0)
 
@@ -96,7 +96,7 @@ class SplitByTime:
     test: float = 0.0
 
     def __post_init__(self) -> None:
-        _column(self)
+        checks.column_name(self, "column")
         for threshold in ("valid_from", "test_from"):
             _time(self, threshold)
         has_thresholds = self.valid_from is not None or self.test_from is not None
@@ -117,6 +117,36 @@ class SplitByTime:
             return None if bound is None else Fraction(repr(bound))
         seconds, nanoseconds = iso_time(bound)
         return seconds + Fraction(nanoseconds, 10**9)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeaveOneOut:
+    """The last row of each user is for the test, the one before it for validation, and the others are for training.
+
+    Rows of one user are in the order of `order`, and equal ones in that of the files. A user with fewer than `min_rows`
+    is in the training part, as are rows that lack the user or the order.
+
+    Attributes:
+        column: Column of the user, after the row steps.
+        order: An integer or number column, mostly a time.
+        min_rows: Number of rows, 3 or more, from which on a user has rows for validation and test.
+        train: "all" training rows of a user, or the "last" one alone, for models of sequences, which learn to predict
+            every item of its history; the others are left out.
+    """
+
+    kind: ClassVar[str] = "leave_one_out"
+    column: str
+    order: str
+    min_rows: int = 3
+    train: Literal["all", "last"] = "all"
+
+    def __post_init__(self) -> None:
+        checks.column_name(self, "column")
+        checks.column_name(self, "order")
+        if self.order == self.column:
+            checks.fail(self, "order", f"another column than that of the user, {self.column!r}")
+        checks.positive_int(self, "min_rows", minimum=3)
+        checks.one_of(self, "train", ("all", "last"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,7 +191,7 @@ class OneSplit:
         checks.one_of(self, "split", ("train", "valid", "test"))
 
 
-Split: TypeAlias = SplitByFraction | SplitByHash | SplitByUser | SplitByTime | SplitByFiles | OneSplit
+Split: TypeAlias = SplitByFraction | SplitByHash | SplitByUser | SplitByTime | LeaveOneOut | SplitByFiles | OneSplit
 
 
 def _shares(split: SplitByFraction | SplitByHash | SplitByUser | SplitByTime) -> None:
@@ -181,11 +211,6 @@ def _time(split: SplitByTime, name: str) -> None:
         iso_time(bound)
     except ValueError:
         checks.fail(split, name, f"a number, or {ACCEPTED_ISO}")
-
-
-def _column(split: SplitByUser | SplitByTime) -> None:
-    if not isinstance(split.column, str) or not split.column:
-        checks.fail(split, "column", "the name of a column")
 
 
 SourceType = Literal["text", "integer", "number", "hex32", "time"]

@@ -22,6 +22,7 @@ from terarec.etl.workflow import Workflow
 from terarec.kernels.ref.encoding import xxh64
 from terarec.spec import (
     LabelSpec,
+    LeaveOneOut,
     PrepareOptions,
     Split,
     SplitByFiles,
@@ -84,6 +85,7 @@ EMPTY: list[tuple[Split, list[int]]] = [
     (SplitByTime(column="time", test_from=-1.0), list(range(40))),
     (SplitByHash(valid=0.001), list(range(40))),
     (SplitByUser(column="user", valid=0.01), list(range(40))),
+    (LeaveOneOut(column="user", order="time", min_rows=20), list(range(40))),
     (SplitByFraction(valid=0.1), list(range(40))),
     (SplitByFiles(valid_fraction=0.1, test=1, valid=0), list(range(40))),
 ]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -30,7 +30,17 @@ from terarec.etl.ops import (
 from terarec.etl.spark.fit import _FAN_IN
 from terarec.etl.spark.run import even_pieces
 from terarec.etl.workflow import Workflow, workflow_of
-from terarec.spec import LabelSpec, OneSplit, PrepareOptions, SourceColumn, SourceSpec, Split, SplitByTime, WorkflowSpec
+from terarec.spec import (
+    LabelSpec,
+    LeaveOneOut,
+    OneSplit,
+    PrepareOptions,
+    SourceColumn,
+    SourceSpec,
+    Split,
+    SplitByTime,
+    WorkflowSpec,
+)
 from terarec.spec.checks import FieldError
 from tests.cli.conftest import figures
 from tests.errors import at
@@ -211,7 +221,7 @@ def test_all_rows_in_one_split(tmp_path: Path) -> None:
     assert_same(tmp_path / "spark", tmp_path / "local")
 
 
-@pytest.mark.parametrize(("split", "times"), [EMPTY[0], EMPTY[2]], ids=["shares", "thresholds"])
+@pytest.mark.parametrize(("split", "times"), [EMPTY[0], EMPTY[2], EMPTY[7]], ids=["shares", "thresholds", "users"])
 def test_a_split_without_rows_is_rejected(tmp_path: Path, split: Split, times: list[int]) -> None:
     """Finding N5, on a cluster; the message has the times of the data."""
     file = write_times(tmp_path / "a.tsv", times)
@@ -222,6 +232,13 @@ def test_a_split_without_rows_is_rejected(tmp_path: Path, split: Split, times: l
         problems.append(error.value.problem)
         assert not (tmp_path / "out").exists()
     assert problems[0] == problems[1]
+
+
+@pytest.mark.parametrize("train", ["all", "last"])
+def test_the_last_rows_of_users_are_those_of_the_local_engine(tmp_path: Path, train: Literal["all", "last"]) -> None:
+    split = LeaveOneOut(column="user", order="time", train=train)
+    ours, theirs = both(shop_workflow(split).spec, shop_files(tmp_path / "raw"), tmp_path)
+    assert ours.splits == theirs.splits
 
 
 def _small(source: SourceSpec, categories: tuple[str, ...]) -> WorkflowSpec:

@@ -18,7 +18,7 @@ from terarec.etl.ops import (
     SplitText,
 )
 from terarec.etl.workflow import plan
-from terarec.spec import LabelSpec, SourceColumn, SourceSpec, Split, SplitByTime, SplitByUser, WorkflowSpec
+from terarec.spec import LabelSpec, LeaveOneOut, SourceColumn, SourceSpec, Split, SplitByTime, SplitByUser, WorkflowSpec
 from tests.errors import at
 
 SOURCE = SourceSpec(
@@ -128,6 +128,9 @@ def test_a_column_that_a_later_step_replaces_is_the_earlier_one_before_it() -> N
         (lambda: spec(labels=(LabelSpec(name="clicks", positives=("x",)),)), ("label 'clicks'", "got 'x'")),
         (lambda: spec(split=SplitByUser(column="who")), ("split", "column 'who' does not exist")),
         (lambda: spec(split=SplitByTime(column="brand", valid=0.1)), ("split", "column 'brand' holds text")),
+        (lambda: spec(split=LeaveOneOut(column="who", order="time")), ("split", "column 'who' does not exist")),
+        (lambda: spec(split=LeaveOneOut(column="brand", order="when")), ("split", "column 'when' does not exist")),
+        (lambda: spec(split=LeaveOneOut(column="time", order="brand")), ("split", "column 'brand' holds text")),
         (
             lambda: spec(KeepRows(column="shown", values=("a",))),
             ("steps[0] KeepRows: column 'shown'", "holds lists of text"),

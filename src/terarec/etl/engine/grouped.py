@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from terarec.errors import FormatError
 from terarec.etl.columns import NANOSECONDS_PREFIX, Rows, array_of, concatenate_rows, numpy_values
+from terarec.etl.engine.left_out import listed_rows, write_listed
 from terarec.etl.engine.passes import Passes, Pipeline, ReadRows, stored_name
 from terarec.etl.engine.split import hashes
 from terarec.etl.ops import Operator
@@ -24,6 +25,7 @@ from terarec.etl.ops.user_steps import run_step
 from terarec.etl.partitions import Partitions
 from terarec.etl.workflow.earlier_rows import EarlierRows, earlier_file, write_earlier_rows
 from terarec.etl.workflow.plan import Plan
+from terarec.spec import LeaveOneOut
 
 _SEED = 0x6772_6F75
 _BATCH_ROWS = 1 << 12
@@ -123,9 +125,7 @@ class _Scatter:
     def observe(self, rows: Rows) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
         """Return the inputs of the step for some rows, and the file of each."""
         operator: Any = self._operator
-        # By group, so that a file has all rows of its groups.
-        partition = hashes(rows.columns[operator.group], _SEED) % self._partitions.count
-        return rows_to_batch(rows.select(self._operator.reads)), partition
+        return _by_group(rows, operator.reads, operator.group, self._partitions.count)
 
     def add(self, batch: pa.RecordBatch, partition: NDArray[np.int64]) -> None:
         """Append rows; ids rise from batch to batch."""
@@ -147,6 +147,39 @@ class _Scatter:
                 _append(kept, number, rows.take(self._operator.carried_rows(rows)))
         self._partitions.remove()
         return late
+
+
+def list_rows(
+    passes: Passes, preprocess: Callable[[ReadRows], Rows], split: LeaveOneOut, count: int, path: Path
+) -> None:
+    """Write the list of `terarec.etl.engine.left_out` for the split of all users.
+
+    Args:
+        passes: The sources.
+        preprocess: Function that returns the rows that take part.
+        split: The split.
+        count: Temporary files, each for the users that are in memory together.
+        path: File to write.
+
+    Raises:
+        OSError: The disk is full.
+    """
+    partitions = Partitions.make(path.with_name(f"{path.name}-users"), count)
+
+    def scatter(read: ReadRows) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
+        return _by_group(preprocess(read), (split.column, split.order), split.column, count)
+
+    with closing(passes.map(scatter)) as results:
+        for batch, partition in results:
+            partitions.scatter(batch, partition)
+    tables = filter(None, map(partitions.read, range(count)))
+    write_listed(path, (listed_rows(split, rows_from_table(table)) for table in tables))
+    partitions.remove()
+
+
+def _by_group(rows: Rows, names: Sequence[str], group: str, count: int) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
+    """Return columns of rows, and the file of each row: all rows of a group are in one of `count`."""
+    return rows_to_batch(rows.select(names)), hashes(rows.columns[group], _SEED) % count
 
 
 def _append(partitions: Partitions, number: int, rows: Rows) -> None:

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from terarec.errors import FormatError
 from terarec.etl.columns import SPLIT_NAMES, Rows
-from terarec.etl.engine.grouped import GroupedRows, partition_count, run_grouped
+from terarec.etl.engine.grouped import GroupedRows, list_rows, partition_count, run_grouped
 from terarec.etl.engine.passes import JoinedRows, Passes, Pipeline, ReadRows
 from terarec.etl.engine.phases import Phases, Result
 from terarec.etl.engine.report import add_bad_input, bad_input_to_json
@@ -51,7 +51,7 @@ from terarec.etl.workflow.plan import Pass
 from terarec.io.files import flush_tree
 from terarec.io.removal import remove_tree
 from terarec.parallel import available_threads
-from terarec.spec import DatasetSpec, PrepareOptions, SplitByFiles, SplitByFraction
+from terarec.spec import DatasetSpec, LeaveOneOut, PrepareOptions, SplitByFiles, SplitByFraction
 
 BYTES_PER_TEXT_BYTE = 3
 """Rows take about this multiple of the bytes of their text in memory; text of compressed files is estimated in turn."""
@@ -185,6 +185,10 @@ class LocalRun(EngineRun):
             # Before there are bounds, all rows count as those of one split.
             everything = Pipeline(self._plan, self._states, assign(None, None))
             preprocess = partial(everything.preprocess, self._plan.row_pass())
+            if isinstance(split, LeaveOneOut):
+                partitions = partition_count(self._estimated_bytes, self._memory)
+                self._bounds = self._list_phase(partial(list_rows, self._passes, preprocess, split, partitions))
+                return
             self._bounds = self._split_phase(
                 lambda: find_bounds(split, self._passes, preprocess, self._work, self._options.empty_splits)
             )

@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from terarec.closer import stream
-from terarec.etl.columns import RowFaultError, Rows
+from terarec.etl.columns import LEFT_OUT, RowFaultError, Rows
 from terarec.etl.engine.phases import ProgressMeter
 from terarec.etl.ops import State
 from terarec.etl.ops.states import Statistic
@@ -202,7 +202,7 @@ class Pipeline:
     assign: Callable[[Rows], NDArray[np.uint8]]
 
     def preprocess(self, work: Pass, read: ReadRows) -> Rows:
-        """Return the rows that the row steps keep and that are valid, with their splits."""
+        """Return the rows that the row steps keep and that are valid, with their splits where the pass splits them."""
         rows, is_exploded = with_metadata(read.rows, work.metadata), False
         for step in work.row_steps:
             apply = partial(run_step, self.plan.operators[step], state=state_of(self.plan, step, self.states))
@@ -210,7 +210,10 @@ class Pipeline:
             is_exploded |= self.plan.operators[step].explodes
         # In every pass, so that no step is fitted to a row that the last pass would leave out.
         rows = read.invalid.filter(partial(validate_rows, self.plan), rows)[1]
-        return rows.with_split(self.assign(rows))
+        if not work.is_split:
+            return rows
+        splits = self.assign(rows)
+        return rows.with_split(splits).filter(splits != LEFT_OUT)
 
     def run(
         self,

@@ -13,7 +13,7 @@ from terarec.errors import ConfigError
 from terarec.etl.engine.grouped import EarlierOptions
 from terarec.etl.engine.phases import Phases, Result
 from terarec.etl.engine.report import bad_input_to_json
-from terarec.etl.engine.split import Bounds, RowBounds, bounds_from_data, bounds_to_data
+from terarec.etl.engine.split import Bounds, ListedRows, RowBounds, TimeBounds, bounds_from_data, bounds_to_data
 from terarec.etl.ops import State
 from terarec.etl.ops.base import ColumnTypes
 from terarec.etl.ops.states import SpillOptions, Statistic
@@ -24,6 +24,7 @@ from terarec.etl.workflow.plan import Plan, source_types
 from terarec.etl.workflow.transform import WORKFLOW_DIRECTORY
 from terarec.etl.workflow.workflow import STATES, save_states, state_name
 from terarec.formats.dataset import EARLIER_ROWS
+from terarec.io.files import flush_tree
 from terarec.io.removal import remove_tree, work_directory
 from terarec.kernels import memory
 from terarec.spec import DatasetSpec, PrepareOptions
@@ -137,9 +138,21 @@ class EngineRun(ABC):
         self._states.update({step: self._store.state(step) for step in steps})
         return result
 
-    def _split_phase(self, find: Callable[[], Bounds]) -> Bounds:
+    def _split_phase(self, find: Callable[[], RowBounds | TimeBounds]) -> Bounds:
         """Return the bounds that `find` counts in a phase of its own."""
         return bounds_from_data(self._phase("split", lambda: bounds_to_data(find()), 1))
+
+    def _list_phase(self, find: Callable[[Path], None]) -> Bounds:
+        """Return the splits of the rows that `find` lists in a file, in a phase of its own."""
+        path = self._work / "listed"
+
+        def work() -> Result:
+            find(path)
+            flush_tree(self._work)  # the journal must not outlive what it promises
+            return {}
+
+        self._phase("split", work, 1)
+        return ListedRows(path=path)
 
     def _phase(self, name: str, work: Callable[[], Result], passes: int) -> Result:
         """Return the result of phase `name`, which reads all rows about `passes` times."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias
@@ -18,13 +19,23 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from terarec.etl.columns import SPLIT_NAMES, TEST, TRAIN, VALID, Rows, is_missing, numbers_of, numpy_values
+from terarec.etl.engine.left_out import map_list, splits_of
 from terarec.etl.engine.passes import Passes, ReadRows
 from terarec.etl.ops.values import hashes_of
 from terarec.etl.source.blocks import RawBlock
 from terarec.etl.source.source import Source
 from terarec.etl.times import NANOSECONDS
 from terarec.kernels.cpu.encoding import xxh64_int64
-from terarec.spec import OneSplit, Split, SplitByFiles, SplitByFraction, SplitByHash, SplitByTime, SplitByUser
+from terarec.spec import (
+    LeaveOneOut,
+    OneSplit,
+    Split,
+    SplitByFiles,
+    SplitByFraction,
+    SplitByHash,
+    SplitByTime,
+    SplitByUser,
+)
 from terarec.spec.checks import FieldError
 
 _SHARE_BITS = 53
@@ -56,7 +67,14 @@ class TimeBounds:
     test_after: float | int
 
 
-Bounds: TypeAlias = RowBounds | TimeBounds
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ListedRows:
+    """Splits by row: those of the rows in the file `path` of `terarec.etl.engine.left_out`."""
+
+    path: Path
+
+
+Bounds: TypeAlias = RowBounds | TimeBounds | ListedRows
 
 
 def assign(split: Split | None, bounds: Bounds | None) -> Assign:
@@ -64,7 +82,7 @@ def assign(split: Split | None, bounds: Bounds | None) -> Assign:
 
     Args:
         split: Split of the workflow; None for training rows alone.
-        bounds: Bounds that `find_bounds` counted, where `needs_bounds`.
+        bounds: Bounds that a phase found, where `needs_bounds`; passes before it do not split.
     """
     if split is None or isinstance(split, OneSplit):
         number = TRAIN if split is None else SPLIT_NAMES.index(split.split)
@@ -77,6 +95,8 @@ def assign(split: Split | None, bounds: Bounds | None) -> Assign:
         return lambda rows: _by_share(hashes(rows.columns[split.column], split.seed), split.valid, split.test)
     if isinstance(split, SplitByTime):
         return lambda rows: _by_time(times_of(rows, split.column), split, bounds)
+    if isinstance(split, LeaveOneOut):
+        return partial(splits_of, map_list(bounds.path if isinstance(bounds, ListedRows) else None), split)
     assert isinstance(bounds, RowBounds)
     return lambda rows: _marked(rows.ids >= bounds.valid_from, rows.ids >= bounds.test_from)
 
@@ -148,7 +168,7 @@ def needs_bounds(split: Split | None) -> bool:
     """Return whether the rows, or their times, must be counted before they can be split."""
     # Thresholds name times themselves; only shares need those of all rows.
     by_share = isinstance(split, SplitByTime) and bool(split.valid or split.test)
-    return by_share or isinstance(split, SplitByFraction | SplitByFiles)
+    return by_share or isinstance(split, SplitByFraction | SplitByFiles | LeaveOneOut)
 
 
 def find_bounds(
@@ -157,7 +177,7 @@ def find_bounds(
     preprocess: Callable[[ReadRows], Rows],
     directory: Path,
     empty_splits: EmptySplits = "raise",
-) -> Bounds:
+) -> RowBounds | TimeBounds:
     """Count the sources for a `split` that needs bounds.
 
     Args:
@@ -274,6 +294,8 @@ def named_splits(split: Split | None) -> tuple[str, ...]:
         return ("train",)
     if isinstance(split, OneSplit):
         return (split.split,)
+    if isinstance(split, LeaveOneOut):
+        return SPLIT_NAMES
 
     def is_named(name: str) -> bool:
         has_share = any(getattr(split, field, 0) for field in (name, f"{name}_fraction"))
@@ -323,6 +345,9 @@ def empty_split(split: Split, name: str, rows: int, times: tuple[float, float] |
         advice = "finer times, a larger share, thresholds (valid_from, test_from), or by_fraction"
     elif isinstance(split, SplitByUser):
         reason, advice = f"all rows of a {split.column!r} are in one split", "more of them, a larger share, or by_hash"
+    elif isinstance(split, LeaveOneOut):
+        reason = f"no {split.column!r} has {split.min_rows} rows with a {split.order!r}"
+        advice = f"more rows of each {split.column!r}, or another split"
     elif isinstance(split, SplitByHash):
         reason, advice = "each row is in a split by chance", "more rows, a larger share, or by_fraction"
     else:
@@ -382,13 +407,13 @@ class TrainingPrefix:
         return read <= (1 - _HOLDBACK_FRACTION) * training * sum(file.bytes for file in files)
 
 
-def bounds_to_data(bounds: Bounds) -> dict[str, Any]:
+def bounds_to_data(bounds: RowBounds | TimeBounds) -> dict[str, Any]:
     """Return `bounds` as JSON."""
     # As text, since a bound may be infinite, which JSON cannot hold; repr gives the same bits back.
     return {name: repr(value) for name, value in dataclasses.asdict(bounds).items()}
 
 
-def bounds_from_data(data: Mapping[str, str]) -> Bounds:
+def bounds_from_data(data: Mapping[str, str]) -> RowBounds | TimeBounds:
     """Return the bounds that `bounds_to_data` wrote."""
     if "valid_from" in data:
         return RowBounds(**{name: int(value) for name, value in data.items()})

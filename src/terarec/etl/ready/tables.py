@@ -11,6 +11,7 @@ from terarec.etl.ready.histories import row_step
 from terarec.spec import (
     CsvOptions,
     LabelSpec,
+    LeaveOneOut,
     SourceColumn,
     SourceSpec,
     Split,
@@ -227,7 +228,10 @@ def csv_workflow(options: CsvOptions) -> WorkflowSpec:
 def _type(options: CsvOptions, column: str) -> SourceType:
     if column in options.integers:
         return "integer"
-    is_number = column in (*options.numbers, options.weight) or (column == options.label and not options.positives)
+    order = options.split.order if isinstance(options.split, LeaveOneOut) else None
+    is_number = column in (*options.numbers, options.weight, order) or (
+        column == options.label and not options.positives
+    )
     return "number" if is_number else "text"
 
 

@@ -22,6 +22,7 @@ from terarec.etl.engine.grouped import (
     rows_from_table,
     rows_to_batch,
 )
+from terarec.etl.engine.left_out import listed_rows, map_list, write_listed
 from terarec.etl.engine.passes import ReadRows
 from terarec.etl.engine.split import hashes
 from terarec.etl.ops.states import Statistic
@@ -43,6 +44,7 @@ from terarec.etl.spark.tasks import (
 from terarec.etl.workflow import Workflow
 from terarec.etl.workflow.earlier_rows import GROUP_ROWS, EarlierRows, earlier_file, write_earlier_rows
 from terarec.io.opening import arrow_file
+from terarec.spec import LeaveOneOut
 
 _SEED = 0x6772_6F75
 
@@ -94,6 +96,63 @@ def group_on_cluster(
     return max((late.count for late in found_late.values()), default=0)
 
 
+def list_on_cluster(
+    context: SparkContext,
+    job: Job,
+    pieces: Sequence[FilePart],
+    split: LeaveOneOut,
+    parts: int,
+    directory: Path,
+    path: Path,
+) -> None:
+    """Write the list of `terarec.etl.engine.left_out` for the split of all users.
+
+    Args:
+        context: The application.
+        job: Description of the run.
+        pieces: All rows.
+        split: The split.
+        parts: Number of parts that users are hashed to; a task holds one of them.
+        directory: New directory that every executor sees.
+        path: File to write.
+
+    Raises:
+        FormatError: Bad input.
+        OSError: The disk is full.
+    """
+    directory.mkdir()
+    users = map_with_job(context, job, pieces, partial(_scatter_users, split, parts))
+    reduce_parts(users, job, parts, partial(_list_users, split, directory)).count()
+    write_listed(path, map(map_list, sorted(directory.iterdir())))
+
+
+def _scatter_users(split: LeaveOneOut, parts: int, opened: OpenJob, number: int, piece: FilePart) -> Iterator[Row]:
+    """Yield what the split reads in parts by user."""
+    report, work = PieceReport(), opened.plan.row_pass()
+    inputs = _Inputs((split.column, split.order), split.column)
+
+    def observe(read: ReadRows) -> tuple[Rows, NDArray[np.int64]]:
+        return inputs.observe(opened.pipeline.preprocess(work, read))
+
+    for place, (rows, user) in enumerate(opened.map(piece, report, observe), number << BLOCK_BITS):
+        for part, of_part in _by_part(rows, user % parts):
+            yield str(part), place, of_part
+    yield REPORT, number, report
+
+
+def _list_users(split: LeaveOneOut, directory: Path, opened: OpenJob, key: str, rows: Iterator[Row]) -> Iterator[Row]:
+    """Write the list of some users; a task that runs again writes the same."""
+    parts = [part for *_, part in rows]
+    if key == REPORT:
+        raise_first(parts)
+        return
+    listed = listed_rows(split, concatenate_rows(parts))
+    if len(listed):
+        with task_file(opened.job, directory / key) as path:
+            path.write_bytes(listed.tobytes())
+    yield key, 0, None
+
+
 class _Inputs:
     """Takes the rows right before a grouped step, where a statistic would observe them."""
 
@@ -123,10 +182,15 @@ def _scatter(parts: int, opened: OpenJob, number: int, piece: FilePart) -> Itera
     report = PieceReport()
     for place, result in enumerate(opened.map(piece, report, observe), number << BLOCK_BITS):
         for step, (rows, group) in result.items():
-            part = group % parts
-            for name in np.unique(part).tolist():
-                yield f"{step}/{name}", place, rows.take(np.flatnonzero(part == name))
+            for part, of_part in _by_part(rows, group % parts):
+                yield f"{step}/{part}", place, of_part
     yield REPORT, number, report
+
+
+def _by_part(rows: Rows, parts: NDArray[np.int64]) -> Iterator[tuple[int, Rows]]:
+    """Yield the rows of each of `parts`, int64[n]."""
+    for part in np.unique(parts).tolist():
+        yield part, rows.take(np.flatnonzero(parts == part))
 
 
 def _scatter_earlier(
@@ -137,9 +201,8 @@ def _scatter_earlier(
     earlier = EarlierRows(directory, opened.plan)
     operator: Any = opened.plan.operators[step]
     rows, group = _Inputs(operator.reads, operator.group).observe(earlier.block(step, position))
-    part = group % parts
-    for name in np.unique(part).tolist():
-        yield f"{step}/{name}", position - earlier.num_blocks(step), rows.take(np.flatnonzero(part == name))
+    for part, of_part in _by_part(rows, group % parts):
+        yield f"{step}/{part}", position - earlier.num_blocks(step), of_part
 
 
 def _transform(first_rows: tuple[int, ...], opened: OpenJob, key: str, rows: Iterator[Row]) -> Iterator[Row]:

@@ -25,7 +25,7 @@ from terarec.etl.source.arrow_files import ParquetReader
 from terarec.etl.source.hive import files_spec
 from terarec.etl.source.source import Source, reader_of
 from terarec.etl.spark.fit import FitPhase, fit_steps, time_bounds_on_cluster, time_range_on_cluster
-from terarec.etl.spark.grouped import group_on_cluster
+from terarec.etl.spark.grouped import group_on_cluster, list_on_cluster
 from terarec.etl.spark.jobs import JobWatch, spark_errors
 from terarec.etl.spark.read import Counted, FilePart, Range, count_range, cut_parquet, cut_text
 from terarec.etl.spark.tasks import Fault, Job, PieceReport, Row, item_bits, map_items, raise_first
@@ -35,7 +35,7 @@ from terarec.etl.workflow.earlier_rows import EarlierRows, copy_earlier_rows
 from terarec.etl.workflow.transform import WORKFLOW_DIRECTORY
 from terarec.io.remote import is_remote
 from terarec.io.removal import remove_tree
-from terarec.spec import DatasetSpec, PrepareOptions, SplitByFiles, SplitByFraction, SplitByTime
+from terarec.spec import DatasetSpec, LeaveOneOut, PrepareOptions, SplitByFiles, SplitByFraction, SplitByTime
 from terarec.spec.checks import FieldError, quoted
 from terarec.spec.dataset import DATASET_STORAGES
 
@@ -74,8 +74,8 @@ class SparkRun(EngineRun):
         self._pieces: list[FilePart] = []
         self._grouped: Path | None = None
         self._watch = JobWatch(self._context, phases.meter, source.num_bytes)
-        by_time = isinstance(workflow.spec.split, SplitByTime) and needs_bounds(workflow.spec.split)
-        num_passes = 1 + by_time + 2 * bool(self._plan.grouped_steps) + self._num_fits + _WRITING_PASSES
+        finds_rows = isinstance(workflow.spec.split, SplitByTime | LeaveOneOut) and needs_bounds(workflow.spec.split)
+        num_passes = 1 + finds_rows + 2 * bool(self._plan.grouped_steps) + self._num_fits + _WRITING_PASSES
         phases.meter.total_bytes = source.num_bytes * num_passes
 
     @override
@@ -147,6 +147,12 @@ class SparkRun(EngineRun):
                 lambda: time_bounds_on_cluster(self._context, self._job(), self._pieces, split, empty_splits)
             )
             return
+        if isinstance(split, LeaveOneOut):
+            with self._scratch("users") as directory:
+                self._bounds = self._list_phase(
+                    partial(list_on_cluster, self._context, self._job(), self._pieces, split, self._parts, directory)
+                )
+            return
         assert isinstance(split, SplitByFiles | SplitByFraction)
         counts = [0] * len(self._source.files)
         for piece in self._pieces:
@@ -158,14 +164,18 @@ class SparkRun(EngineRun):
         self._grouped = self._work / self._phase("group", self._group, 2)["directory"]
 
     def _group(self) -> Result:
-        directory, earlier = self._fresh("group"), self._earlier
-        parts = max(-(-self._source.text_bytes // _GROUP_BYTES), 2 * self._context.defaultParallelism)
+        directory, earlier, parts = self._fresh("group"), self._earlier, self._parts
         with self._scratch("earlier") as copies:
             if earlier.rows is not None:  # where every executor sees them
                 copy_earlier_rows(earlier.rows.directory, copies)
                 earlier = dataclasses.replace(earlier, rows=EarlierRows(copies, self._plan))
             late = group_on_cluster(self._context, self._job(), self._pieces, parts, directory, earlier)
         return {"directory": directory.name, "earlier_rows": earlier.num_rows(self._plan), "late_rows": late}
+
+    @property
+    def _parts(self) -> int:
+        """Number of parts of groups."""
+        return max(-(-self._source.text_bytes // _GROUP_BYTES), 2 * self._context.defaultParallelism)
 
     def _fresh(self, name: str) -> Path:
         """Return a path for a directory that no task of a killed run, which may still run for a while, knows."""

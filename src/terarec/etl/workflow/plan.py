@@ -3,15 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from terarec.errors import ConfigError
 from terarec.etl.columns import ColumnType
 from terarec.etl.ops import Operator
 from terarec.etl.ops.base import ColumnTypes, operators, value_of
 from terarec.etl.times import has_parts
-from terarec.spec import LabelSpec, SourceSpec, SplitByTime, SplitByUser, WorkflowSpec
+from terarec.spec import LabelSpec, LeaveOneOut, SourceSpec, SplitByTime, SplitByUser, WorkflowSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +25,7 @@ class Pass:
         steps: Steps to run after the split, in order; those of `grouped` are among them.
         observes: Steps whose statistics observe the rows right before them.
         metadata: Columns of the source that are passed on as they were read.
+        is_split: Whether the rows are split, and those that the split leaves out are dropped.
     """
 
     reads: tuple[str, ...]
@@ -33,6 +34,7 @@ class Pass:
     steps: tuple[int, ...]
     observes: tuple[int, ...] = ()
     metadata: tuple[str, ...] = ()
+    is_split: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,14 +92,14 @@ class Plan:
 
     def row_pass(self) -> Pass:
         """Return the pass that counts and splits rows."""
-        return self._pass((), ())
+        return replace(self._pass((), ()), is_split=False)
 
     def grouped_pass(self) -> Pass:
         """Return the pass that gathers the inputs of grouped steps: ``steps`` are those before the last of them."""
         last = self.grouped_steps[-1] if self.grouped_steps else 0
         reads = {name for step in self.grouped_steps for name in self.operators[step].reads}
         needed = self._pass(reads, (), stop=last)
-        return Pass(reads=needed.reads, row_steps=needed.row_steps, grouped=(), steps=needed.steps)
+        return replace(needed, grouped=(), is_split=False)
 
     def fit_pass(self, phase: int) -> Pass:
         """Return the pass that fits the steps ``fit_phases[phase]``."""
@@ -127,7 +129,7 @@ class Plan:
         rows = len(self.row_steps)
         needed = columns_needed(self.operators, results, reads, first=rows, stop=stop)
         # Rows are validated and split here, between the row steps and the others.
-        needed |= _split_columns(self.spec) | self.validation.reads
+        needed |= _split_columns(self.spec).keys() | self.validation.reads
         needed = columns_needed(self.operators, needed, reads, stop=rows) | set(metadata)
         return Pass(
             reads=tuple(column.name for column in self.spec.source.columns if column.name in needed),
@@ -348,21 +350,33 @@ def _check_result(types: ColumnTypes, role: str, name: str, accepted: Sequence[s
         raise ConfigError(role, f"column {name!r} holds lists of any length, expected ListSlice or Pad before")
 
 
-def _split_columns(spec: WorkflowSpec) -> set[str]:
-    return {spec.split.column} if isinstance(spec.split, SplitByUser | SplitByTime) else set()
+_USERS, _TIMES = ("text", "integer", "hex32"), ("integer", "number")
+
+
+def _split_columns(spec: WorkflowSpec) -> Mapping[str, tuple[str, ...]]:
+    """Return the columns that split the rows, and the kinds that they may have."""
+    split = spec.split
+    if isinstance(split, LeaveOneOut):
+        return {split.column: _USERS, split.order: _TIMES}
+    if isinstance(split, SplitByUser | SplitByTime):
+        return {split.column: _USERS if isinstance(split, SplitByUser) else _TIMES}
+    return {}
 
 
 def _num_row_steps(spec: WorkflowSpec, steps: Sequence[Operator], types: Sequence[ColumnTypes]) -> int:
     """Return how many of the first steps run before the rows are split."""
     # Rows are split once it is known which there are, so that shares are those of the samples.
     rows = max((step + 1 for step, operator in enumerate(steps) if operator.stage == "rows"), default=0)
-    for name in _split_columns(spec):
-        makes = [stop for stop in range(rows, len(types)) if name in types[stop]]
-        if not makes:
-            raise ConfigError("split", f"column {name!r} does not exist; there are {', '.join(map(repr, types[-1]))}")
-        rows = makes[0]
+    columns = _split_columns(spec)
+    if isinstance(spec.split, LeaveOneOut) and any(step.samples for step in steps):
+        raise ConfigError("split", "leave_one_out counts the rows of a user, expected no step that draws further ones")
+    makes = [stop for stop in range(rows, len(types)) if columns.keys() <= types[stop].keys()]
+    if not makes:
+        name = next(name for name in columns if name not in types[-1])
+        raise ConfigError("split", f"column {name!r} does not exist; there are {', '.join(map(repr, types[-1]))}")
+    rows = makes[0]
+    for name, accepted in columns.items():
         column_type = types[rows][name]
-        accepted = ("text", "integer", "hex32") if isinstance(spec.split, SplitByUser) else ("integer", "number")
         if column_type.is_list or column_type.kind not in accepted:
             raise ConfigError(
                 "split", f"column {name!r} holds {column_type}, expected one {' or '.join(accepted)} a row"
