@@ -10,15 +10,28 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from terarec.errors import FormatError
+from terarec.etl import prepare
+from terarec.etl.ops import GivenIds, History
+from terarec.etl.workflow import Workflow
 from terarec.formats import write_dataset
 from terarec.formats.parquet import ParquetShardWriter, arrow_errors
 from terarec.io.directories import atomic_dir
 from terarec.io.opening import arrow_file
-from terarec.ragged import ArrayLists, Ragged, offsets_of
-from terarec.spec import CategoricalColumn, DatasetSpec, LabelColumn, ShardSpec
+from terarec.spec import (
+    CategoricalColumn,
+    DatasetSpec,
+    LabelColumn,
+    LabelSpec,
+    LeaveOneOut,
+    ShardSpec,
+    SourceColumn,
+    SourceSpec,
+    WorkflowSpec,
+)
 from terarec.spec.checks import quoted
 from terarec.spec.dataset import FIRST_ID
 
@@ -27,8 +40,6 @@ USER, ITEM, HISTORY = "user", "item", "history"
 
 _FEWEST_ITEMS = 3
 _MOST_DIGITS = 15
-_LAST_ITEMS = {"train": 3, "valid": 2, "test": 1}
-"""Split -> how many items from the end of a sequence its sample's item is."""
 
 Integers = NDArray[np.int64]
 
@@ -49,21 +60,26 @@ def prepare_sequences(file: Path, out: Path) -> None:
         FormatError: A line of another form, with its number.
     """
     sequences = _read_sequences(file)
-    longest = max(len(items) for items in sequences)
-    rows = 1 + max(int(items.max()) for items in sequences)
-    columns = (
-        CategoricalColumn(name=ITEM, rows=rows),
-        # A list has room for two keys at least.
-        CategoricalColumn(name=HISTORY, rows=rows, hotness=max(2, longest - 1)),
+    lengths, items = np.array(list(map(len, sequences))), np.concatenate(sequences)
+    rows, longest, order = 1 + int(items.max()), int(lengths.max()), "place"
+    columns = {
+        USER: np.repeat(np.arange(len(sequences)), lengths),
+        ITEM: items,
+        order: np.arange(len(items)),
+        "next": np.ones(len(items), dtype=np.int64),
+    }
+    workflow = WorkflowSpec(
+        name=_name(file),
+        source=SourceSpec(format="arrow", columns=tuple(SourceColumn(name=name, type="integer") for name in columns)),
+        steps=(
+            History(columns=(ITEM,), outputs=(HISTORY,), group=USER, order=order, max_length=longest - 1),
+            GivenIds(columns=(ITEM, HISTORY), rows=(rows, rows)),
+        ),
+        split=LeaveOneOut(column=USER, order=order, min_rows=_FEWEST_ITEMS, train="last"),
+        labels=(LabelSpec(name="next"),),
+        categorical=(ITEM, HISTORY),
     )
-    splits: dict[str, list[Integers | ArrayLists]] = {}
-    for split, last in _LAST_ITEMS.items():
-        histories = [items[:-last] for items in sequences]
-        splits[split] = [
-            np.array([items[-last] for items in sequences], dtype=np.int64),
-            Ragged(np.concatenate(histories), offsets_of(np.array([len(items) for items in histories]))),
-        ]
-    _write(file, out, "next", columns, splits)
+    prepare(Workflow.of(workflow), pa.table(columns), out)
 
 
 def prepare_ratings(file: Path, out: Path, *, test: float) -> None:
@@ -109,11 +125,11 @@ def _write(
     out: Path,
     label: str,
     columns: Sequence[CategoricalColumn],
-    splits: Mapping[str, Sequence[Integers | ArrayLists]],
+    splits: Mapping[str, Sequence[Integers]],
 ) -> None:
     """Write a data set of the name of a file, whose label is always 1: split -> the keys of each column."""
     spec = DatasetSpec(
-        name=file.name.partition(".")[0],
+        name=_name(file),
         storage="parquet",
         labels=(LabelColumn(name=label),),
         dense=(),
@@ -128,6 +144,10 @@ def _write(
             writer.close()
             shards[split] = (ShardSpec(file=name, rows=count),)
         write_dataset(replace(spec, splits=shards), partial, location=out)
+
+
+def _name(file: Path) -> str:
+    return file.name.partition(".")[0]
 
 
 def _read_sequences(file: Path) -> Sequence[Integers]:
@@ -193,8 +213,6 @@ def _is_float(word: str) -> bool:
 
 def _lines(file: Path) -> Iterator[tuple[int, str]]:
     """Return the numbers from 1 and the lines of a file, plain or compressed, without empty ones."""
-    import pyarrow as pa
-
     kind = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}.get(file.suffix)
     with arrow_errors(str(file), kind or "text"), arrow_file(file) as source:
         text = source.read() if kind is None else pa.CompressedInputStream(source, kind).read()
