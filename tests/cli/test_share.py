@@ -10,10 +10,16 @@ import pytest
 from terarec.apps.recipes.reproduce import prepare_sequences
 from terarec.apps.recommend import Catalogue, Recommender
 from terarec.config import load_run
+from terarec.errors import ConfigError
 from terarec.formats import read_dataset
+from terarec.models import DNN
+from terarec.models.pairs import MFBPR
+from terarec.models.sequences import SASRec
 from terarec.serve import InferenceSession
+from terarec.spec import DNNSpec, MFBPRSpec, NegativesSpec, SASRecSpec, StaticTablesSpec
 from tests.apps.recipes.sequences import ITEMS, write_planted_sequences
 from tests.cli.conftest import figures, rejected
+from tests.errors import at
 
 CATALOGUE = list(range(1, ITEMS + 1))
 
@@ -104,9 +110,18 @@ def test_columns_of_two_vocabularies_do_not_share_a_table(tmp_path: Path, joint:
     sasrec = ("--model", "sasrec", "--width", 4, "--set", "model.item=item", "--set", "model.history=past")
     din = ("--model", "din", "--width", 4, "--set", 'model.sequences=[{"target": "item", "history": "past"}]')
     if joint:
+        rejected("train", *sasrec[:-1], "model.history=user", *short, where="column 'user'")
         figures("train", *sasrec, *short)
-        rejected("train", *sasrec[:-1], "model.history=user", *short, "--resume", where="column 'user'")
         return
+    dataset = read_dataset(tmp_path / "data")
+    pairs = MFBPRSpec(user="user", item="item", negatives=NegativesSpec(draw="column", column="past"))
+    for build in (
+        lambda: SASRec(SASRecSpec(item="item", history="past", width=4), dataset),
+        lambda: DNN(DNNSpec(tables=StaticTablesSpec(shared={"past": "item"})), dataset),
+        lambda: MFBPR(pairs, dataset),
+    ):
+        with pytest.raises(ConfigError, check=at("column 'past'", "ids are those of another vocabulary")):
+            build()
     for model in (sasrec, din, ("--model", "dnn", "--width", 4, "--share", "item=past")):
         rejected("train", *model, *short, where="column 'past'", problem="ids are those of another vocabulary")
     assert not (tmp_path / "run").exists()

@@ -312,7 +312,7 @@ ERRORS: dict[str, tuple[ModelSpec, DatasetSpec, str]] = {
     "other ids": (
         DINSpec(sequences=every.HISTORY),
         replace(COLUMNS, categorical=(replace(COLUMNS.categorical[0], rows=9), *COLUMNS.categorical[1:])),
-        ("din", "'a' has 9 ids, 'past' has 7 ids"),
+        ("din", "'past' has 7 ids, 'a' has 9 ids"),
     ),
     "no such user column": (
         TwoTowerSpec(user=("bb",), item=("a",)),

@@ -386,7 +386,7 @@ ERRORS: dict[str, tuple[SequenceSpec, DatasetSpec, tuple[str, ...]]] = {
     "other ids": (
         HSTUSpec(item="a", history="past"),
         replace(COLUMNS, categorical=(replace(COLUMNS.categorical[0], rows=5), COLUMNS.categorical[1])),
-        ("hstu", "'a' has 5 ids, 'past' has 9 ids"),
+        ("hstu", "'past' has 9 ids, 'a' has 5 ids"),
     ),
     "times that are ids": (
         HSTUSpec(item="a", history="past", times="b"),

@@ -3,25 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from terarec.errors import ConfigError, TerarecError
-from terarec.etl.ops import Categorify, Operator
+from terarec.etl.ops import Operator
 from terarec.etl.workflow import Workflow, workflow_of
 from terarec.etl.workflow.datasets import IdValues
 from terarec.etl.workflow.plan import producer
-from terarec.etl.workflow.workflow import WORKFLOW_FILE
 from terarec.formats import read_dataset
 from terarec.formats.block import ColumnBlock, Keys, merge
 from terarec.formats.shard import open_shard
 from terarec.ragged import Ragged
-from terarec.spec import DatasetSpec, NegativesSpec, TargetHistory
-from terarec.spec.model import ModelSpec
-from terarec.spec.tables import TablesSpec
+from terarec.spec import DatasetSpec
 
 _ROWS = 1 << 20
 """Most rows of the train split that are looked at."""
@@ -43,59 +39,6 @@ def shared_vocabularies(workflow: Workflow) -> Mapping[str, int]:
         key: object = ("source", origin) if step is None else ("step", step, id(vocabulary) if vocabulary else None)
         groups[name] = numbers.setdefault(key, len(numbers))
     return groups
-
-
-def check_vocabularies(model: ModelSpec, directory: Path, *, allow_import: Sequence[str] = ()) -> None:
-    """Check that columns which share a table have one vocabulary, where a workflow of the data set made their ids.
-
-    The sizes of two vocabularies may be equal by chance, or by a `max_size` of both.
-
-    Args:
-        model: A model over the data set.
-        directory: Directory of the data set.
-        allow_import: Packages whose functions the workflow may name; of one that names others nothing is known.
-
-    Raises:
-        ConfigError: Columns of different vocabularies.
-    """
-    columns = list(_columns_of_one_table(model))
-    dataset = read_dataset(directory) if columns else None
-    if dataset is None or dataset.workflow is None:
-        return
-    try:
-        workflow = Workflow.from_json(directory / dataset.workflow / WORKFLOW_FILE, allow_import=allow_import)
-    except TerarecError:
-        return
-    operators = workflow.plan.operators
-    for name, other in columns:
-        origins = [producer(operators, column, Operator.origin) for column in (name, other)]
-        steps = [None if step is None else operators[step] for step, _ in origins]
-        if not all(isinstance(step, Categorify) for step in steps):
-            continue
-        vocabularies = [
-            (number, step.vocabulary(step.input_of(origin) or ""))
-            for step, (number, origin) in zip(steps, origins, strict=True)
-            if isinstance(step, Categorify)
-        ]
-        if vocabularies[0] != vocabularies[1]:
-            raise ConfigError(
-                f"column {name!r}",
-                f"shares the table of {other!r}, whose ids are those of another vocabulary; expected one Categorify of "
-                "both with joint, and the data prepared again",
-            )
-
-
-def _columns_of_one_table(model: ModelSpec) -> Iterator[tuple[str, str]]:
-    """Yield columns that look up the table of another, with that one."""
-    tables: TablesSpec | None = getattr(model, "tables", None)
-    yield from () if tables is None else tables.shared.items()
-    pairs: Sequence[TargetHistory] = getattr(model, "sequences", ())
-    yield from ((pair.history, pair.target) for pair in pairs)
-    item: str | None = getattr(model, "item", None)
-    if isinstance(item, str):
-        negatives: NegativesSpec = getattr(model, "negatives", NegativesSpec())
-        others = (getattr(model, "history", None), negatives.column)
-        yield from ((column, item) for column in others if column is not None)
 
 
 class DeterminedColumns:

@@ -368,7 +368,6 @@ def _with_bottom_as_wide(base: RunSpec, changes: dict[str, str]) -> dict[str, st
 def train(options: TrainOptions, show: Show) -> None:
     """Run ``terarec train``."""
     spec = run_spec(options)
-    _check_vocabularies(spec, options)
     if options.seeds is not None:
         if is_launched():
             raise ConfigError("--seeds", "got it under torchrun, expected one process")
@@ -398,14 +397,6 @@ def train(options: TrainOptions, show: Show) -> None:
         _fit(run, options, show)
     finally:
         ranks.close()
-
-
-def _check_vocabularies(spec: RunSpec, options: TrainOptions) -> None:
-    from terarec.apps.relations import check_vocabularies
-    from terarec.formats.dataset import DATASET_FILE
-
-    if (Path(spec.data) / DATASET_FILE).is_file():  # HugeCTR's files have no workflow
-        check_vocabularies(spec.model, Path(spec.data), allow_import=options.allow_import or ())
 
 
 def _fit(run: Run, options: TrainOptions, show: Show) -> None:

@@ -86,16 +86,18 @@ def own_tables(
     The other arguments are those of `collection`.
 
     Raises:
-        ConfigError: A column that shares the table of one that is not among them.
+        ConfigError: A column that shares the table of one that is not among them, or has other ids.
     """
-    names = [column.name for column in columns]
-    for name in names:
-        if owner(name, tables) not in names:
+    named = {column.name: column for column in columns}
+    for name, column in named.items():
+        other = owner(name, tables)
+        if other not in named:
             raise ConfigError(
                 "tables.shared",
-                f"got {owner(name, tables)!r} for {name!r}, expected a column that is looked up with it: "
-                f"{', '.join(other for other in names if other != name) or 'none'}",
+                f"got {other!r} for {name!r}, expected a column that is looked up with it: "
+                f"{', '.join(other for other in named if other != name) or 'none'}",
             )
+        check_same_ids("tables", "shared", column, named[other])
     return [
         tables.table(column.name + suffix, rows=column.rows, width=width, initializer=initializer)
         for column in columns
@@ -114,12 +116,30 @@ def check_shared(kind: str, tables: TablesSpec, dataset: DatasetSpec) -> None:
         of_name, of_other = (
             categorical_column(kind, "tables.shared", column, dataset, one_key=False) for column in (name, other)
         )
-        if of_name.rows != of_other.rows:
-            raise ConfigError(
-                kind,
-                f"tables.shared: {name!r} has {_ids(of_name)}, {other!r} has {_ids(of_other)}, expected both to have "
-                "the same ids (one vocabulary for both columns)",
-            )
+        check_same_ids(kind, "tables.shared", of_name, of_other)
+
+
+def check_same_ids(kind: str, place: str, column: CategoricalColumn, other: CategoricalColumn) -> None:
+    """Raise `ConfigError` unless `column`, which looks up the table of `other`, has the same ids.
+
+    Args:
+        kind: Kind of the model.
+        place: Field of the model's spec that names the column.
+        column: Column that has no table of its own.
+        other: Column that has one.
+    """
+    if column.rows != other.rows:
+        raise ConfigError(
+            kind,
+            f"{place}: {column.name!r} has {_ids(column)}, {other.name!r} has {_ids(other)}, expected both to have "
+            "the same ids (one vocabulary for both columns)",
+        )
+    if None not in (column.vocabulary, other.vocabulary) and column.vocabulary != other.vocabulary:
+        raise ConfigError(
+            f"column {column.name!r}",
+            f"shares the table of {other.name!r}, whose ids are those of another vocabulary; expected one Categorify "
+            "of both with joint, and the data prepared again",
+        )
 
 
 def embeddings(spec: EmbeddedSpec, dataset: DatasetSpec, *, seed: int) -> EmbeddingCollection | None:
@@ -263,12 +283,7 @@ def check_history(kind: str, place: str, target: str, history: str, dataset: Dat
     categorical_column(kind, role, target, dataset, one_key=False)  # first whether both are there
     of_history = categorical_column(kind, f"{at}history", history, dataset, one_key=False)
     of_target = categorical_column(kind, role, target, dataset, one_key=True)
-    if of_target.rows != of_history.rows:
-        raise ConfigError(
-            kind,
-            f"{place or 'history'}: {target!r} has {_ids(of_target)}, {history!r} has {_ids(of_history)}, "
-            "expected both to have the same ids (one vocabulary for both columns)",
-        )
+    check_same_ids(kind, place or "history", of_history, of_target)
 
 
 def _ids(column: CategoricalColumn) -> str:

@@ -14,10 +14,10 @@ from typing_extensions import override
 from terarec.batch import Batch, column, select
 from terarec.embedding import EmbeddingCollection
 from terarec.embedding.output import PaddedKeys
-from terarec.errors import ConfigError
 from terarec.models.columns import (
     categorical_column,
     check_one_label,
+    check_same_ids,
     item_ids,
     missing_key,
     one_key_bags,
@@ -83,12 +83,7 @@ class PairModel(RetrievalModel):
         self._missing: dict[str, int] = {}
         if spec.negatives.column is not None:
             shown = categorical_column(kind, "negatives.column", spec.negatives.column, dataset, one_key=False)
-            if shown.rows != item.rows:
-                raise ConfigError(
-                    kind,
-                    f"negatives.column: {shown.name!r} has {shown.rows} ids, {item.name!r} {item.rows}, expected "
-                    "one vocabulary for both",
-                )
+            check_same_ids(kind, "negatives.column", shown, item)
             self._missing = {shown.name: missing_key(shown)}
         self.embedding = EmbeddingCollection(
             own_tables([user, item], spec.tables, width=width),

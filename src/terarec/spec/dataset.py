@@ -51,11 +51,14 @@ class CategoricalColumn:
         rows: Number of distinct ids, reserved ones included: the rows that a static table for it needs. None: keys are
             the raw integers, any int64, for dynamic tables; a missing one is the lowest int64.
         hotness: 1 for one key a sample (a scalar column); more for a list column, the most keys of a list.
+        vocabulary: Name, within the data set, of the vocabulary that made the ids: columns of different ones share no
+            table. None where it is not known. It does not count when columns are compared.
     """
 
     name: str
     rows: int | None = None
     hotness: int = 1
+    vocabulary: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         checks.name(self)

@@ -23,12 +23,12 @@ from terarec.etl.columns import (
     numpy_values,
     write_numbers,
 )
-from terarec.etl.ops import State
+from terarec.etl.ops import Operator, State
 from terarec.etl.ops.base import is_among
 from terarec.etl.ops.states import Statistic
 from terarec.etl.ops.user_steps import run_step
 from terarec.etl.ops.values import rejected
-from terarec.etl.workflow.plan import Pass, Plan
+from terarec.etl.workflow.plan import Pass, Plan, producer
 from terarec.formats.block import ColumnBlock, Keys
 from terarec.ragged import Ragged, map_values
 from terarec.spec import (
@@ -131,7 +131,9 @@ def data_set(plan: Plan, states: Mapping[int, State], storage: DatasetStorage) -
     def categorical(name: str, number: int | None) -> CategoricalColumn:
         # Hotness 1 is one value a row, and no list.
         hotness = max(types[name].max_length or 0, 2) if types[name].is_list else 1
-        return CategoricalColumn(name=name, rows=number, hotness=hotness)
+        return CategoricalColumn(
+            name=name, rows=number, hotness=hotness, vocabulary=_vocabulary_name(plan, states, name)
+        )
 
     return DatasetSpec(
         name=spec.name,
@@ -146,6 +148,13 @@ def data_set(plan: Plan, states: Mapping[int, State], storage: DatasetStorage) -
         weight=spec.weight,
         metadata=metadata_columns(spec, plan.types[0]),
     )
+
+
+def _vocabulary_name(plan: Plan, states: Mapping[int, State], column: str) -> str | None:
+    step, output = producer(plan.operators, column, Operator.origin)
+    vocabularies = {} if step is None else plan.operators[step].vocabularies(state_of(plan, step, states))
+    first = next((name for name, ids in vocabularies.items() if ids is vocabularies.get(output)), None)
+    return None if first is None else f"steps[{step}] {first}"
 
 
 def cardinalities(plan: Plan, states: Mapping[int, State]) -> dict[str, int]:
