@@ -222,7 +222,7 @@ def _batch_bytes(spec: RunSpec, dataset: DatasetSpec, records: Sequence[Recorded
 
 
 def _checkpoint_bytes(tables: Sequence[TableMemory], records: Sequence[RecordedTables]) -> int:
-    """Return the bytes of the two pieces of the largest table whose rows are copied, one of which malloc keeps.
+    """Return the bytes of two pieces of the largest table whose rows are copied, one of which malloc keeps.
 
     Rows of static tables in memory are written in place, and those in files are linked.
     """
@@ -232,7 +232,7 @@ def _checkpoint_bytes(tables: Sequence[TableMemory], records: Sequence[RecordedT
         of_table = tiers[table.name]
         if table.kind == "dynamic" if of_table is None else of_table.file is None:
             copied.append(table.rows * table.row_bytes)
-    return min(2 * SHARD_BYTES, max(copied, default=0))
+    return 2 * min(SHARD_BYTES, max(copied, default=0))
 
 
 def _buffer_bytes(tables: Sequence[TableMemory]) -> int:
