@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -128,7 +129,7 @@ class Lazy(Command):
         # A name and not the function: importing all commands would take longer than most of them.
         module, _, function = self._target.partition(":")
         body = getattr(importlib.import_module(f"terarec.cli.{module}"), function)
-        return _built(self.name or "", body, self.help or "", self._describes)
+        return _built(self.name or "", body, self.help or "", tuple(self._describes))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +181,8 @@ class _Options:
         return {hint.__name__ for _, hint in self.groups.values() if isinstance(hint, type)}
 
 
-def _built(name: str, body: Callable[..., None], summary: str, describes: Sequence[str]) -> Any:
+@cache
+def _built(name: str, body: Callable[..., None], summary: str, describes: tuple[str, ...]) -> Any:
     from terarec.reports.text import Show
     from terarec.spec.checks import FieldError
 
