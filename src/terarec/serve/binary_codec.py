@@ -36,7 +36,7 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
     **{f"UINT{bits}": np.dtype(f"<u{bits // 8}") for bits in (8, 16, 32, 64)},
     **{f"FP{bits}": np.dtype(f"<f{bits // 8}") for bits in (16, 32, 64)},
 }
-"""Datatype -> NumPy's, of all but texts."""
+"""Datatype -> NumPy's, of all but texts and BF16, which NumPy does not have."""
 
 BINARY, BINARY_OUTPUT = "binary_data", "binary_data_output"
 """Parameters of an output, and of a request for all, that want the elements as bytes."""
@@ -74,18 +74,18 @@ def decode_elements(raw: bytes | bytearray | memoryview, datatype: str, count: i
                 pass
         texts = _text_array(raw, count) if count > SMALL_ROWS else None
         return _texts(raw, count, where) if texts is None else texts
-    dtype = DTYPES[datatype]
-    if len(raw) != count * dtype.itemsize:
-        raise ConfigError(
-            where, f"got {len(raw)} bytes, expected {count * dtype.itemsize} for {count} elements of {datatype}"
-        )
+    size = count * (2 if datatype == "BF16" else DTYPES[datatype].itemsize)
+    if len(raw) != size:
+        raise ConfigError(where, f"got {len(raw)} bytes, expected {size} for {count} elements of {datatype}")
+    if datatype == "BF16":  # the upper half of a float32
+        datatype, raw = "FP32", (np.frombuffer(raw, dtype="<u2").astype("<u4") << 16).tobytes()
     if datatype == "BOOL":
         flags = np.frombuffer(raw, dtype=np.uint8)
         if flags.size and flags.max() > 1:
             raise ConfigError(f"{where}[{int(np.argmax(flags > 1))}]", f"got {flags.max()}, expected 0 or 1 for BOOL")
     if count <= _FEW:
         return list(_few(datatype, count).unpack(raw))
-    values = np.frombuffer(raw, dtype=dtype)
+    values = np.frombuffer(raw, dtype=DTYPES[datatype])
     return values if count > SMALL_ROWS and datatype != "BOOL" else values.tolist()
 
 

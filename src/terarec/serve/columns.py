@@ -13,6 +13,7 @@ from terarec.errors import ConfigError
 from terarec.etl.workflow.raw_values import RawValues, as_list
 from terarec.serve.padding import LENGTHS, MISSING, unpad, with_missing
 from terarec.serve.protocol import (
+    FLOATS,
     INTEGER_BITS,
     Elements,
     InferRequest,
@@ -27,7 +28,7 @@ from terarec.spec.registry import unknown_name
 _DATATYPES: Mapping[ColumnKind, tuple[str, ...]] = {
     "string": ("BYTES",),
     "integer": tuple(INTEGER_BITS),
-    "number": ("FP32", "FP64", "FP16", *INTEGER_BITS),
+    "number": (*FLOATS, *INTEGER_BITS),
 }
 """Kind of a raw column -> the datatypes that it accepts; the first is the one that the metadata names."""
 

@@ -22,6 +22,7 @@ import pyarrow as pa
 from terarec.errors import ConfigError
 from terarec.serve.protocol import (
     DATATYPES,
+    FLOATS,
     INTEGER_BITS,
     Elements,
     InferRequest,
@@ -65,7 +66,7 @@ def float32_elements(values: npt.NDArray[np.float32]) -> list[float]:
 def _fit(values: Elements, datatype: str) -> bool:
     if len(values) == 1:  # of a request of one record, of which there are many
         value = values[0]
-        if type(value) is float and datatype.startswith("FP"):
+        if type(value) is float and datatype in FLOATS:
             return math.isfinite(value)
         if type(value) is str:
             return datatype == "BYTES" and _is_unicode(value)
@@ -78,7 +79,7 @@ def _fit(values: Elements, datatype: str) -> bool:
         return types <= {str} and _is_unicode("".join(known))
     if datatype == "BOOL":
         return types <= {bool}
-    if datatype.startswith("FP"):
+    if datatype in FLOATS:
         return types <= {int, float} and _are_finite(known)
     signed, bits = INTEGER_BITS[datatype]
     low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)

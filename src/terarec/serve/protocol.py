@@ -26,7 +26,10 @@ INTEGER_BITS: Mapping[str, tuple[bool, int]] = {
 }
 """Integer datatype -> whether it is signed, and its width."""
 
-DATATYPES = ("BOOL", *INTEGER_BITS, "FP16", "FP32", "FP64", "BYTES")
+FLOATS = ("FP32", "FP64", "FP16", "BF16")
+"""Floating datatypes."""
+
+DATATYPES = ("BOOL", *INTEGER_BITS, *FLOATS, "BYTES")
 
 
 class NotFoundError(ConfigError):

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ml_dtypes import bfloat16
 from tritonclient import grpc as triton
 from tritonclient.grpc import aio as triton_aio
 from tritonclient.utils import InferenceServerException, shared_memory
@@ -74,6 +75,19 @@ def test_scores_are_those_of_the_session(
     response = answer.get_response()
     assert (response.id, response.model_name, response.model_version) == ("r-1", "dlrm", str(session.step))
     assert response.parameters["step"].int64_param == session.step
+
+
+def test_numbers_of_16_bits(
+    client: triton.InferenceServerClient, trained: TrainedRun, session: InferenceSession
+) -> None:
+    records = trained.records(0, 5)
+    sent = {name: np.array([value or 0 for value in records[name]]).astype(bfloat16) for name in DENSE}
+    inputs = tensors({name: values for name, values in records.items() if name not in DENSE})
+    for name, values in sent.items():
+        inputs.append(triton.InferInput(name, [5], "BF16"))
+        inputs[-1].set_data_from_numpy(values)
+    expected = session.predict(records | {name: values.astype(float).tolist() for name, values in sent.items()})
+    assert np.array_equal(client.infer("dlrm", inputs).as_numpy("score"), expected)
 
 
 def test_outputs_versions_and_parameters(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 import tritonclient.http.aio as triton_aio
+from ml_dtypes import bfloat16
 from tritonclient.utils import InferenceServerException
 from tritonclient.utils import shared_memory as shm
 
@@ -95,6 +96,20 @@ def test_nan_is_missing(
     records = trained.records(0, rows)
     assert any(None in records[name] for name in DENSE)
     assert np.array_equal(client.infer(MODEL, inputs(records)).as_numpy("score"), session.predict(records))
+
+
+@pytest.mark.parametrize("rows", [1, 5, 200])
+def test_numbers_of_16_bits_are_read_exactly(
+    client: triton.InferenceServerClient, trained: TrainedRun, session: InferenceSession, rows: int
+) -> None:
+    records = trained.records(0, rows)
+    sent = {name: np.array([np.nan if x is None else x for x in records[name]]).astype(bfloat16) for name in DENSE}
+    tensors = [tensor for tensor in inputs(records) if tensor.name() not in DENSE]
+    for name, values in sent.items():
+        tensors.append(triton.InferInput(name, [rows], "BF16"))
+        tensors[-1].set_data_from_numpy(values)
+    received = {name: [None if np.isnan(x) else float(x) for x in values] for name, values in sent.items()}
+    assert np.array_equal(client.infer(MODEL, tensors).as_numpy("score"), session.predict(records | received))
 
 
 @pytest.mark.parametrize("sent", [None, "gzip", "deflate"])

@@ -40,7 +40,7 @@ _CONTENTS = {
     "FP64": "fp64_contents",
     "BYTES": "bytes_contents",
 }
-"""Datatype -> the field of a tensor's contents that holds its elements. FP16 has none: it is sent as raw bytes."""
+"""Datatype -> the field of a tensor's contents that holds its elements; FP16 and BF16 are sent as raw bytes."""
 
 _ModelInferRequest = message_class("ModelInferRequest")
 _ModelInferResponse = message_class("ModelInferResponse")
