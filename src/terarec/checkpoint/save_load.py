@@ -81,6 +81,7 @@ def save(
 
     Raises:
         StorageError: A write fails, or the step has a checkpoint already. Earlier checkpoints stay complete.
+        TrainingError: A row of a table has weights that are not finite. Nothing is written.
         ConfigError: A tensor of a type that a container lacks, such as float8, or progress that is not JSON data.
     """
     if kind not in ("full", "base", "delta", "shorter"):

@@ -41,6 +41,7 @@ from terarec.errors import ConfigError, FormatError
 from terarec.formats.container import tensor_shapes
 from terarec.formats.delta import TableChanges, read_changes, write_changes
 from terarec.kernels.hash_index import HashIndex, new_hash_index
+from terarec.memory.finite_rows import check_finite
 from terarec.storage import RowValues, Store
 
 _NO_KEYS = np.empty(0, dtype=np.int64)
@@ -83,6 +84,7 @@ def _changes(table: Store, table_rows: int) -> Iterator[TableChanges]:
 def _piece(table: Store, table_rows: int, removed: NDArray[np.int64], rows: RowValues | None) -> TableChanges:
     keys, values = _NO_KEYS, {}
     if rows is not None:
+        check_finite(table.name, rows.keys, rows.weights)
         tensors = {WEIGHTS: rows.weights, **prefixed(STATE_PREFIX, rows.state), **prefixed(USE_PREFIX, rows.uses)}
         keys = as_array(KEYS, rows.keys)
         values = {name: as_array(name, tensor) for name, tensor in tensors.items()}

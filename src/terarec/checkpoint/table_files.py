@@ -33,6 +33,7 @@ from terarec.errors import ConfigError, FormatError
 from terarec.formats.container import read_tensors, tensor_shapes, write_tensors
 from terarec.io.opening import read_bytes
 from terarec.memory import RowFormat
+from terarec.memory.finite_rows import check_finite
 from terarec.memory.row_file import MANIFEST_FILE, SEGMENT_SUFFIX, RowFile
 from terarec.memory.row_format import DESCRIPTION_FILE, RowFileLayout, read_description
 from terarec.storage import RowValues, Store
@@ -117,6 +118,7 @@ def _write_pieces(checkpoint: Path, table: Store, share: TableShare | None) -> I
     index = share.first_file
     # Not `enumerate`, which keeps a piece while the next one is copied.
     for rows in table.export_changed(shard_rows(table)):
+        check_finite(table.name, rows.keys, rows.weights)
         tensors = {WEIGHTS: rows.weights, **prefixed(STATE_PREFIX, rows.state), **prefixed(USE_PREFIX, rows.uses)}
         metadata = {"table": table.name, "rows": str(num_rows)}
         if table.is_dynamic or seed is not None:

@@ -14,6 +14,7 @@ from terarec.kernels.slots import Pin, RowBatch, RowPart, SlotLimit, gather_rows
 from terarec.memory.growing_tensor import GrowingTensor
 from terarec.memory.row_format import RowFormat
 from terarec.memory.write_behind import WrittenBehind
+from terarec.ops.row_update import are_finite
 
 MOVED_BYTES = 32 << 20
 """Bytes of rows that are copied at once on their way to the slower tier or from it: in addition
@@ -65,6 +66,7 @@ class FastTier:
         state: Name -> optimizer state [C, ...].
         below: Tier of rows that do not fit; None for no such tier.
         written: Statistics of the writes to that tier.
+        not_finite: Table -> keys int64[n] of rows of that tier whose weights are not all finite.
 
     Args:
         of: Bytes of a row.
@@ -82,6 +84,8 @@ class FastTier:
         self._limit = SlotLimit(self.slots)
         self.below = below
         self.written = TierUse()
+        # Noted when they are written: a checkpoint, which shares the files, reads none of them.
+        self.not_finite: dict[int, Tensor] = {}
         self._num_defaults = num_defaults
         self.weights = GrowingTensor((of.width,), of.dtype, device)
         self.state = {name: GrowingTensor(shape, dtype, device) for name, (dtype, shape) in of.states.items()}
@@ -156,9 +160,29 @@ class FastTier:
         # In parts: a copy of all would take as much memory again.
         for part in torch.split(slots, self.rows_at_once):
             batch = RowBatch(owners.rows[part], owners.keys[part], owners.tables[part].long())
-            self.below.write(batch.to(torch.device("cpu")), self.packed(part))
+            self.write_below(batch.to(torch.device("cpu")), self.packed(part))
         rows = slots.numel()
         self.written = self.written.plus(TierUse(rows_written=rows, bytes_written=rows * self.format.num_bytes))
+
+    def write_below(self, batch: RowBatch, values: Tensor) -> None:
+        """Write distinct rows ``uint8[n, row_bytes]`` to the tier below, and note which of them are not finite."""
+        assert self.below is not None
+        weights = self.format.unpack(values)[0]
+        if self.not_finite or not are_finite(weights):
+            self.forget_not_finite(batch)
+            is_wrong = ~weights.isfinite().all(dim=1)
+            for table in set(batch.tables[is_wrong].tolist()):
+                keys = batch.keys[is_wrong & (batch.tables == table)]
+                self.not_finite[table] = torch.cat([self.not_finite.get(table, keys[:0]), keys])
+        self.below.write(batch, values)
+
+    def forget_not_finite(self, batch: RowBatch) -> None:
+        """Forget rows that are written or erased."""
+        for table, keys in list(self.not_finite.items()):
+            keys = keys[~torch.isin(keys, batch.keys[batch.tables == table])]
+            self.not_finite[table] = keys
+            if not keys.numel():
+                del self.not_finite[table]
 
     def write_changed(self) -> None:
         """Write all changed rows to the tier below; they stay here, too."""

@@ -132,6 +132,7 @@ class TierStack:
         if store is None:
             return False
         memory.below.take_over(table, store)
+        memory.not_finite.pop(table, None)
         # Without writing back: the store has the rows that count now.
         memory.slots.release(memory.of_table(table))
         return True

@@ -14,6 +14,7 @@ from terarec.errors import ConfigError
 from terarec.kernels.slots import RowBatch
 from terarec.memory.budget import described
 from terarec.memory.fast_tier import TierUse
+from terarec.memory.finite_rows import not_finite
 from terarec.memory.lookahead import Lookahead
 from terarec.memory.row_format import RowFormat
 from terarec.memory.row_placement import ComingRows, RowLoader, RowPlacement
@@ -242,7 +243,7 @@ class TieredRows:
             # Past the fast tier: an import must not evict what batches need.
             if gone.numel() and memory.below is not None:
                 packed = memory.format.pack(weights[gone].cpu(), _rows_of(state, gone, _CPU))
-                memory.below.write(batch.part(gone).to(_CPU), packed)
+                memory.write_below(batch.part(gone).to(_CPU), packed)
 
     def forget(self, table: int, rows: Tensor, keys: Tensor) -> None:
         """Forget distinct rows int64[n] of keys int64[n]: they have their initial values again."""
@@ -256,6 +257,7 @@ class TieredRows:
             # In both: a row that was brought up stays below, too.
             memory.slots.release(slots[slots >= 0])
             if memory.below is not None:
+                memory.forget_not_finite(batch.to(_CPU))
                 memory.below.erase(batch.to(_CPU))
 
     def restart(self, table: int, seed: int) -> None:
@@ -302,14 +304,17 @@ class TieredRows:
 
         Raises:
             StorageError: The disk is full or cannot be written.
+            TrainingError: A row has weights that are not finite.
         """
         with self.stack.lock:
-            below = self.stack.opened().below
-            if below is None:
+            memory = self.stack.opened()
+            if memory.below is None:
                 return False
             # Files hold all rows that were trained only after this.
             self.flush()
-            return below.snapshot(table, directory)
+            if table in memory.not_finite:
+                raise not_finite(self.stack.specs[table].name, memory.not_finite[table])
+            return memory.below.snapshot(table, directory)
 
     def adopt(self, table: int, directory: Path) -> bool:
         """Hold the rows of a row file that `snapshot` wrote in place of all rows of a table, without reading them.

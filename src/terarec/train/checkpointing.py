@@ -56,7 +56,8 @@ class Checkpointing(Callback):
     step and of an interrupted training hold only the changes since the previous one. A training that extends the
     chain of another one saves no complete ones either, as long as few rows change.
 
-    Layers with a weight that is not finite are not saved: the training ends, and the checkpoints before are kept.
+    Layers and rows with a weight that is not finite are not saved: the training ends, and the checkpoints before are
+    kept.
 
     Args:
         directory: ``RUN/checkpoints``.
