@@ -91,6 +91,12 @@ class RanksStep(TrainingStep):
         # The sum over ranks is checked, so that all of them raise.
         return loss if batch.batch_size else loss.nan_to_num()  # the mean of no samples
 
+    @override
+    def _check_before_update(self, step: StepInput) -> None:
+        # The sum of this step comes with the gradients, behind the backward pass; that of the step before is there.
+        if self._checks_loss and self._device.type != "cpu" and self.loss is not None:
+            self._check_finite(self.loss, step.number - 1, step.epoch)
+
     def _sum_over_ranks(self, loss: Tensor, step: StepInput) -> Tensor:
         """Sum the gradients of layers over the ranks, and return the sum of the loss, and note signals of any rank."""
         # A signal reaches ranks at different steps. They travel with the gradients, so that all stop after the same

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from terarec.batch import Batch
+from terarec.dist.streams import has_streams
 from terarec.errors import TrainingError
 from terarec.memory import BudgetError
 from terarec.models.contract import logits_of, training_loss
@@ -94,12 +95,13 @@ class TrainingStep:
         self._model, self._spec, self._optimizers, self._objective = model, spec, optimizers, objective
         self._device = device
         self._checks_loss = check_loss and not is_scale_dynamic
+        self._unchecked: list[tuple[_LossCopy, Batch]] = []
         self._parameters = list(model.parameters())
         self._stepped = tuple(optimizers)
 
     def run(self, step: StepInput) -> None:
         """Run a step; see `Trainer.train_step`, also for errors."""
-        self.output = None  # frees the last step's tensors before this one's are made
+        self.output, self._unchecked = None, []  # frees the last step's tensors before this one's are made
         if not self._model.training:
             self._model.train()
         self._optimizers.zero_grad()
@@ -107,9 +109,7 @@ class TrainingStep:
             loss = self._add_gradients(step)
         except BudgetError as error:
             raise error.during(f"step {step.number}") from None
-        # Reading the loss of this step would wait for the GPU; that of the step before is there by now.
-        if self._checks_loss and self._device.type != "cpu" and self.loss is not None:
-            self._check_finite(self.loss, step.number - 1, step.epoch)
+        self._check_before_update(step)
         if self._spec.clip_norm is not None:
             # The norm of scaled gradients would be wrong. It includes the rows of tables, by the parameters that
             # represent them.
@@ -153,14 +153,23 @@ class TrainingStep:
         if self._checks_loss and self._device.type == "cpu":
             # Before the backward pass, and so before any update: the error leaves the weights as they were.
             self._check_finite(loss.detach(), step.number, step.epoch, batch)
+        elif self._checks_loss:
+            self._unchecked.append((_LossCopy(loss.detach()), batch))
         return loss
+
+    def _check_before_update(self, step: StepInput) -> None:
+        """Check the losses that are on a device."""
+        unchecked, self._unchecked = self._unchecked, []
+        for copy, batch in unchecked:
+            self._check_finite(copy.value(), step.number, step.epoch, batch)
 
     def _check_finite(self, loss: Tensor, step: int, epoch: int, batch: Batch | None = None) -> None:
         value = loss.item()
         if not math.isfinite(value):
             # A caller that continues must not find half of a step in the gradients.
             self._optimizers.zero_grad()
-            layer = None if batch is None else first_non_finite(self._model, batch)
+            with autocast(self._spec.precision, self._device):
+                layer = None if batch is None else first_non_finite(self._model, batch)
             origin = "" if layer is None else f", first in {layer}"
             if batch is not None and layer is None:
                 origin = (
@@ -171,6 +180,26 @@ class TrainingStep:
                 f"the loss is {value}{origin}, expected a finite number; a lower learning rate may help",
                 layer=layer,
             )
+
+
+class _LossCopy:
+    """A loss on its way from a device, behind the forward pass that gives it.
+
+    While the host waits for it the device does the backward pass, which was launched since.
+    """
+
+    def __init__(self, loss: Tensor) -> None:
+        self._loss, self._ready = loss, None
+        if has_streams(loss.device):
+            # Only a copy to pinned memory lets the host go on.
+            self._loss = torch.empty((), dtype=loss.dtype, pin_memory=True).copy_(loss, non_blocking=True)
+            self._ready = torch.accelerator.current_stream(loss.device).record_event()
+
+    def value(self) -> Tensor:
+        """Wait for the loss, and return it."""
+        if self._ready is not None:
+            self._ready.synchronize()
+        return self._loss
 
 
 def first_non_finite(model: nn.Module, batch: Batch) -> str | None:
