@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from terarec.kernels.cpu import encoding as cpu
-from terarec.kernels.ref import encoding as ref
+from tests.kernels import plain_encoding as ref
 
 TYPES = (np.float32, np.float64, np.int32, np.int64)
 INT32, INT64 = np.iinfo(np.int32), np.iinfo(np.int64)

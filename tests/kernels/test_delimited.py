@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from terarec.etl.columns import flat, kind_of, null_mask, numpy_values
 from terarec.kernels.cpu import delimited as cpu
 from terarec.kernels.encoding_types import DelimitedField, DelimitedLayout
-from terarec.kernels.ref import delimited as ref
+from tests.kernels import plain_delimited as ref
 from tests.params import examples
 
 F = DelimitedField

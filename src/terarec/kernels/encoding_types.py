@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments, results and errors of both implementations of the encoding kernels and of the parser of delimited text."""
+"""Arguments, results and errors of the encoding kernels and of the parser of delimited text."""
 
 from __future__ import annotations
 

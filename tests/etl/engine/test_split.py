@@ -19,7 +19,6 @@ from terarec.etl.engine import split
 from terarec.etl.engine.split import OrderStatistics, RowBounds, TimeBounds, assign, named_splits, share_counts
 from terarec.etl.ops import FillMissing, KeepRows
 from terarec.etl.workflow import Workflow
-from terarec.kernels.ref.encoding import xxh64
 from terarec.spec import (
     LabelSpec,
     LeaveOneOut,
@@ -34,6 +33,7 @@ from terarec.spec import (
 from terarec.spec.checks import FieldError
 from tests.errors import at
 from tests.etl.engine.logs import SOURCE
+from tests.kernels.plain_encoding import xxh64
 from tests.params import examples
 
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from terarec.errors import ConfigError, DataNotFoundError, FormatError, StorageError
 from terarec.etl.columns import ColumnType, kind_of
 from terarec.etl.ops import Categorify
-from terarec.kernels.ref.encoding import xxh64_int64, xxh64_text
 from tests.errors import at
 from tests.etl.column_values import block_of, values_of
 from tests.etl.ops.fitting import blocks_of, fit, run_record_functions, saved
+from tests.kernels.plain_encoding import xxh64_int64, xxh64_text
 from tests.params import examples
 
 VALUES = {

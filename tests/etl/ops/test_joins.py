@@ -14,10 +14,10 @@ from terarec.errors import ConfigError, FormatError, StorageError
 from terarec.etl.columns import ColumnType, Rows
 from terarec.etl.ops import DropLowCardinality, JoinGroupby, JoinTable, TargetEncoding
 from terarec.etl.values import encoding_bytes
-from terarec.kernels.ref.encoding import xxh64_int64
 from tests.errors import at
 from tests.etl.column_values import block_of, column_of, values_of
 from tests.etl.ops.fitting import blocks_of, files_of, fit, saved, types_of
+from tests.kernels.plain_encoding import xxh64_int64
 from tests.params import examples
 
 KEYS = {
