@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from terarec.hugectr.devices import placement
+from terarec.hugectr.sharding import placement
 from terarec.nn.precision import mixed_precision
 from tests.hugectr import families
 

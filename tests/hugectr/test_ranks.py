@@ -18,9 +18,8 @@ import torch
 import terarec.hugectr as hugectr
 from terarec.batch import Batch, Jagged
 from terarec.dist import ColumnWise, DataParallel, Hybrid, Ranks, RowWise, TableWise
-from terarec.hugectr.devices import placement_of_rank
 from terarec.hugectr.network import Network
-from terarec.hugectr.sharding import sharding_plan
+from terarec.hugectr.sharding import placement_of_rank, sharding_plan
 from tests.dist.launch import run_ranks
 from tests.dist.test_device_matrix import library
 from tests.hugectr.scripts import ADAM, embed, solver

@@ -12,7 +12,7 @@ from torch import Tensor
 from terarec.batch import Batch, Jagged
 from terarec.errors import ConfigError
 from terarec.models import build_model, contract
-from terarec.models.dien import DIEN
+from terarec.models.histories import DIEN
 from terarec.nn.negatives import Negatives, Sampler
 from terarec.nn.objectives import BinaryObjective
 from terarec.spec import DIENSpec, DynamicTablesSpec, NegativesSpec

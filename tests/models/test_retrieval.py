@@ -14,8 +14,7 @@ from torch import Tensor
 from terarec.batch import Batch, Jagged
 from terarec.errors import ConfigError
 from terarec.models import build_model, contract
-from terarec.models.mult_vae import MultVAE
-from terarec.models.next_items import NextItemModel
+from terarec.models.next_items import MultVAE, NextItemModel
 from terarec.models.pairs import PairModel
 from terarec.nn.negatives import Negatives, Sampler
 from terarec.nn.objectives import BinaryObjective

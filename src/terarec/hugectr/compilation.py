@@ -18,7 +18,6 @@ from typing_extensions import override
 from terarec.data import RankShare
 from terarec.dist import Ranks, ShardingPlan, shard
 from terarec.embedding.tables import record_tables
-from terarec.hugectr.devices import placement, placement_of_rank
 from terarec.hugectr.enums import Tensor_t
 from terarec.hugectr.errors import IllegalCallError, OutOfBoundError, WrongInputError, as_hugectr_errors
 from terarec.hugectr.evaluation import SolverMetrics
@@ -43,7 +42,7 @@ from terarec.hugectr.readers import (
 )
 from terarec.hugectr.release import release_number
 from terarec.hugectr.schedule import base_rate
-from terarec.hugectr.sharding import sharding_plan
+from terarec.hugectr.sharding import placement, placement_of_rank, sharding_plan
 from terarec.hugectr.training_cache import with_cache_tiers, with_folders_of_first
 from terarec.kernels.environment import checks_overflow
 from terarec.models import GraphModel

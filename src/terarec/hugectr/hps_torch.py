@@ -7,7 +7,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from terarec.hugectr.inference.lookup_layer import LookupLayer
+    from terarec.hugectr.inference.hps import LookupLayer
 
 __all__ = ["LookupLayer"]
 
@@ -17,4 +17,4 @@ if not TYPE_CHECKING:
         # On first use: `python -m terarec.hugectr` imports the package for every script, and torch takes seconds.
         if name not in __all__:
             raise AttributeError(f"hps_torch has no {name!r}, expected LookupLayer")
-        return getattr(importlib.import_module("terarec.hugectr.inference.lookup_layer"), name)
+        return getattr(importlib.import_module("terarec.hugectr.inference.hps"), name)

@@ -20,7 +20,7 @@ from terarec.kernels.slots import (
     row_set,
     scatter_rows,
 )
-from terarec.memory.growing_tensor import GrowingTensor
+from terarec.memory.growing_rows import GrowingTensor
 from terarec.spec import OverflowSpec
 
 _CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from terarec.kernels.slots import Pin, RowBatch, RowPart, SlotLimit, gather_rows, new_slot_map, scatter_rows
-from terarec.memory.growing_tensor import GrowingTensor
+from terarec.memory.growing_rows import GrowingTensor
 from terarec.memory.row_format import RowFormat
 from terarec.memory.write_behind import WrittenBehind
 from terarec.ops.row_update import are_finite

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of ever richer interactions among columns: FFM, PNN, FiBiNET, MaskNet and FinalMLP."""
+"""Models of interactions among columns: AutoInt, DCN, DCN V2, FFM, PNN, FiBiNET, MaskNet and FinalMLP."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -19,14 +20,136 @@ from terarec.models.columns import (
     embeddings,
     input_width,
     mlp,
+    multi_cross,
     side_by_side,
 )
 from terarec.nn import DotInteraction
+from terarec.nn.attention import SelfAttention
+from terarec.nn.dense import new_linear
 from terarec.nn.field_products import BilinearFusion, BilinearProducts, field_aware_products
 from terarec.nn.gates import ContextGate, MaskBlock, SqueezeExcitation, VectorNorm
 from terarec.nn.initializers import dense_distributions
-from terarec.spec import DatasetSpec, FFMSpec, FiBiNETSpec, FinalMLPSpec, MaskNetSpec, PNNSpec
+from terarec.nn.interaction import CrossMixture, CrossV2
+from terarec.spec import (
+    AutoIntSpec,
+    DatasetSpec,
+    DCNSpec,
+    DCNV2Spec,
+    FFMSpec,
+    FiBiNETSpec,
+    FinalMLPSpec,
+    MaskNetSpec,
+    PNNSpec,
+)
 from terarec.spec.checks import did_you_mean
+
+
+class AutoInt(nn.Module):
+    """Self-attention among the vectors of all columns, a linear layer over them, and optionally an MLP in parallel.
+
+    AutoInt and AutoInt+ (Song et al. 2019, arXiv 1810.11921).
+
+    Args:
+        spec: Widths and layers; with ``spec.hidden`` it is AutoInt+.
+        dataset: Columns.
+        num_outputs: Number of outputs C; None for one a label.
+        seed: Seed of the initial weights.
+    """
+
+    def __init__(
+        self, spec: AutoIntSpec, dataset: DatasetSpec, *, num_outputs: int | None = None, seed: int = 0
+    ) -> None:
+        super().__init__()
+        outputs = num_outputs or len(dataset.labels)
+        generator = torch.Generator().manual_seed(seed)
+        initial = dense_distributions(spec.init)
+        self.vectors = ColumnVectors(spec, dataset, generator=generator, seed=seed)
+        widths = (spec.width, *(spec.attention_width,) * spec.layers)
+        self.attention = nn.Sequential(
+            *(
+                SelfAttention(
+                    before,
+                    after,
+                    spec.heads,
+                    generator=generator,
+                    initial=initial,
+                    residual=spec.residual,
+                    scale=spec.scale,
+                    layer_norm=spec.layer_norm,
+                    dropout=spec.dropout,
+                )
+                for before, after in pairwise(widths)
+            )
+        )
+        # Attention keeps a vector for each column; the paper's last layer reads all of them side by side.
+        last = self.vectors.num_vectors * spec.attention_width
+        weight, bias = initial(last, outputs)
+        self.output = new_linear(last, outputs, weight=weight, bias=bias, generator=generator)
+        width = input_width(spec, dataset)
+        # The MLP reads the columns themselves, without attention, and its logits are added: the paper's AutoInt+.
+        self.deep = mlp(spec, width, spec.hidden, outputs, generator) if spec.hidden else None
+        self.linear = LinearTerms(spec, dataset, outputs, seed=seed) if spec.wide else None
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Return the logits float[B, C]."""
+        vectors, flat = self.vectors(batch)
+        logits: Tensor = self.output(self.attention(vectors).flatten(1))
+        if self.deep is not None:
+            logits = logits + self.deep(flat)
+        if self.linear is not None:
+            logits = logits + self.linear.linear_terms(batch)
+        return logits
+
+
+class DCN(nn.Module):
+    """Cross layers and an MLP over the dense columns and all embeddings, and a linear layer over the outputs of both.
+
+    DCN (Wang et al. 2017, arXiv 1708.05123) and DCN V2 (Wang et al. 2021, arXiv 2008.13535).
+
+    Args:
+        spec: Widths and layers.
+        dataset: Columns.
+        num_outputs: Number of outputs C; None for one a label.
+        seed: Seed of the initial weights.
+    """
+
+    def __init__(
+        self, spec: DCNSpec | DCNV2Spec, dataset: DatasetSpec, *, num_outputs: int | None = None, seed: int = 0
+    ) -> None:
+        super().__init__()
+        outputs, width = num_outputs or len(dataset.labels), input_width(spec, dataset)
+        generator = torch.Generator().manual_seed(seed)
+        structure = "parallel" if isinstance(spec, DCNSpec) else spec.structure
+        self.embedding = embeddings(spec, dataset, seed=seed)
+        self.cross = _cross_layers(spec, width, generator)
+        is_stacked = structure in ("stacked", "stacked_parallel")
+        is_parallel = structure in ("parallel", "stacked_parallel") and bool(spec.hidden)
+        self.stacked = mlp(spec, width, spec.hidden, None, generator) if is_stacked else None
+        self.parallel = mlp(spec, width, spec.hidden, None, generator) if is_parallel else None
+        # Stacked: the MLP replaces the cross layers' output; parallel: it is joined to that.
+        last = (spec.hidden[-1] if is_stacked else width) + (spec.hidden[-1] if is_parallel else 0)
+        weight, bias = dense_distributions(spec.init)(last, outputs)
+        self.output = new_linear(last, outputs, weight=weight, bias=bias, generator=generator)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Return the logits float[B, C]."""
+        x = side_by_side(self.embedding, batch)
+        out = self.cross(x)
+        if self.stacked is not None:
+            out = self.stacked(out)
+        if self.parallel is not None:
+            out = torch.cat([out, self.parallel(x)], dim=1)
+        logits: Tensor = self.output(out)
+        return logits
+
+
+def _cross_layers(spec: DCNSpec | DCNV2Spec, width: int, generator: torch.Generator) -> nn.Module:
+    rank = 0 if isinstance(spec, DCNSpec) else spec.rank
+    if rank is None:
+        return CrossV2(width, spec.cross_layers, generator=generator, initial=dense_distributions(spec.init))
+    if isinstance(spec, DCNV2Spec) and spec.experts > 1:
+        return CrossMixture(width, spec.cross_layers, rank=rank, experts=spec.experts, generator=generator)
+    return multi_cross(spec, width, spec.cross_layers, rank, generator)
 
 
 class FFM(LinearTerms):

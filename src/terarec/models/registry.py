@@ -11,22 +11,17 @@ from torch import nn
 from terarec.embedding import EmbeddingCollection
 from terarec.embedding.tables import share_tiers
 from terarec.errors import ConfigError
-from terarec.models.autoint import AutoInt
 from terarec.models.bert4rec import BERT4Rec
 from terarec.models.columns import check_shared
 from terarec.models.contract import VectorModel
-from terarec.models.dcn import DCN
-from terarec.models.dien import DIEN
 from terarec.models.dlrm import DLRM, DLRMDCNV2
 from terarec.models.graph import graph_model
-from terarec.models.histories import BST, DIN
-from terarec.models.hstu import HSTU
-from terarec.models.interactions import FFM, PNN, FiBiNET, FinalMLP, MaskNet
-from terarec.models.mult_vae import MultVAE
+from terarec.models.histories import BST, DIEN, DIN
+from terarec.models.interactions import DCN, FFM, PNN, AutoInt, FiBiNET, FinalMLP, MaskNet
 from terarec.models.multitask import ESMM, PLE, MMoE, SharedBottom
-from terarec.models.next_items import YouTubeDNN
+from terarec.models.next_items import MultVAE, YouTubeDNN
 from terarec.models.pairs import MFBPR, NCF
-from terarec.models.sequences import GRU4Rec, SASRec
+from terarec.models.sequences import HSTU, GRU4Rec, SASRec
 from terarec.models.two_tower import TwoTower
 from terarec.models.wide_deep import DNN, FM, LR, DeepFM, WideDeep, XDeepFM
 from terarec.spec import DatasetSpec, GraphModelSpec

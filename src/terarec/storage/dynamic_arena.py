@@ -14,8 +14,7 @@ from torch import Tensor
 
 from terarec.errors import ConfigError, NoSpaceError, StorageError
 from terarec.kernels import memory
-from terarec.memory.growing_rows import GrowingRows, check_has_memory
-from terarec.memory.growing_tensor import GrowingTensor
+from terarec.memory.growing_rows import GrowingRows, GrowingTensor, check_has_memory
 from terarec.memory.tiered_rows import TieredRows
 from terarec.spec import DynamicTableSpec
 from terarec.storage.changes import ChangedRows, discard_changes
