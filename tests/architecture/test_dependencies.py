@@ -2,6 +2,7 @@
 """A package imports only the packages that its dependency rule names; imports inside functions count too."""
 
 import ast
+import functools
 import re
 from collections.abc import Sequence
 from graphlib import TopologicalSorter
@@ -25,13 +26,19 @@ def is_module(name: str) -> bool:
     return not {f"{path}.py", f"{path}/__init__.py"}.isdisjoint(all_nodes())
 
 
+@functools.cache
+def imported_by(file: str) -> list[tuple[int, str]]:
+    """Return the `imported_modules` of a file of the package."""
+    return imported_modules(all_nodes()[file])
+
+
 def imported_modules(nodes: Sequence[ast.AST]) -> list[tuple[int, str]]:
     """Return (line, module or name in a module) of every import from terarec among the nodes of a tree.
 
     Imports for type checkers count, and so does the text of a module's name in a file that calls `import_module`.
     """
     found: list[tuple[int, str]] = []
-    imports_by_name = any(isinstance(node, ast.Call) and "import_module" in ast.dump(node.func) for node in nodes)
+    imports_by_name = any("import_module" in (getattr(node, "id", ""), getattr(node, "attr", "")) for node in nodes)
     for node in nodes:
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"line {node.lineno}: relative import"
@@ -53,7 +60,7 @@ def dependencies() -> dict[str, set[str]]:
     known = set(module_of.values()) - {"terarec"}
     found: dict[str, set[str]] = {}
     for file, module in module_of.items():
-        names = [name for _, name in imported_modules(all_nodes()[file])]
+        names = [name for _, name in imported_by(file)]
         loaded = [
             [prefix for prefix in accumulate(name.split("."), "{}.{}".format) if prefix in known] for name in names
         ]
@@ -69,7 +76,7 @@ def test_imports_follow_the_dependency_rules() -> None:
     wrong = []
     for file, package in package_of().items():
         allowed = ALLOWED[package] | {"errors", package, "__version__"}
-        found = [(line, module.split(".")[1]) for line, module in imported_modules(all_nodes()[file])]
+        found = [(line, module.split(".")[1]) for line, module in imported_by(file)]
         wrong += [f"{file}:{line}: {package} imports {other}" for line, other in found if other not in allowed]
     assert not wrong
 
@@ -79,7 +86,7 @@ def test_the_core_does_not_need_the_satellites() -> None:
     importers = {
         file: package
         for file, package in package_of().items()
-        if any(name.split(".")[1] == "apps" for _, name in imported_modules(all_nodes()[file]))
+        if any(name.split(".")[1] == "apps" for _, name in imported_by(file))
     }
     assert set(importers.values()) <= {"apps", "cli", "hugectr"}, importers
 
@@ -90,7 +97,7 @@ def test_imports_inside_etl_follow_its_dependency_rules() -> None:
     assert set(ETL) == set(part_of.values()), "docs/architecture.md, tests/architecture/layers.py"
     wrong = []
     for file, part in part_of.items():
-        modules = [(line, module.split(".")) for line, module in imported_modules(all_nodes()[file])]
+        modules = [(line, module.split(".")) for line, module in imported_by(file)]
         found = [(line, names[2]) for line, names in modules if names[1] == "etl"]
         wrong += [f"{file}:{line}: {part} imports {other}" for line, other in found if other not in ETL[part] | {part}]
     assert not wrong
@@ -99,7 +106,7 @@ def test_imports_inside_etl_follow_its_dependency_rules() -> None:
 def test_no_packages_import_each_other() -> None:
     imported: dict[str, set[str]] = {package: set() for package in package_of().values()}
     for file, package in package_of().items():
-        imported[package] |= {module.split(".")[1] for _, module in imported_modules(all_nodes()[file])} - {package}
+        imported[package] |= {module.split(".")[1] for _, module in imported_by(file)} - {package}
     TopologicalSorter(imported).prepare()  # raises CycleError, which names the packages
 
 

@@ -2,6 +2,7 @@
 """No finalizer waits: each is on a short list, and `tests.test_closer` collects an instance of each under all locks."""
 
 import ast
+import functools
 from collections.abc import Iterator
 
 from tests.architecture.sources import all_nodes
@@ -25,27 +26,36 @@ READERS = {
 """Generators that at their end only close a file or sockets that they read, or nothing, which waits for nothing."""
 
 
-def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    """Yield each function of a module or a class with its name."""
+@functools.cache
+def functions() -> list[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Return each function of a module or a class with its name."""
+    named = []
     for file, nodes in all_nodes().items():
         module = file.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
         classes = {id(inner): outer.name for outer in nodes if isinstance(outer, ast.ClassDef) for inner in outer.body}
-        for node in nodes:
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                yield ".".join(filter(None, (module, classes.get(id(node)), node.name))), node
+        named += [
+            (".".join(filter(None, (module, classes.get(id(node)), node.name))), node)
+            for node in nodes
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        ]
+    return named
 
 
 def own(node: ast.AST) -> Iterator[ast.AST]:
     """Yield the nodes below one, without those of functions inside."""
-    for child in ast.iter_child_nodes(node):
+    left = [*ast.iter_child_nodes(node)]
+    while left:
+        child = left.pop()
         yield child
         if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
-            yield from own(child)
+            left += ast.iter_child_nodes(child)
 
 
 def called(node: ast.AST) -> str:
     """Return the name that a call calls, without its module."""
-    return ast.unparse(node.func).rpartition(".")[2].partition("[")[0] if isinstance(node, ast.Call) else ""
+    function = node.func if isinstance(node, ast.Call) else None
+    function = function.value if isinstance(function, ast.Subscript) else function
+    return getattr(function, "attr", getattr(function, "id", ""))
 
 
 def has_callback(node: ast.AST) -> bool:

@@ -23,14 +23,14 @@ HEAVY = (
     "onnxscript",
     "opentelemetry",
 )
+ETL = ("terarec.etl.engine", "terarec.etl.ready", "terarec.etl.spark")
 
 
 @pytest.mark.parametrize(
     ("modules", "unwanted"),
     [
         (("terarec", "terarec.spec", "terarec.cli", "terarec.hugectr"), (*HEAVY, "numpy", "pyarrow")),
-        (("terarec.data", "terarec.apps.synthetic"), HEAVY),
-        (("terarec.formats", "terarec.etl.engine", "terarec.etl.ready", "terarec.etl.spark"), HEAVY),
+        (("terarec.data", "terarec.formats", "terarec.apps.synthetic", *ETL), HEAVY),
         (("terarec.models", "terarec.serve", "terarec.train", "terarec.export"), (*HEAVY[1:], "torch._dynamo")),
     ],
 )

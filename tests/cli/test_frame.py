@@ -8,6 +8,7 @@ import pytest
 from terarec import __version__
 from terarec.cli.app import command_line
 from tests.cli.conftest import rejected, terarec
+from tests.params import in_every_run
 
 ORDER = [*command_line().commands]
 ENTRY = [sys.executable, "-c", "from terarec.cli import main; main()"]
@@ -96,7 +97,7 @@ def all_commands() -> list[list[str]]:
     return found
 
 
-@pytest.mark.parametrize("words", all_commands(), ids=" ".join)
+@pytest.mark.parametrize("words", in_every_run([[], ["bench"], ["train"]], all_commands()), ids=" ".join)
 def test_h_is_help_of_every_command_and_group(words: list[str]) -> None:
     """D16."""
     short, long = terarec(*words, "-h"), terarec(*words, "--help")

@@ -10,6 +10,7 @@ from terarec.cli.app import command_line
 from terarec.errors import ConfigError
 from terarec.spec.checks import FieldError
 from tests.cli.conftest import commands, rejected, terarec
+from tests.params import in_every_run
 
 
 def options() -> list[tuple[tuple[str, ...], Any]]:
@@ -26,9 +27,15 @@ def options() -> list[tuple[tuple[str, ...], Any]]:
 
 
 SINGLE = [(words, option) for words, option in options() if not option.multiple and not option.is_eager]
+FIRST = dict(reversed(SINGLE))
+"""An option of each command: the rule is one for all of them."""
 
 
-@pytest.mark.parametrize(("words", "option"), SINGLE, ids=[f"{' '.join(w)} {o.opts[0]}" for w, o in SINGLE])
+@pytest.mark.parametrize(
+    ("words", "option"),
+    in_every_run(list(FIRST.items()), SINGLE),
+    ids=[f"{' '.join(words)} {option.opts[0]}" for words, option in SINGLE],
+)
 def test_an_option_of_one_value_is_rejected_twice(words: tuple[str, ...], option: Any) -> None:
     assert not option.count
     word = option.opts[0]

@@ -18,6 +18,7 @@ from terarec.memory.batch_parts import batch_of
 from terarec.memory.level import Level
 from terarec.ps import EmbeddingCache, TableTiers
 from terarec.spec import CacheSpec, HostMemorySpec, OverflowSpec, RocksDBSpec, RowFileSpec
+from tests.params import in_every_run
 from tests.ps.redis_processes import PROGRAM, RedisProcess, running
 from tests.ps.tiers import KINDS, Delegating, Tier, disk, host, redis, table_of
 
@@ -160,8 +161,12 @@ class Run:
             assert torch.equal(rows, rows[:, :1].expand(-1, WIDTH))
 
 
-@pytest.mark.parametrize("has_cache", [False, True], ids=["tiers", "cache"])
-@pytest.mark.parametrize("stack", list(STACKS))
+# What a cache does depends on the level below it alone; that of three levels has all of its ways.
+CASES = [(stack, has_cache) for stack in STACKS for has_cache in (False, True)]
+QUICK = [(stack, False) for stack in STACKS] + [("files", True), ("host, cached files", True)]
+
+
+@pytest.mark.parametrize(("stack", "has_cache"), in_every_run(QUICK, CASES))
 def test_every_level_gives_the_newest_row_or_none(stack: str, has_cache: bool, tmp_path: Path) -> None:
     """Finding L1."""
     with ExitStack() as held:

@@ -53,6 +53,10 @@ from tests.models.planted import planted_batch, planted_dataset
 from tests.params import in_every_run
 
 each_model = pytest.mark.parametrize("name", every.MODELS)
+each_kind = pytest.mark.parametrize(
+    "name", in_every_run([name for name in every.MODELS if "-" not in name], every.MODELS)
+)
+"""Without the variants that differ in layers, where these make no difference."""
 COLUMNS = dataset()
 
 
@@ -180,7 +184,7 @@ def test_trains_on_data_sets_of_every_shape(name: str, columns: DatasetSpec) -> 
     assert model(batch).shape == (32, len(columns.labels))
     dense = build_dense_optimizer(AdamSpec(lr=0.01), model.parameters())
     rows = RowOptimizer(model, AdaGradSpec(lr=0.1)) if columns.categorical else None
-    for _ in range(20):
+    for _ in range(8):
         loss = loss_of(model, batch)
         dense.zero_grad()
         loss.backward()
@@ -190,7 +194,7 @@ def test_trains_on_data_sets_of_every_shape(name: str, columns: DatasetSpec) -> 
     assert loss.item() < first
 
 
-@each_model
+@each_kind
 def test_the_number_of_outputs_may_be_chosen(name: str) -> None:
     spec = every.MODELS[name]
     if isinstance(spec, GraphModelSpec | TwoTowerSpec | SequenceSpec | PairSpec | YouTubeDNNSpec | MultVAESpec):
@@ -221,7 +225,7 @@ def test_bfloat16_training_stays_near_float32(name: str) -> None:
     assert losses[1] == pytest.approx(losses[0], rel=0.05, abs=0.05)
 
 
-@each_model
+@each_kind
 def test_a_state_dict_restores(name: str) -> None:
     batch = random_batch(COLUMNS)
     model, other = (build(name, seed=seed).eval() for seed in (1, 2))
@@ -229,7 +233,7 @@ def test_a_state_dict_restores(name: str) -> None:
     assert torch.equal(logits_of(other, batch), logits_of(model, batch))
 
 
-@each_model
+@each_kind
 def test_the_seed_alone_decides_the_first_weights(name: str) -> None:
     torch.manual_seed(5)
     first = build(name, seed=3).state_dict()
@@ -245,18 +249,6 @@ def test_the_seed_alone_decides_the_first_weights(name: str) -> None:
 def test_a_spec_survives_a_file(name: str) -> None:
     run = RunSpec(data="/d", model=every.MODELS[name])
     assert from_data(RunSpec, to_data(run)) == run
-
-
-def test_old_descriptions_are_read() -> None:
-    """What runs described before there were more models."""
-    dlrm = {"kind": "dlrm", "width": 4, "bottom": [8, 4], "top": [2], "tables": {"kind": "static", "dtype": "float32"}}
-    run = from_data(RunSpec, {"data": "d", "model": dlrm})
-    assert run.model == DLRMSpec(width=4, bottom=(8, 4), top=(2,))
-    wide = {"kind": "wide_deep", "width": 4, "hidden": [8], "dropout": 0.1, "tables": {"kind": "dynamic"}}
-    model = build_model(from_data(RunSpec, {"data": "d", "model": wide}).model, COLUMNS)
-    names = {name for name, _ in model.named_parameters() if not name.endswith("rows")}
-    layers = {f"deep.layers.{layer}.{part}" for layer in (0, 1) for part in ("weight", "bias")}
-    assert names == {"linear_weight", "linear_bias", *layers}  # as in checkpoints of then
 
 
 def test_first_weights_of_the_published_settings() -> None:

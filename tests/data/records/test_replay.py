@@ -148,8 +148,13 @@ def test_a_state_fits_any_number_of_threads(tmp_path):
     assert_same_batches(list(plain), whole[2:])
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize(("batch_size", "threads", "prefetch"), [(1, 1, 0), (6, 3, 2), (34, 2, 1), (100, 1, 2)])
+READING = [(1, 1, 0), (6, 3, 2), (34, 2, 1), (100, 1, 2)]
+REPEATED = [(shuffle, *reading) for shuffle in (False, True) for reading in READING]
+
+
+@pytest.mark.parametrize(
+    ("shuffle", "batch_size", "threads", "prefetch"), in_every_run(REPEATED[1:4] + REPEATED[5:7], REPEATED)
+)
 def test_data_sets_that_repeat(shuffle, batch_size, threads, prefetch):
     source = TinyGroups((7, 3, 0, 5, 8, 1, 6, 4))
 

@@ -69,10 +69,10 @@ def same(block: Rows, other: Rows, names: tuple[str, ...]) -> None:
 
 @every_step
 def test_blocks_and_threads_change_no_bit(step: Operator) -> None:
-    whole = rows(500)
+    whole = rows(200)
     state = fit(step, [whole])
     expected = step.transform(whole, state)
-    for size, threads in ((1, 1), (37, 4), (250, 2)):
+    for size, threads in ((1, 1), (37, 4), (100, 2)):
         blocks = blocks_of(whole, size)
         other = fit(step, blocks, threads=threads)
         assert files_of(other) == files_of(state)
