@@ -93,8 +93,8 @@ class BenchServeOptions:
 def bench_serve(options: BenchServeOptions, show: Show) -> None:
     """Run ``terarec bench serve``."""
     from terarec.apps.bench_serve.bench import ServingBench
+    from terarec.apps.bench_serve.figures import check_plot, table_rows, write_plot, write_rows
     from terarec.apps.bench_serve.processes import LoadError
-    from terarec.apps.bench_serve.report import check_plot, table_rows, write_plot, write_rows
     from terarec.formats.table_file import check_suffix, read_table_file
     from terarec.io.files import check_new_file
 

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The forms of attention within sequences, and the biases of its scores."""
+"""The forms of attention within sequences, the biases of its scores, and its definition in plain PyTorch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import silu
 
 TIME_BASE = 0.301
 """Difference between the logarithms of two gaps in time that are in neighbouring buckets (HSTU's code)."""
@@ -66,3 +68,26 @@ def earlier(num_queries: int, num_keys: int, first_query: int, device: torch.dev
     """Return int64[queries, keys], how far each key is before each query; negative for later ones."""
     queries = torch.arange(first_query, first_query + num_queries, device=device)
     return queries.unsqueeze(1) - torch.arange(num_keys, device=device)
+
+
+def plain_attention(
+    query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, form: AttentionForm, biases: ScoreBiases
+) -> Tensor:
+    """Return what `terarec.ops.jagged_attention` does in plain PyTorch, one sequence after the other."""
+    outputs = [value.new_empty(0, *value.shape[1:])]
+    for begin, end in pairwise(offsets.tolist()):
+        q, k, v = (tensor[begin:end].transpose(0, 1) for tensor in (query, key, value))
+        scores = (q @ k.transpose(1, 2)) * form.factor(query.shape[2])
+        distances = earlier(end - begin, end - begin, 0, query.device)
+        if biases.position is not None:
+            scores = scores + biases.position[:, biases.of_distances(distances)]
+        if biases.time is not None and biases.times is not None:
+            gaps = biases.times[begin:end].unsqueeze(1) - biases.times[begin:end]
+            scores = scores + biases.time[:, biases.of_gaps(gaps)]
+        masked = (distances < 0) if form.causal else torch.zeros_like(distances, dtype=torch.bool)
+        if form.kind == "softmax":
+            weights = scores.masked_fill(masked, -torch.inf).softmax(2)
+        else:
+            weights = silu(scores).masked_fill(masked, 0.0)
+        outputs.append((weights.to(v.dtype) / form.divisor @ v).transpose(0, 1))
+    return torch.cat(outputs)

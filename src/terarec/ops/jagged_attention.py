@@ -24,8 +24,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import scaled_dot_product_attention, silu
 
 from terarec.errors import ConfigError
-from terarec.kernels.attention import AttentionForm, ScoreBiases, earlier
-from terarec.kernels.ref import jagged_attention as reference
+from terarec.kernels.attention import AttentionForm, ScoreBiases, earlier, plain_attention
 
 __all__ = ["AttentionForm", "ScoreBiases", "jagged_attention"]
 
@@ -67,7 +66,7 @@ def jagged_attention(
     _check(query, key, value, offsets)
     _check_biases(biases, num_positions=query.shape[0], heads=query.shape[1])
     if implementation == "ref":
-        return reference.jagged_attention(query, key, value, offsets, form, biases)
+        return plain_attention(query, key, value, offsets, form, biases)
     groups = _groups(offsets)
     longest = max((group.length for group in groups), default=0)
     if biases.position is not None and biases.position.shape[1] < 2 * longest - 1:

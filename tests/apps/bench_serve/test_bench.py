@@ -13,8 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from terarec.apps.bench_serve.bench import ServingBench
-from terarec.apps.bench_serve.bodies import file_records, synthetic_records
+from terarec.apps.bench_serve.bench import ServingBench, file_records, synthetic_records
 from terarec.cli.app import run
 from terarec.errors import ConfigError
 from terarec.serve import InferenceError, RunningServer

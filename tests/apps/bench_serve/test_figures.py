@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from terarec.apps.bench_serve.figures import LoadFigures, ServerTimes
+from terarec.apps.bench_serve.figures import LoadFigures, ServerTimes, table_rows, write_plot, write_rows
 from terarec.apps.bench_serve.load import Measured
-from terarec.apps.bench_serve.report import table_rows, write_plot, write_rows
 from terarec.errors import ConfigError, FormatError
 
 MS = 1_000_000
