@@ -5,7 +5,6 @@ Names and parameters, and which of them are supported, are in `terarec.hugectr.s
 Nothing that computes is imported here: a name imports its module when it is first used. Type checkers read the names in
 ``__init__.pyi``, which ``python -m tests.hugectr.generate names`` writes.
 """
-# ruff: noqa: F405 - `__getattr__` has the names of `__all__` that are not imported here.
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from terarec.hugectr.embedding_collection import (
     EmbeddingCollectionPlaceholder,
     EmbeddingPlanner,
 )
-from terarec.hugectr.enums import *  # noqa: F403
+from terarec.hugectr.enums import DataSourceType_t
 from terarec.hugectr.objects import (
     AsyncParam,
     DataReaderParams,
@@ -115,8 +114,10 @@ __all__ = [
     "optimizer",
     "solver_parser_helper",
     "tools",
-    *enums.__all__,
+    "DataSourceType_t",
+    *(enum.__name__ for enum in enums.ENUMS),
 ]
+globals().update({enum.__name__: enum for enum in enums.ENUMS})
 
 
 def __getattr__(name: str) -> object:

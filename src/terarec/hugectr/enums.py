@@ -383,47 +383,7 @@ class InferType(Names):
     Other = 1
 
 
-__all__ = [  # noqa: RUF022 - in the order of this file
-    "DataSourceType_t",
-    "Error_t",
-    "Check_t",
-    "DataReaderType_t",
-    "SourceType_t",
-    "FileSystemType_t",
-    "TrainPSType_t",
-    "Embedding_t",
-    "Initializer_t",
-    "Layer_t",
-    "GroupLayer_t",
-    "Alignment_t",
-    "LrPolicy_t",
-    "Optimizer_t",
-    "Update_t",
-    "Activation_t",
-    "FcPosition_t",
-    "Regularizer_t",
-    "MetricsRawType",
-    "MetricsType",
-    "DeviceLayout",
-    "AllReduceAlgo",
-    "Distribution_t",
-    "PowerLaw_t",
-    "Tensor_t",
-    "CommunicationStrategy",
-    "CompressionStrategy",
-    "DataReaderSparse_t",
-    "HybridEmbeddingType",
-    "CommunicationType",
-    "DatabaseType_t",
-    "Database_t",
-    "DatabaseHashMapAlgorithm_t",
-    "DatabaseOverflowPolicy_t",
-    "UpdateSourceType_t",
-    "EmbeddingCacheType_t",
-    "InferType",
-]
-# The first name is a synonym of FileSystemType_t, which would be listed twice.
-ENUMS: tuple[type[Enum], ...] = tuple(globals()[name] for name in __all__[1:])
+ENUMS: tuple[type[Enum], ...] = tuple(Names.__subclasses__())
 """Every enumeration, once, in the order of this file."""
 
 
