@@ -14,8 +14,7 @@ from torch import Tensor
 from terarec.kernels.slots import SLOT_BYTES, RowBatch, gather_from, touch_maps
 from terarec.memory.batch_parts import by_partition, by_table, table_ends, table_spans
 from terarec.memory.cached_part import CachedPart
-from terarec.memory.change_counts import ChangeCounts
-from terarec.memory.level import FileLevel, clear_rows
+from terarec.memory.level import ChangeCounts, FileLevel, clear_rows
 from terarec.memory.row_store import RowStore
 from terarec.parallel import FairLock
 from terarec.spec import OverflowSpec

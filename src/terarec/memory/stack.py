@@ -14,8 +14,8 @@ from torch import Tensor
 from terarec.errors import StaleRowsError, StorageError
 from terarec.kernels.slots import RowBatch, row_set
 from terarec.memory.batch_parts import table_spans
-from terarec.memory.change_counts import ChangeCounts
 from terarec.memory.guarded import Guarded
+from terarec.memory.level import ChangeCounts
 from terarec.memory.renewal import RowSource, StaleTable, renew
 
 

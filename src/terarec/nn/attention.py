@@ -290,16 +290,7 @@ class TargetAttention(HistoryPooling):
         self.softmax = softmax
 
     def forward(self, target: Tensor, values: Tensor, offsets: Tensor) -> Tensor:
-        """Pool the vectors of each history by attention to its target.
-
-        Args:
-            target: float[B, D].
-            values: float[n, D], the vectors of all histories.
-            offsets: int64[B + 1]; sample b has ``values[offsets[b] : offsets[b + 1]]``.
-
-        Returns:
-            float[B, D]; zeros for an empty history.
-        """
+        """Pool each history by attention to its target, an empty one to zeros; see `HistoryPooling`."""
         if not values.shape[0]:
             # The empty sum keeps the values in the graph, which get a gradient of their own shape.
             return torch.zeros_like(target) + values.sum(0)
@@ -315,16 +306,7 @@ class TargetAttention(HistoryPooling):
         return pooled.to(target.dtype)
 
     def padded(self, target: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-        """Pool histories padded to one length, as in an exported program.
-
-        Args:
-            target: float[B, D].
-            values: float[B, K, D].
-            mask: bool[B, K], the places that hold a vector.
-
-        Returns:
-            float[B, D], as `forward` gives it in evaluation.
-        """
+        """Pool padded histories; see `HistoryPooling`."""
         targets = target.unsqueeze(1).expand_as(values)
         inputs = torch.cat([targets, values, targets - values, targets * values], dim=2)
         weights = self.mlp(inputs.flatten(0, 1)).float().unflatten(0, (-1, values.shape[1]))

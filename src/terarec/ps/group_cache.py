@@ -17,7 +17,7 @@ from torch import Tensor
 from terarec.errors import ConfigError, TerarecError
 from terarec.kernels.slots import TouchedMaps, admit_maps, new_slot_map, touch_maps
 from terarec.memory.batch_parts import batch_of, joined
-from terarec.memory.change_counts import ChangeCounts
+from terarec.memory.level import ChangeCounts
 from terarec.ops import BagLayout
 from terarec.ops.bag_lookup import pool_rows
 from terarec.parallel import FairLock
