@@ -12,13 +12,14 @@ from terarec.ops.checks import ROW_DTYPES
 from tests.errors import at
 from tests.ops.bags import IMPLEMENTATIONS, make_layout, make_lookup
 from tests.ops.hosts import SETS, on_every_host
+from tests.params import paired
 
 WIDTHS = [1, 2, 3, 8, 16, 17, 32, 33, 64, 127, 128, 130, 256, 257]
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("pooling", ["sum", "none", ("mean", "sum", "sqrtn", "max")])
-@pytest.mark.parametrize("dtype", ROW_DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("width", "pooling", "dtype"), paired(WIDTHS, ["sum", "none", ("mean", "sum", "sqrtn", "max")], ROW_DTYPES)
+)
 def test_equals_the_plain_kernel(select, width, pooling, dtype):
     layout = make_layout(width, pooling)
     for batch, hotness in [(0, 1), (1, 1), (1, 3), (7, 4), (31, 1), (65, 2)]:
@@ -43,9 +44,9 @@ def test_weighted_keys_equal_the_plain_kernel(select, width):
             torch.testing.assert_close(result, expected)
 
 
-@pytest.mark.parametrize("width", [1, 17, 64, 128])
-@pytest.mark.parametrize("pooling", ["sum", "mean", "sqrtn", "max", "none"])
-@pytest.mark.parametrize("dtype", ROW_DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("width", "pooling", "dtype"), paired([1, 17, 64, 128], ["sum", "mean", "sqrtn", "max", "none"], ROW_DTYPES)
+)
 @pytest.mark.parametrize("weighted", [False, True])
 def test_the_same_bits_on_every_instruction_set_and_thread_count(width, pooling, dtype, weighted):
     held = make_lookup(make_layout(width, pooling), 700, 5)

@@ -12,6 +12,7 @@ from terarec.ops.row_update import BagGradient, row_rule, row_update_
 from tests.errors import at
 from tests.ops.bags import Lookup, make_layout, make_lookup, one_feature
 from tests.ops.hosts import SETS
+from tests.params import paired
 
 POOLED = ("sum", "mean", "sqrtn", "max")
 
@@ -83,10 +84,11 @@ def implementation(request):
     host.select("auto")
 
 
-@pytest.mark.parametrize("pooling", [*POOLED, POOLED])
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize(("width", "batch"), [(5, 40), (64, 40), (64, 3)])
-def test_updates_follow_the_formula(implementation, pooling, weighted, width, batch):
+@pytest.mark.parametrize(
+    ("pooling", "size", "weighted"), paired([*POOLED, POOLED], [(5, 40), (64, 40), (64, 3)], [False, True])
+)
+def test_updates_follow_the_formula(implementation, pooling, size, weighted):
+    width, batch = size
     layout = make_layout(width, pooling)
     held = make_lookup(layout, batch, 3, seed=6)
     key_weights = held.key_weights if weighted and layout.takes_key_weights else None

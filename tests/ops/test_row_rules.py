@@ -10,6 +10,7 @@ from terarec.ops.row_update import BagGradient, row_rule, row_update_, state_sha
 from tests.errors import at
 from tests.ops.bags import make_layout
 from tests.ops.rules import DenseReference, dense_gradient, make_gradients, make_rule, make_state
+from tests.params import paired
 
 IMPLEMENTATIONS = ["cpu", "ref"]
 POOLINGS = ["sum", ("mean", "sum", "mean", "mean")]
@@ -31,9 +32,7 @@ def touch_every_row(layout):
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("pooling", POOLINGS, ids=["sum", "mean"])
-@pytest.mark.parametrize("mode", ["local", "global"])
-@pytest.mark.parametrize("kind", RULE_KINDS)
+@pytest.mark.parametrize(("kind", "mode", "pooling"), paired(RULE_KINDS, ["local", "global"], POOLINGS))
 def test_equals_the_dense_optimizer(kind, mode, pooling, implementation):
     rule = make_rule(kind, mode)
     weights, _ = gradients_of(0)
