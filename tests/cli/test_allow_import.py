@@ -12,6 +12,7 @@ from terarec.errors import ConfigError
 from terarec.serve import InferenceSession
 from tests.cli.conftest import figures, rejected
 from tests.errors import at
+from tests.params import in_every_run
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +57,10 @@ def readers(place: Path, log: Path) -> dict[str, list[Any]]:
 NAMES = list(readers(Path(), Path()))
 
 
-@pytest.mark.parametrize("field", ["function", "record_function"])
-@pytest.mark.parametrize("name", NAMES)
+FORMS = [(name, field) for field in ("function", "record_function") for name in NAMES]
+
+
+@pytest.mark.parametrize(("name", "field"), in_every_run([*FORMS[: len(NAMES)], ("serve", "record_function")], FORMS))
 def test_a_shell_command_in_a_workflow_is_not_run(shop: Path, tmp_path: Path, name: str, field: str) -> None:
     """Nothing is written either."""
     place = changed(shop, tmp_path, **{field: "subprocess:getoutput"})

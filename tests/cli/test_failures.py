@@ -17,6 +17,7 @@ from terarec.errors import (
     RunInterruptedError,
     StorageError,
 )
+from tests.params import in_every_run
 
 
 @pytest.mark.parametrize(
@@ -76,8 +77,13 @@ def run_with(redirect: str, program: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["inspect", "nowhere", "--json"]], ids=str)
-@pytest.mark.parametrize("closed", ["stdout", "stderr", "full"])
+VERSION, INSPECT = ["--version"], ["inspect", "nowhere", "--json"]
+ENDS = [(arguments, closed) for arguments in (VERSION, INSPECT) for closed in ("stdout", "stderr", "full")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "closed"), in_every_run([(VERSION, "full"), (INSPECT, "stdout"), (INSPECT, "stderr")], ENDS)
+)
 def test_streams_that_are_closed_or_full_give_no_traceback(arguments: list[str], closed: str) -> None:
     """Finding Q7."""
     program = f"import sys; from terarec.cli import main; main({arguments!r})"
