@@ -3,6 +3,7 @@
 
 import dataclasses
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from terarec.spec import DynamicTablesSpec, RunSpec, Tiers, counting_filter
 from terarec.train.run import build
 from tests.dist.launch import Raised, run_ranks
 from tests.dist.test_training import TABLES, run_spec
+from tests.params import in_every_run
 from tests.train.planted import make_planted
 from tests.train.small_run import weights
 from tests.train.test_tiers import with_tiers
@@ -53,8 +55,9 @@ def runs_of(data: Path, out: Path) -> dict[str, tuple[RunSpec, str]]:
     }
 
 
-def train_all(ranks: Ranks, data: Path, out: Path) -> None:
-    for name, (spec, plan) in runs_of(data, out).items():
+def train_all(ranks: Ranks, data: Path, out: Path, names: Sequence[str]) -> None:
+    for name in names:
+        spec, plan = runs_of(data, out)[name]
         entries = [TablePlan(table=table, placement=held) for table, held in zip(TABLES, PLANS[plan], strict=True)]
         made = ShardingPlan(world_size=ranks.size, tables=tuple(entries)) if ranks.size > 1 else None
         build(spec, out / name, ranks=ranks, plan=made).fit()
@@ -71,11 +74,15 @@ def rows_of(checkpoint: Path) -> dict[str, Tensor]:
     return found
 
 
-def test_checkpoints_of_ranks_hold_what_those_of_one_process_hold(data: Path, tmp_path: Path) -> None:
-    results = run_ranks(2, train_all, data, tmp_path / "ranks")
+EVERY_RUN, OTHERS = ["dynamic", "parts"], ["static", "filter", "tiers", "dynamic"]
+
+
+@pytest.mark.parametrize("names", in_every_run([EVERY_RUN], [EVERY_RUN, OTHERS]), ids=" ".join)
+def test_checkpoints_of_ranks_hold_what_those_of_one_process_hold(data: Path, tmp_path: Path, names: list[str]) -> None:
+    results = run_ranks(2, train_all, data, tmp_path / "ranks", names)
     assert not any(isinstance(result, Raised | str) for result in results), results
-    train_all(Ranks(), data, tmp_path / "one")
-    for name in runs_of(data, tmp_path):
+    train_all(Ranks(), data, tmp_path / "one", names)
+    for name in names:
         found, expected = (complete_checkpoints(tmp_path / side / name / "checkpoints") for side in ("ranks", "one"))
         assert [path.name for path in found] == [path.name for path in expected]
         for path, wanted in zip(found, expected, strict=True):
