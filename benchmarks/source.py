@@ -14,8 +14,7 @@ from record import Row, append_rows, measure_in_turns
 
 from terarec.apps.synthetic import generate
 from terarec.etl.source.source import open_source
-from terarec.kernels.cpu.delimited import parse_delimited
-from terarec.kernels.encoding_types import DelimitedField, DelimitedLayout
+from terarec.kernels.cpu.delimited import DelimitedField, DelimitedLayout, parse_delimited
 from terarec.spec import SourceColumn, SourceSpec
 
 NAMES = ["label", *(f"I{number}" for number in range(1, 14)), *(f"C{number}" for number in range(1, 27))]

@@ -15,7 +15,7 @@ namespace terarec::encoding {
 
 enum class Policy : int { raise, skip, missing };
 
-// kernels/encoding_types.py describes the fields.
+// kernels/cpu/delimited.py describes the fields.
 struct DelimitedLayout {
   std::vector<FieldLayout> fields;
   Quoting quoting;

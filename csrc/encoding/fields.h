@@ -8,7 +8,7 @@
 
 namespace terarec::encoding {
 
-// The order is that of FAULT_KINDS in kernels/encoding_types.py.
+// The order is that of FAULT_KINDS in kernels/cpu/delimited.py.
 enum class Fault : int {
   none,
   short_line,

@@ -107,7 +107,7 @@ inline std::string_view FieldSplitter::next_quoted(const char*& cursor, const ch
   }
 }
 
-// How fields are separated and quoted; kernels/encoding_types.py says what the fields mean.
+// How fields are separated and quoted; kernels/cpu/delimited.py says what the fields mean.
 struct Quoting {
   std::string delimiter;
   bool quote;

@@ -4,7 +4,7 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from terarec.kernels.encoding_types import InvalidValueError
+from terarec.kernels.cpu.encoding import InvalidValueError
 
 ANYTHING = st.one_of(
     st.none(),

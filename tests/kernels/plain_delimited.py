@@ -13,10 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from terarec.kernels.encoding_types import (
+from terarec.kernels.cpu.delimited import (
     ARROW_TYPES,
-    FAULT_BYTES_KEPT,
-    FAULTS_KEPT,
     UNQUOTED,
     DelimitedField,
     DelimitedLayout,
@@ -30,6 +28,7 @@ _INTEGER = re.compile(rb"(-?[0-9]+)(?:\.0+)?")
 _NUMBER = re.compile(rb"-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _HEX = re.compile(rb"[0-9a-fA-F]{1,8}")
 _SPACE = b" \t\n\v\f\r"
+_FAULTS_KEPT, _FAULT_BYTES_KEPT = 10, 80
 
 
 class _FaultError(Exception):
@@ -151,8 +150,8 @@ class _Parse:
 
     def report(self, kind: FaultKind, line_number: int, position: int, text: bytes) -> None:
         self.counts[kind] += 1
-        if len(self.faults) < FAULTS_KEPT or kind == "quote":
-            self.faults.append(FieldFault(line_number, kind, position, text[:FAULT_BYTES_KEPT]))
+        if len(self.faults) < _FAULTS_KEPT or kind == "quote":
+            self.faults.append(FieldFault(line_number, kind, position, text[:_FAULT_BYTES_KEPT]))
 
     def take(self, line_number: int, row: int, line: bytes) -> None:
         result = _faults_and_values(line, self.layout)

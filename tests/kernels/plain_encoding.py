@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from terarec.kernels.encoding_types import HASH_SEED, InvalidValueError
+from terarec.kernels.cpu.encoding import HASH_SEED, InvalidValueError
 
 
 def split_texts(text: NDArray[np.uint8], offsets: NDArray[np.int64]) -> list[str]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from terarec.etl.columns import flat, kind_of, null_mask, numpy_values
 from terarec.kernels.cpu import delimited as cpu
-from terarec.kernels.encoding_types import DelimitedField, DelimitedLayout
+from terarec.kernels.cpu.delimited import DelimitedField, DelimitedLayout
 from tests.kernels import plain_delimited as ref
 from tests.params import examples
 

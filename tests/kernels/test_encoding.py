@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from terarec.kernels.cpu import encoding as cpu
-from terarec.kernels.encoding_types import InvalidValueError
+from terarec.kernels.cpu.encoding import InvalidValueError
 from tests.kernels import plain_encoding as ref
 from tests.kernels.anything import ANYTHING, found_list
 from tests.kernels.columns import text_of, validity_of

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from terarec.kernels.cpu import encoding as cpu
-from terarec.kernels.encoding_types import InvalidValueError
+from terarec.kernels.cpu.encoding import InvalidValueError
 from tests.kernels import plain_encoding as ref
 from tests.kernels.columns import INT64S, SMALL_TEXTS, text_of
 

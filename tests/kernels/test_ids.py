@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from terarec.errors import FormatError
 from terarec.kernels.cpu import encoding as cpu
-from terarec.kernels.encoding_types import InvalidValueError
+from terarec.kernels.cpu.encoding import InvalidValueError
 from tests.kernels import plain_encoding as ref
 from tests.kernels.anything import ANYTHING, found_list
 from tests.kernels.columns import INT64S, SMALL_TEXTS, text_of, validity_of

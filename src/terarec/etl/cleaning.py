@@ -14,8 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from terarec.etl.columns import is_missing
-from terarec.kernels.cpu.delimited import parse_delimited
-from terarec.kernels.encoding_types import DelimitedField, DelimitedLayout
+from terarec.kernels.cpu.delimited import DelimitedField, DelimitedLayout, parse_delimited
 from terarec.spec import SourceSpec
 
 SPACE = " \t\n\v\f\r"

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from terarec.errors import FormatError
 from terarec.formats.integers import accepted_integers, integers_of_floats
+from terarec.kernels.cpu.delimited import ARROW_TYPES as PARSED_TYPES
 from terarec.kernels.cpu.encoding import nulls_hold
-from terarec.kernels.encoding_types import ARROW_TYPES as PARSED_TYPES
 from terarec.ragged import offsets_of
 from terarec.spec.dataset import MISSING_KEY
 

@@ -17,8 +17,7 @@ import pyarrow as pa
 from terarec.errors import ConfigError
 from terarec.etl.columns import texts_of
 from terarec.etl.workflow.raw_values import SMALL_ROWS
-from terarec.kernels.cpu.encoding import cut_texts
-from terarec.kernels.encoding_types import InvalidValueError
+from terarec.kernels.cpu.encoding import InvalidValueError, cut_texts
 from terarec.serve.json_codec import ReadElements, decode_infer_request, encode, json_elements
 from terarec.serve.protocol import (
     Elements,

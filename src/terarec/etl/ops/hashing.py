@@ -33,8 +33,7 @@ from terarec.etl.columns import (
 from terarec.etl.ops.base import ColumnsOperator, ColumnTypes, MappedColumns
 from terarec.etl.ops.states import State
 from terarec.etl.ops.values import RecordFunction, accepted_list, each, hashes_of, item_function, rejected
-from terarec.kernels.cpu.encoding import xxh64_list
-from terarec.kernels.encoding_types import HASH_SEED, InvalidValueError
+from terarec.kernels.cpu.encoding import HASH_SEED, InvalidValueError, xxh64_list
 from terarec.ragged import Ragged, flat_values, like_values
 from terarec.spec import checks
 from terarec.spec.dataset import MISSING_ID

@@ -22,8 +22,7 @@ from terarec.etl.ops.sequences import ITEM_BITS, MAX_ITEMS
 from terarec.etl.ops.states import SpillOptions, State, Statistic, read_table, table_path, write_table
 from terarec.etl.ops.values import RecordFunction, joined, values_of_array
 from terarec.etl.values import VALUE_TYPES, ValueIds
-from terarec.kernels.cpu.encoding import xxh64_int64
-from terarec.kernels.encoding_types import HASH_SEED
+from terarec.kernels.cpu.encoding import HASH_SEED, xxh64_int64
 from terarec.ragged import flat_values, like_values
 from terarec.reports.text import byte_text
 from terarec.spec import checks

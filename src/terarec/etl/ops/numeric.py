@@ -32,7 +32,7 @@ from terarec.etl.ops.base import ColumnTypes, MappedColumns, Stage, value_of
 from terarec.etl.ops.fitted_params import FittedParams, RangeParams, ScaleParams, ShiftParams
 from terarec.etl.ops.states import FittedNumbers, Moments, NumberRange, SpillOptions, State, Statistic, SummedStatistic
 from terarec.etl.ops.values import RecordFunction, as_numbers, item_function, rejected
-from terarec.kernels.encoding_types import InvalidValueError
+from terarec.kernels.cpu.encoding import InvalidValueError
 from terarec.spec import checks
 from terarec.spec.registry import register
 

@@ -30,7 +30,7 @@ from terarec.etl.columns import (
 from terarec.etl.ops.base import ColumnsOperator, ColumnTypes
 from terarec.etl.ops.states import State
 from terarec.etl.ops.values import HEX_DIGITS, RecordFunction, ValueType, rejected
-from terarec.kernels.encoding_types import InvalidValueError
+from terarec.kernels.cpu.encoding import InvalidValueError
 from terarec.ragged import Ragged, offsets_of
 from terarec.spec import checks
 from terarec.spec.registry import register

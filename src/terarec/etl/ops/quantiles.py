@@ -39,8 +39,7 @@ from terarec.etl.ops.fitted_params import BoundaryParams, FittedParams, MedianPa
 from terarec.etl.ops.numeric import NumberOperator, Param
 from terarec.etl.ops.states import FittedNumbers, MergeableStatistic, Params, SpillOptions, State, Statistic
 from terarec.etl.ops.values import RecordFunction, as_numbers, item_function
-from terarec.kernels.cpu.encoding import xxh64_int64
-from terarec.kernels.encoding_types import HASH_SEED
+from terarec.kernels.cpu.encoding import HASH_SEED, xxh64_int64
 from terarec.spec import checks
 from terarec.spec.dataset import MISSING_ID
 from terarec.spec.registry import register

@@ -32,8 +32,7 @@ from terarec.etl.ops.states import (
 from terarec.etl.ops.values import RecordFunction, item_function
 from terarec.etl.partitions import sums_by_value
 from terarec.etl.values import VALUE_TYPES, ValueIds, encoding_bytes, lookup_values
-from terarec.kernels.cpu.encoding import xxh64_int64
-from terarec.kernels.encoding_types import HASH_SEED
+from terarec.kernels.cpu.encoding import HASH_SEED, xxh64_int64
 from terarec.spec import checks
 from terarec.spec.registry import register
 

@@ -11,7 +11,7 @@ from terarec.errors import TerarecError, UserCodeError
 from terarec.etl.columns import REJECTED_SHOWN, RowFaultError, Rows
 from terarec.etl.ops.base import Operator
 from terarec.etl.ops.states import State
-from terarec.kernels.encoding_types import InvalidValueError
+from terarec.kernels.cpu.encoding import InvalidValueError
 from terarec.user_code import describe, is_user_module
 
 _VALUE_ERRORS = (ValueError, ArithmeticError, LookupError)

@@ -44,8 +44,7 @@ from terarec.etl.columns import (
     numpy_values,
     text_buffers,
 )
-from terarec.kernels.cpu.encoding import numbers_of_list, xxh64_int64, xxh64_text
-from terarec.kernels.encoding_types import InvalidValueError
+from terarec.kernels.cpu.encoding import InvalidValueError, numbers_of_list, xxh64_int64, xxh64_text
 from terarec.ragged import Ragged
 from terarec.spec.checks import quoted
 

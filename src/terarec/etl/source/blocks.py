@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from terarec.errors import ConfigError, FormatError
 from terarec.etl.columns import Rows, array_of, flat, list_lengths, list_offsets, lists_of
 from terarec.etl.times import SECONDS
-from terarec.kernels.encoding_types import EXPECTED as PARSER_EXPECTED
+from terarec.kernels.cpu.delimited import EXPECTED as PARSER_EXPECTED
 from terarec.ragged import offsets_of
 from terarec.spec import SourceColumn
 from terarec.spec.checks import did_you_mean, quoted

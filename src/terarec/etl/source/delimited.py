@@ -39,13 +39,16 @@ from terarec.etl.source.text import (
     text_bytes,
 )
 from terarec.etl.times import accepted_times, beyond_years, has_parts, parse_times
-from terarec.kernels.cpu.delimited import count_rows, first_record_bytes, lines_of_rows, parse_delimited
-from terarec.kernels.encoding_types import (
+from terarec.kernels.cpu.delimited import (
     DelimitedField,
     DelimitedLayout,
     FieldFault,
     FieldType,
     Quoting,
+    count_rows,
+    first_record_bytes,
+    lines_of_rows,
+    parse_delimited,
 )
 from terarec.spec import SourceColumn, SourceSpec
 from terarec.spec.preparation import BadInputPolicy

@@ -23,8 +23,7 @@ from terarec.errors import FormatError, TerarecError
 from terarec.etl.source.blocks import MAX_LINE_BYTES, SourceFile
 from terarec.io.opening import open_file
 from terarec.io.remote import is_remote, locate
-from terarec.kernels.cpu.delimited import count_rows, lines_of_rows
-from terarec.kernels.encoding_types import UNQUOTED, Quoting
+from terarec.kernels.cpu.delimited import UNQUOTED, Quoting, count_rows, lines_of_rows
 
 BLOCK_BYTES = 1 << 22
 """Text read at once, 17,600 lines of Criteo. Time a row to prepare 1.5 M rows, the same with a fitted workflow, and

@@ -19,8 +19,7 @@ from terarec.etl.source.blocks import FormatReader, RawBlock, RawPart, SourceFil
 from terarec.etl.source.text import LineCount, check_rows, count_lines, open_text
 from terarec.formats.parquet import arrow_errors
 from terarec.io.remote import locate
-from terarec.kernels.cpu.delimited import count_rows
-from terarec.kernels.encoding_types import Quoting
+from terarec.kernels.cpu.delimited import Quoting, count_rows
 from terarec.spec import SourceSpec
 
 _BATCH_ROWS = 1 << 16

@@ -29,8 +29,7 @@ from terarec.etl.ops.values import HEX_DIGITS, checked_texts
 from terarec.etl.times import FIRST_SECOND, LAST_SECOND, SECONDS, read_time
 from terarec.formats.integers import accepted_integers, float_bound, integers_of_floats
 from terarec.formats.parquet import is_list, value_type
-from terarec.kernels.cpu.encoding import numbers_of_list, read_hex32
-from terarec.kernels.encoding_types import InvalidValueError
+from terarec.kernels.cpu.encoding import InvalidValueError, numbers_of_list, read_hex32
 from terarec.ragged import Ragged, offsets_of
 from terarec.spec import SourceColumn
 from terarec.spec.checks import quoted

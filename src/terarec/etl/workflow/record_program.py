@@ -29,8 +29,7 @@ from terarec.etl.ops.values import HEX_DIGITS, RecordFunction, as_numbers, check
 from terarec.etl.workflow.plan import Plan, producer
 from terarec.etl.workflow.raw_values import as_list, cut_text, time_reader
 from terarec.formats.block import Keys
-from terarec.kernels.cpu.encoding import numbers_of_list, numbers_of_lists
-from terarec.kernels.encoding_types import InvalidValueError
+from terarec.kernels.cpu.encoding import InvalidValueError, numbers_of_list, numbers_of_lists
 from terarec.ragged import Ragged
 from terarec.spec import SourceColumn
 from terarec.spec.dataset import MISSING_KEY

@@ -25,7 +25,7 @@ from terarec.etl.workflow.raw_values import RawValues, as_list, few_as_list, rea
 from terarec.etl.workflow.record_program import RawColumn, RecordProgram, ServingPlan
 from terarec.etl.workflow.transform import data_set, dense_values, keys_of, state_of
 from terarec.formats.block import Keys
-from terarec.kernels.encoding_types import InvalidValueError
+from terarec.kernels.cpu.encoding import InvalidValueError
 from terarec.spec.checks import did_you_mean
 
 

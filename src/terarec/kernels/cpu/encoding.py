@@ -19,8 +19,23 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from terarec.errors import FormatError
 from terarec.kernels.cpu import _encoding
-from terarec.kernels.encoding_types import HASH_SEED, InvalidValueError
+
+HASH_SEED = 42
+"""Of the XXH64 that gives hash buckets: Spark's ``xxhash64`` has it built in."""
+
+
+class InvalidValueError(FormatError):
+    """A value of a column that does not have the column's type.
+
+    Attributes:
+        row: Position of the value in the column, from 0.
+    """
+
+    def __init__(self, row: int) -> None:
+        super().__init__(f"position {row}", "got a value of another type or out of range")
+        self.row = row
 
 
 def xxh64_int64(values: NDArray[np.int64], seed: int = HASH_SEED) -> NDArray[np.int64]:
@@ -170,7 +185,24 @@ class _Ids:
         return ids
 
 
-class Hex32Ids(_Ids):
+class _IntegerIds(_Ids, Generic[IntegerT]):
+    """Ids of integers of one type."""
+
+    __slots__ = ()
+
+    def find_all(
+        self,
+        values: NDArray[IntegerT],
+        valid: NDArray[np.uint8] | None = None,
+        out: NDArray[np.int32] | NDArray[np.int64] | None = None,
+    ) -> NDArray[Any]:
+        """Return ids of ``values[n]``, missing unless `valid`: int64[n], or into ``out`` if given."""
+        ids = np.empty(len(values), dtype=np.int64) if out is None else out
+        self._table.find_all(values, valid, ids)
+        return ids
+
+
+class Hex32Ids(_IntegerIds[np.uint32]):
     """Ids of 32-bit values; the hash is that of the value as int64.
 
     `find_list` takes hexadecimal strings; None and ``""`` are missing.
@@ -188,17 +220,8 @@ class Hex32Ids(_Ids):
     def __init__(self, values: NDArray[np.uint32], hash_buckets: int = 1) -> None:
         self._table = _encoding.Hex32Ids(values, hash_buckets)
 
-    def find_all(
-        self,
-        values: NDArray[np.uint32],
-        valid: NDArray[np.uint8] | None = None,
-        out: NDArray[np.int32] | NDArray[np.int64] | None = None,
-    ) -> NDArray[Any]:
-        """Return ids of ``values uint32[n]``, missing unless `valid`: int64[n], or into ``out`` if given."""
-        return _find_all(self._table, values, valid, out)
 
-
-class Int64Ids(_Ids):
+class Int64Ids(_IntegerIds[np.int64]):
     """Ids of 64-bit integers.
 
     `find_list` takes Python or NumPy integers, but no truth values nor integers beyond 64 bits; None is missing.
@@ -215,15 +238,6 @@ class Int64Ids(_Ids):
 
     def __init__(self, values: NDArray[np.int64], hash_buckets: int = 1) -> None:
         self._table = _encoding.Int64Ids(values, hash_buckets)
-
-    def find_all(
-        self,
-        values: NDArray[np.int64],
-        valid: NDArray[np.uint8] | None = None,
-        out: NDArray[np.int32] | NDArray[np.int64] | None = None,
-    ) -> NDArray[Any]:
-        """Return ids of ``values int64[n]``, missing unless `valid`: int64[n], or into ``out`` if given."""
-        return _find_all(self._table, values, valid, out)
 
 
 class TextIds(_Ids):
@@ -294,12 +308,6 @@ def find_columns(
     """
     ids = np.empty((len(tables), len(values[0])), dtype=np.int32)
     _encoding.find_columns([table._table for table in tables], values, valid, ids)
-    return ids
-
-
-def _find_all(table: Any, values: NDArray[Any], valid: NDArray[np.uint8] | None, out: Any) -> NDArray[Any]:
-    ids = np.empty(len(values), dtype=np.int64) if out is None else out
-    table.find_all(values, valid, ids)
     return ids
 
 
