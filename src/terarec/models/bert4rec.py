@@ -20,14 +20,7 @@ class BERT4Rec(SequenceModel):
 
     Training masks items of history and item at random, at least one in each sample, and predicts these from the rest.
 
-    Args:
-        spec: Columns, layers and loss.
-        dataset: Columns, with one label.
-        num_outputs: Number of outputs, which is 1; None for one a label.
-        seed: Seed of the initial weights.
-
-    Raises:
-        ConfigError: See `SequenceModel`.
+    Arguments and errors are those of `SequenceModel`.
     """
 
     def __init__(

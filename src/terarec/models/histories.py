@@ -168,14 +168,7 @@ class BST(HistoryModel):
 
     Behavior Sequence Transformer (Chen et al. 2019, arXiv 1905.06874).
 
-    Args:
-        spec: Widths and layers, targets and their histories.
-        dataset: Columns.
-        num_outputs: Number of outputs C; None for one a label.
-        seed: Seed of the initial weights.
-
-    Raises:
-        ConfigError: See `HistoryModel`.
+    Arguments and errors are those of `HistoryModel`.
     """
 
     def __init__(self, spec: BSTSpec, dataset: DatasetSpec, *, num_outputs: int | None = None, seed: int = 0) -> None:
@@ -212,14 +205,7 @@ class DIEN(HistoryModel):
     Deep Interest Evolution Network (Zhou et al. 2019, arXiv 1809.03672). In training each state of the first layer
     predicts the next item of its history by its dot with the item's vector (eq. 3 and 4 of the paper).
 
-    Args:
-        spec: Widths and layers, targets and their histories.
-        dataset: Columns.
-        num_outputs: Number of outputs C; None for one a label.
-        seed: Seed of the initial weights.
-
-    Raises:
-        ConfigError: See `HistoryModel`; or negatives that the columns cannot give.
+    Arguments and errors are those of `HistoryModel`, and for negatives that the columns cannot give.
     """
 
     def __init__(self, spec: DIENSpec, dataset: DatasetSpec, *, num_outputs: int | None = None, seed: int = 0) -> None:

@@ -4,6 +4,8 @@
 The papers: Caruana 1997, "Multitask learning" (Machine Learning 28); Ma et al. 2018, "Modeling task relationships in
 multi-task learning with multi-gate mixture-of-experts" (KDD); Tang et al. 2020, "Progressive layered extraction"
 (RecSys); Ma et al. 2018, "Entire space multi-task model" (arXiv 1804.07931).
+
+The arguments of a model are those of `terarec.models.build_model`.
 """
 
 from __future__ import annotations
@@ -22,14 +24,7 @@ from terarec.spec.multitask import TowersSpec
 
 
 class SharedBottom(nn.Module):
-    """One MLP over all columns, and a tower for each output on top.
-
-    Args:
-        spec: Widths and layers.
-        dataset: Columns.
-        num_outputs: Number of outputs C; None for one a label.
-        seed: Seed of the initial weights.
-    """
+    """One MLP over all columns, and a tower for each output on top."""
 
     def __init__(
         self, spec: SharedBottomSpec, dataset: DatasetSpec, *, num_outputs: int | None = None, seed: int = 0
@@ -48,14 +43,7 @@ class SharedBottom(nn.Module):
 
 
 class MMoE(nn.Module):
-    """Experts over all columns, and for each output a gate that mixes them, and a tower.
-
-    Args:
-        spec: Widths and layers.
-        dataset: Columns.
-        num_outputs: Number of outputs C; None for one a label.
-        seed: Seed of the initial weights.
-    """
+    """Experts over all columns, and for each output a gate that mixes them, and a tower."""
 
     def __init__(self, spec: MMoESpec, dataset: DatasetSpec, *, num_outputs: int | None = None, seed: int = 0) -> None:
         super().__init__()
@@ -123,14 +111,7 @@ class ExtractionLayer(nn.Module):
 
 
 class PLE(nn.Module):
-    """Extraction layers with experts of each output and shared ones, and a tower for each output.
-
-    Args:
-        spec: Widths, layers and numbers of experts.
-        dataset: Columns.
-        num_outputs: Number of outputs C; None for one a label.
-        seed: Seed of the initial weights.
-    """
+    """Extraction layers with experts of each output and shared ones, and a tower for each output."""
 
     def __init__(self, spec: PLESpec, dataset: DatasetSpec, *, num_outputs: int | None = None, seed: int = 0) -> None:
         super().__init__()

@@ -139,14 +139,8 @@ class YouTubeDNN(NextItemModel):
 
     The history shares the item's table (Covington et al. 2016, "Deep neural networks for YouTube recommendations").
 
-    Args:
-        spec: Columns, layers and loss.
-        dataset: Columns, with one label.
-        num_outputs: Number of outputs, which is 1; None for one a label.
-        seed: Seed of the initial weights.
-
-    Raises:
-        ConfigError: See `NextItemModel`; or a column of the user that is not there.
+    Arguments and errors are those of `NextItemModel`, and for a column of the user that is not there; `seed` is that of
+    the initial weights.
     """
 
     _dense: Tensor
@@ -208,14 +202,7 @@ class MultVAE(NextItemModel):
     Attributes:
         updates: Number of batches that were trained, by which the factor of the divergence rises.
 
-    Args:
-        spec: Columns, layers and loss.
-        dataset: Columns, with one label.
-        num_outputs: Number of outputs, which is 1; None for one a label.
-        seed: Seed of the initial weights.
-
-    Raises:
-        ConfigError: See `NextItemModel`.
+    Arguments and errors are those of `NextItemModel`; `seed` is that of the initial weights.
     """
 
     updates: Tensor

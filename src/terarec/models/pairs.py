@@ -216,14 +216,7 @@ class PairModel(RetrievalModel):
 class MFBPR(PairModel):
     """Matrix factorization, trained by BPR: the dot of both vectors (Rendle et al. 2009, arXiv 1205.2618).
 
-    Args:
-        spec: Columns and loss.
-        dataset: Columns, with one label.
-        num_outputs: Number of outputs, which is 1; None for one a label.
-        seed: Seed of the initial weights.
-
-    Raises:
-        ConfigError: See `PairModel`.
+    Arguments and errors are those of `PairModel`.
     """
 
     def __init__(self, spec: MFBPRSpec, dataset: DatasetSpec, *, num_outputs: int | None = None, seed: int = 0) -> None:
@@ -237,14 +230,7 @@ class MFBPR(PairModel):
 class NCF(PairModel):
     """Neural collaborative filtering: a product of vectors, an MLP, or both (He et al. 2017, arXiv 1708.05031).
 
-    Args:
-        spec: Columns, layers and loss.
-        dataset: Columns, with one label.
-        num_outputs: Number of outputs, which is 1; None for one a label.
-        seed: Seed of the initial weights.
-
-    Raises:
-        ConfigError: See `PairModel`.
+    Arguments and errors are those of `PairModel`.
     """
 
     scores_are_dots = False

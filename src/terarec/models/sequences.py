@@ -238,14 +238,7 @@ class SequenceModel(RetrievalModel):
 class GRU4Rec(SequenceModel):
     """Gated recurrent units over the history (Hidasi et al. 2016, arXiv 1511.06939).
 
-    Args:
-        spec: Columns, layers and loss.
-        dataset: Columns, with one label.
-        num_outputs: Number of outputs, which is 1; None for one a label.
-        seed: Seed of the initial weights.
-
-    Raises:
-        ConfigError: See `SequenceModel`.
+    Arguments and errors are those of `SequenceModel`.
     """
 
     def __init__(
@@ -259,14 +252,7 @@ class GRU4Rec(SequenceModel):
 class SASRec(SequenceModel):
     """A causal transformer over the history (Kang and McAuley 2018, arXiv 1808.09781).
 
-    Args:
-        spec: Columns, layers and loss.
-        dataset: Columns, with one label.
-        num_outputs: Number of outputs, which is 1; None for one a label.
-        seed: Seed of the initial weights.
-
-    Raises:
-        ConfigError: See `SequenceModel`.
+    Arguments and errors are those of `SequenceModel`.
     """
 
     def __init__(
@@ -290,14 +276,7 @@ class HSTU(SequenceModel):
 
     Zhai et al. 2024, arXiv 2402.17152.
 
-    Args:
-        spec: Columns, layers and loss.
-        dataset: Columns, with one label.
-        num_outputs: Number of outputs, which is 1; None for one a label.
-        seed: Seed of the initial weights.
-
-    Raises:
-        ConfigError: See `SequenceModel`; or no column of any integers for the times.
+    Arguments and errors are those of `SequenceModel`, and for no column of any integers for the times.
     """
 
     def __init__(self, spec: HSTUSpec, dataset: DatasetSpec, *, num_outputs: int | None = None, seed: int = 0) -> None:
