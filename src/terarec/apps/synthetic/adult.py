@@ -78,15 +78,7 @@ def generate(out: Path, *, rows: int, seed: int = 0, progress: Progress | None =
     As in UCI's files, fields are separated by a comma and a space, ``?`` is a missing one, and in ``adult.test`` the
     first line is a remark and labels end with a dot.
 
-    Args:
-        out: Directory to create; it must not exist, or be empty.
-        rows: People in both files.
-        seed: Seed; equal `rows` and `seed` give equal bytes.
-        progress: Callback; see `raw_log.Progress`.
-
-    Raises:
-        ConfigError: A number out of range, or `out` holds something.
-        StorageError: The disk cannot hold the files.
+    `rows` are the people in both files; other arguments and errors are those of `raw_log.write_log`.
     """
     check_count("rows", rows, 3)
     return write_log(out, _pieces(rows, seed), rows=rows, seed=seed, progress=progress)

@@ -47,16 +47,8 @@ def generate(
     milliseconds and more, and ``meta.jsonl``. Reviews are in no order. The label of a sample is whether it gives at
     least 4 stars; that depends on the product, its brand, and whether its category is a favourite of the user's.
 
-    Args:
-        out: Directory to create; it must not exist, or be empty.
-        rows: Reviews.
-        layout: Layout of the files, one of those above.
-        seed: Seed; equal `rows`, `layout` and `seed` give equal bytes.
-        progress: Callback; see `raw_log.Progress`.
-
-    Raises:
-        ConfigError: An option out of range, or `out` holds something.
-        StorageError: The disk cannot hold the files.
+    `rows` are the reviews, and `layout` is one of those above; other arguments and errors are those of
+    `raw_log.write_log`.
     """
     check_choice("layout", layout, get_args(Layout))
     pieces = _pieces(rows, layout, seed)

@@ -88,15 +88,7 @@ def generate(out: Path, *, rows: int, seed: int = 0, progress: Progress | None =
     The rows are in order of their hour and cover ten days from 2014-10-21 on. The same `rows` and `seed` give the same
     bytes. Numbers of values shrink with the rows.
 
-    Args:
-        out: Directory to create; it must not exist, or be empty.
-        rows: Number of lines without the header.
-        seed: Seed of the click model and of the rows.
-        progress: Callback; see `raw_log.Progress`.
-
-    Raises:
-        ConfigError: A number out of range, or `out` holds something.
-        StorageError: The disk cannot hold the log.
+    `rows` are the lines without the header; other arguments and errors are those of `raw_log.write_log`.
     """
     return write_log(out, _pieces(rows, seed), rows=rows, seed=seed, progress=progress)
 

@@ -53,15 +53,7 @@ def generate(out: Path, *, rows: int, seed: int = 0, progress: Progress | None =
     the best AUC is an article on a page, four to eight of them; its label is whether it was clicked on. That depends
     on the article and on whether its category is one of the user's two favourites, which the history shows.
 
-    Args:
-        out: Directory to create; it must not exist, or be empty.
-        rows: Pages: lines of both ``behaviors.tsv``.
-        seed: Seed; equal `rows` and `seed` give equal bytes.
-        progress: Callback; see `raw_log.Progress`.
-
-    Raises:
-        ConfigError: A number out of range, or `out` holds something.
-        StorageError: The disk cannot hold the log.
+    `rows` are the pages, lines of both ``behaviors.tsv``; other arguments and errors are those of `raw_log.write_log`.
     """
     check_count("rows", rows, 2)
     return write_log(out, _pieces(rows, seed), rows=rows, seed=seed, progress=progress)

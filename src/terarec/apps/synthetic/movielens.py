@@ -50,16 +50,8 @@ def generate(
     The label of a sample is whether the rating is at least 4; that depends on the film and on whether one of its
     genres is a favourite of the user's.
 
-    Args:
-        out: Directory to create; it must not exist, or be empty.
-        rows: Ratings.
-        layout: Layout of the files, one of those above.
-        seed: Seed; equal `rows`, `layout` and `seed` give equal bytes.
-        progress: Callback; see `raw_log.Progress`.
-
-    Raises:
-        ConfigError: An option out of range, or `out` holds something.
-        StorageError: The disk cannot hold the files.
+    `rows` are the ratings, and `layout` is one of those above; other arguments and errors are those of
+    `raw_log.write_log`.
     """
     check_choice("layout", layout, get_args(Layout))
     pieces = _pieces(rows, layout, seed)

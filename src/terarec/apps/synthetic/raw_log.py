@@ -212,7 +212,7 @@ def write_log(
         out: Directory to create; it must not exist, or be empty.
         pieces: Pieces in order; each file's in the order of its lines.
         rows: Number of rows in all.
-        seed: Seed of the pieces.
+        seed: Seed of the pieces; equal arguments give equal bytes.
         options: Further parameters of the pieces, for ``generated.json``.
         progress: Callback; see `Progress`.
 

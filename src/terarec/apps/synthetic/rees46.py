@@ -52,15 +52,7 @@ def generate(out: Path, *, rows: int, seed: int = 0, progress: Progress | None =
     best AUC is a cart or purchase; its label is whether it is a purchase. That depends on the user's favourite
     categories, on product, brand and price, and on brand and hour together. Events are in order of time.
 
-    Args:
-        out: Directory to create; it must not exist, or be empty.
-        rows: Events, all three types together.
-        seed: Seed; equal `rows` and `seed` give equal bytes.
-        progress: Callback; see `raw_log.Progress`.
-
-    Raises:
-        ConfigError: A number out of range, or `out` holds something.
-        StorageError: The disk cannot hold the log.
+    `rows` are the events, all three types together; other arguments and errors are those of `raw_log.write_log`.
     """
     return write_log(out, _pieces(rows, seed), rows=rows, seed=seed, progress=progress)
 
