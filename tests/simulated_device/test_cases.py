@@ -15,9 +15,10 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 NEEDS_TRITON = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="Triton is installed on Linux alone")
-LEFT_OUT = {
-    "layer gru": "PyTorch runs it on accelerators by a fused kernel that the CPU lacks",
-}
+LEFT_OUT = dict.fromkeys(
+    ("layer gru", "model dien", "model dien-plain", "model gru4rec"),
+    "PyTorch runs a GRU on accelerators by a fused kernel that the CPU lacks",
+)
 """Case -> why it cannot run on the simulated device."""
 WRONG_INTERPRETED = {
     "rows imported into a dynamic bfloat16 table": "the interpreter truncates initial values to bfloat16",
