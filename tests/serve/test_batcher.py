@@ -2,13 +2,16 @@
 """`Batcher`: what is joined, in which order, and what becomes of requests that are refused, late or cancelled."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from terarec.errors import ConfigError
+from terarec.serve import batcher as batcher_module
 from terarec.serve.batcher import Batcher, ScoredBatch, ScoredPart
 from terarec.serve.columns import RecordColumns
 from terarec.serve.protocol import DeadlineError, ServerBusyError
@@ -16,7 +19,7 @@ from terarec.serve.session import Scored
 from terarec.serve.statistics import StageTimes, StatisticsCounter
 from terarec.spec import BatchingSpec
 from tests.errors import at
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, wait_for
 
 FOREVER = 60_000_000  # microseconds
 
@@ -68,9 +71,9 @@ def start(scorer: Scorer) -> Iterator[Start]:
     """Starts batchers, which end with the test."""
     started: list[Batcher] = []
 
-    def make(*, statistics: StatisticsCounter | None = None, **fields: object) -> Batcher:
+    def make(*, statistics: StatisticsCounter | None = None, has_one_core: bool = False, **fields: object) -> Batcher:
         spec = BatchingSpec(**fields)  # type: ignore[arg-type]
-        started.append(Batcher(scorer, spec, name="m", statistics=statistics))
+        started.append(Batcher(scorer, spec, name="m", statistics=statistics, has_one_core=has_one_core))
         return started[-1]
 
     yield make
@@ -294,6 +297,28 @@ def test_an_answer_may_close_the_batcher(start: Start) -> None:
     other.add_done_callback(close)
     assert is_closed.wait(timeout=PATIENCE)
     assert values_of(future) == [1]
+
+
+@pytest.mark.parametrize("has_one_core", [True, False])
+def test_on_one_core_requests_that_have_arrived_are_read_before_the_next_batch(
+    scorer: Scorer, start: Start, monkeypatch: pytest.MonkeyPatch, has_one_core: bool
+) -> None:
+    batcher = start(has_one_core=has_one_core)
+    first = held_up(scorer, batcher)
+    others = [batcher.submit(records(value), part_of) for value in (1, 2)]
+    arriving = [3.0, 4.0, 5.0]
+
+    def sleep(_: float) -> None:
+        if arriving:
+            others.append(batcher.submit(records(arriving.pop(0)), part_of))
+
+    monkeypatch.setattr(batcher_module, "time", SimpleNamespace(sleep=sleep, monotonic_ns=time.monotonic_ns))
+    scorer.may_go_on.set()
+    assert [values_of(future) for future in (first, *others)] == [[0], [1], [2]]
+    if has_one_core:
+        wait_for(lambda: not arriving)
+        assert [values_of(future) for future in others[2:]] == [[3], [4], [5]]
+    assert scorer.batches == [[[0]], [[1], [2]], *([[[3], [4], [5]]] if has_one_core else [])]
 
 
 @pytest.mark.parametrize(

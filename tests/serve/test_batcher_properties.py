@@ -63,9 +63,11 @@ specs = st.builds(
 )
 
 
-@given(spec=specs, clients=st.lists(st.lists(asked, max_size=12), min_size=1, max_size=3))
+@given(spec=specs, clients=st.lists(st.lists(asked, max_size=12), min_size=1, max_size=3), has_one_core=st.booleans())
 @settings(max_examples=40, deadline=None)
-def test_each_request_gets_its_own_scores_or_its_own_error(spec: BatchingSpec, clients: list[list[Asked]]) -> None:
+def test_each_request_gets_its_own_scores_or_its_own_error(
+    spec: BatchingSpec, clients: list[list[Asked]], has_one_core: bool
+) -> None:
     counter = StatisticsCounter()
     batches: list[int] = []
 
@@ -82,7 +84,7 @@ def test_each_request_gets_its_own_scores_or_its_own_error(spec: BatchingSpec, c
             outcomes.append(ConfigError("x", str(request.columns["id"])) if is_bad else Scored(values[:, None], 1))
         return ScoredBatch(outcomes, StageTimes())
 
-    batcher = Batcher(score, spec, name="m", statistics=counter)
+    batcher = Batcher(score, spec, name="m", statistics=counter, has_one_core=has_one_core)
     futures: dict[tuple[int, int], Future[list[float]] | None] = {}
 
     def ask(client: int) -> None:

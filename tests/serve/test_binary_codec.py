@@ -16,6 +16,7 @@ from terarec.serve.binary_codec import (
     DTYPES,
     decode_binary_request,
     decode_elements,
+    element_reader,
     encode_binary_response,
     encode_elements,
 )
@@ -33,12 +34,15 @@ COUNTS = (0, 1, 7, MANY, 1_000)
 def test_numbers_keep_their_bits(datatype: str, count: int, skipped: int) -> None:
     values = np.random.default_rng(7).integers(0, 2, count).astype(DTYPES[datatype])
     raw = memoryview(b"x" * skipped + encode_elements(values, datatype))[skipped:]
-    assert np.array_equal(np.array(decode_elements(raw, datatype, count, "a"), dtype=DTYPES[datatype]), values)
+    for read in (decode_elements(raw, datatype, count, "a"), element_reader(datatype, count, "a")(bytes(raw))):
+        assert np.array_equal(np.array(read, dtype=DTYPES[datatype]), values)
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=6), max_size=3 * MANY))
 def test_texts_survive_the_way_there_and_back(texts: list[str]) -> None:
-    assert list_of(decode_elements(encode_elements(texts, "BYTES"), "BYTES", len(texts), "a")) == texts
+    raw = encode_elements(texts, "BYTES")
+    assert list_of(decode_elements(raw, "BYTES", len(texts), "a")) == texts
+    assert list_of(element_reader("BYTES", len(texts), "a")(raw)) == texts
 
 
 def list_of(elements: Any) -> list[Any]:

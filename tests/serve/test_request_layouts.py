@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from terarec.errors import ConfigError, TerarecError
-from terarec.serve.binary_codec import decode_binary_request, decode_elements
+from terarec.serve.binary_codec import decode_binary_request, element_reader
 from terarec.serve.protocol import InferRequest, Tensor
 from terarec.serve.request_layouts import RequestLayouts
 from tests.errors import at
@@ -75,7 +75,7 @@ def test_requests_equal_those_that_are_read_anew(
     requests: list[tuple[dict[str, tuple[str, list[Any]]], str | None, dict[str, object]]],
     changes: list[tuple[int, int]],
 ) -> None:
-    layouts = RequestLayouts(decode_elements)
+    layouts = RequestLayouts(element_reader)
     bodies = [body_of(columns, request_id, **fields) for columns, request_id, fields in requests]
     damaged = bytearray(bodies[0][0])
     for place, value in changes:
@@ -85,7 +85,7 @@ def test_requests_equal_those_that_are_read_anew(
 
 
 def test_other_sizes_and_ids_are_of_one_layout(monkeypatch: pytest.MonkeyPatch) -> None:
-    layouts = RequestLayouts(decode_elements)
+    layouts = RequestLayouts(element_reader)
     columns: dict[str, tuple[str, list[Any]]] = {"x": ("FP32", [1.5]), "s": ("BYTES", ["a"])}
     read(layouts, *body_of(columns, "first"))
     monkeypatch.setattr("terarec.serve.binary_codec.decode_infer_request", None)  # it is not needed any more
@@ -97,7 +97,7 @@ def test_other_sizes_and_ids_are_of_one_layout(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_layouts_are_bounded() -> None:
-    layouts = RequestLayouts(decode_elements)
+    layouts = RequestLayouts(element_reader)
     for number in range(1000):
         read(layouts, *body_of({f"x{number}": ("FP32", [0.0])}))
     assert len(layouts) <= 256
@@ -111,7 +111,7 @@ def test_messages_of_grpc_are_of_one_layout() -> None:
     pytest.importorskip("google.protobuf", reason="the extra 'serve' is not installed")
     from terarec.serve.grpc.conversion import infer_message, infer_request
 
-    layouts = RequestLayouts(decode_elements)
+    layouts = RequestLayouts(element_reader)
     requests = [
         InferRequest(
             inputs=(

@@ -109,6 +109,9 @@ class Pacing:
 
 Answer = TypeVar("Answer")
 
+_LONGEST_GATHERING_NS = 10_000_000
+"""Time after a batch in which requests that have arrived may come to the queue before the next batch is taken."""
+
 _PURGE_NS = 10_000_000
 """Time between two searches of a full queue for requests that have ended: a search takes as long as the queue is."""
 
@@ -147,13 +150,15 @@ class Batcher:
     """Joins requests into batches. Thread-safe.
 
     While a batch is scored, requests gather for the next one. `_lock` guards the queue and `_is_closed`; futures are
-    resolved without it, since their callbacks may call this batcher.
+    resolved without it, since their callbacks may call this batcher. On one core, scoring keeps other threads from
+    bringing requests: those that have arrived come to the queue before the next batch is taken.
 
     Args:
         score: Function that scores the requests of a batch; called in the thread of the batcher alone.
         spec: Batches and limits.
         name: Name of the model, for errors and the thread.
         statistics: Counter of the requests; None for one of its own.
+        has_one_core: Whether one thread computes.
     """
 
     def __init__(
@@ -163,8 +168,10 @@ class Batcher:
         *,
         name: str,
         statistics: StatisticsCounter | None = None,
+        has_one_core: bool = False,
     ) -> None:
         self._score = score
+        self._has_one_core = has_one_core
         self._spec = spec
         self._name = name
         self._statistics = StatisticsCounter() if statistics is None else statistics
@@ -273,7 +280,19 @@ class Batcher:
                 for waiting in batch:
                     if not waiting.future.done():
                         waiting.future.set_exception(error)
+            has_others = len(batch) > 1
             del batch  # whose columns would be kept until the next one comes
+            if self._has_one_core and has_others:
+                self._gather()
+
+    def _gather(self) -> None:
+        """Let the threads that read requests go on until they bring no more of those that have arrived."""
+        end, before = time.monotonic_ns() + _LONGEST_GATHERING_NS, -1
+        while before < self._queue.num_requests and self._queue.num_records < self._pacing.max_records:
+            before = self._queue.num_requests
+            time.sleep(1e-6)  # as short as it goes; the interpreter's lock comes back when they wait for their clients
+            if time.monotonic_ns() > end:
+                return
 
     def _next_batch(self) -> list[Waiting] | None:
         """Wait for the next batch; None once the batcher is closed and the queue empty."""
@@ -327,7 +346,7 @@ class Batcher:
             scored = ScoredBatch([error] * len(running), StageTimes())
         ended = time.monotonic_ns()
         queues: list[int] = []
-        num_records = 0
+        num_records, (_, *computing) = 0, scored.times
         answers: list[tuple[Future[Any], Any, Exception | None]] = []
         for waiting, outcome in zip(running, scored.outcomes, strict=True):
             queued = begun - waiting.arrived_ns
@@ -337,7 +356,7 @@ class Batcher:
                 continue
             queues.append(queued)
             num_records += waiting.records.num_records
-            part = ScoredPart(outcome.scores, outcome.step, scored.times._replace(queue=queued), scored.lookup_ns)
+            part = ScoredPart(outcome.scores, outcome.step, StageTimes(queued, *computing), scored.lookup_ns)
             try:
                 answers.append((waiting.future, waiting.answer(part), None))
             except Exception as error:

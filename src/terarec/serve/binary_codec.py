@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -66,11 +66,6 @@ def decode_elements(raw: bytes | bytearray | memoryview, datatype: str, count: i
         ConfigError: Other bytes than those of so many elements.
     """
     if datatype == "BYTES":
-        if count == 1 and len(raw) >= 4 and _LENGTH.unpack_from(raw)[0] == len(raw) - 4:
-            try:
-                return [str(raw[4:], "utf-8")]  # of one record, of which there are many
-            except UnicodeDecodeError:
-                pass
         texts = _text_array(raw, count) if count > SMALL_ROWS else None
         return _texts(raw, count, where) if texts is None else texts
     size = count * (2 if datatype == "BF16" else DTYPES[datatype].itemsize)
@@ -86,6 +81,25 @@ def decode_elements(raw: bytes | bytearray | memoryview, datatype: str, count: i
         return list(_few(datatype, count).unpack(raw))
     values = np.frombuffer(raw, dtype=DTYPES[datatype])
     return values if count > SMALL_ROWS and datatype != "BOOL" else values.tolist()
+
+
+def element_reader(datatype: str, count: int, where: str) -> Callable[[bytes], Elements]:
+    """Return what reads the elements of tensors of one form as `decode_elements` does, without looking at the form.
+
+    For other bytes it may also raise `ValueError` and `struct.error`.
+    """
+    if count <= _FEW and datatype in _CODES and datatype != "BOOL":
+        unpack = _few(datatype, count).unpack
+        return lambda raw: list(unpack(raw))
+    if count == 1 and datatype == "BYTES":
+        return _one_text
+    return lambda raw: decode_elements(raw, datatype, count, where)
+
+
+def _one_text(raw: bytes) -> list[str]:
+    if _LENGTH.unpack_from(raw)[0] != len(raw) - 4:
+        raise struct.error
+    return [raw[4:].decode()]
 
 
 @functools.cache

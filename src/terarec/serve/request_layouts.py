@@ -4,15 +4,16 @@
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from terarec.errors import ConfigError
 from terarec.serve.protocol import Elements, InferRequest, RequestedOutput, Tensor
 
 BINARY_SIZE = "binary_data_size"
 """Parameter of a tensor whose bytes follow the JSON."""
 
+_NO_PARAMETERS: Mapping[str, Any] = {}
 _MOST_BYTES = 1 << 14
 _MOST_LAYOUTS = 256
 # In valid JSON these bytes are a field and its number: within a text the quotation marks would have backslashes.
@@ -24,12 +25,12 @@ class _Layout(NamedTuple):
     """A request without its id and the elements of its tensors.
 
     Attributes:
-        tensors: Of each tensor name, datatype, shape and number of elements.
+        tensors: Of each tensor name, datatype, shape, and what reads its elements.
         outputs: The requested outputs.
         parameters: Parameters of the request.
     """
 
-    tensors: tuple[tuple[str, str, tuple[int, ...], int], ...]
+    tensors: tuple[tuple[str, str, tuple[int, ...], Callable[[bytes], Elements]], ...]
     outputs: tuple[RequestedOutput, ...]
     parameters: Mapping[str, Any]
 
@@ -42,11 +43,12 @@ class RequestLayouts:
     says so. `_layouts` is read and changed by single operations of a dict.
 
     Args:
-        decode: Returns the elements of a tensor: its bytes, datatype, number of elements, place -> elements.
+        reader: Returns what reads the elements of a tensor: its datatype, number of elements, place -> its bytes ->
+            elements.
     """
 
-    def __init__(self, decode: Callable[[bytes, str, int, str], Elements]) -> None:
-        self._decode = decode
+    def __init__(self, reader: Callable[[str, int, str], Callable[[bytes], Elements]]) -> None:
+        self._reader = reader
         self._layouts: dict[bytes, _Layout] = {}
 
     def __len__(self) -> int:
@@ -64,15 +66,16 @@ class RequestLayouts:
         layout = self._layouts.get(description)
         if layout is None or len(raw) != len(layout.tensors):
             return None
-        decode, make = self._decode, Tensor._make
+        # `_make` would take another call for each.
+        make, none = tuple.__new__, _NO_PARAMETERS
         try:
             inputs = tuple(
                 [
-                    make((name, datatype, shape, decode(content, datatype, count, name), {}))
-                    for (name, datatype, shape, count), content in zip(layout.tensors, raw, strict=True)
+                    make(Tensor, (name, datatype, shape, read(content), none))
+                    for (name, datatype, shape, read), content in zip(layout.tensors, raw, strict=True)
                 ]
             )
-        except ConfigError:
+        except (ValueError, struct.error):  # a `ConfigError`, too
             return None
         return InferRequest(inputs=inputs, outputs=layout.outputs, id=request_id, parameters=layout.parameters)
 
@@ -82,7 +85,13 @@ class RequestLayouts:
             return
         if len(self._layouts) >= _MOST_LAYOUTS:
             self._layouts.clear()
-        tensors = tuple([(one.name, one.datatype, one.shape, len(one.data)) for one in request.inputs])
+        reader = self._reader
+        tensors = tuple(
+            [
+                (one.name, one.datatype, one.shape, reader(one.datatype, len(one.data), one.name))
+                for one in request.inputs
+            ]
+        )
         self._layouts[description] = _Layout(tensors, request.outputs, request.parameters)
 
 

@@ -8,6 +8,8 @@ from concurrent.futures import Future
 from functools import partial
 from typing import NamedTuple
 
+import torch
+
 from terarec.errors import ConfigError
 from terarec.serve.batcher import Batcher, ScoredPart
 from terarec.serve.calls import Call
@@ -75,7 +77,13 @@ class ServedModel:
             inputs=self._columns.metadata(),
             outputs=(TensorMetadata(name=SCORE, datatype="FP32", shape=(-1, len(session.score_names))),),
         )
-        self._batcher = Batcher(JoinedScoring(session), self.options.batching, name=name, statistics=self._statistics)
+        self._batcher = Batcher(
+            JoinedScoring(session),
+            self.options.batching,
+            name=name,
+            statistics=self._statistics,
+            has_one_core=torch.get_num_threads() == 1,
+        )
 
     def __repr__(self) -> str:
         return f"ServedModel({self.name!r}, version {self.version!r}, {self.session!r})"

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 
 from terarec.errors import ConfigError, TerarecError
 from terarec.serve.api import InferenceApi
-from terarec.serve.binary_codec import decode_elements
+from terarec.serve.binary_codec import element_reader
 from terarec.serve.calls import Call
 from terarec.serve.grpc.conversion import infer_request, infer_response, parameters
 from terarec.serve.grpc.messages import METHODS, SERVICE, message_class
@@ -128,7 +128,7 @@ class GrpcService:
         self._api = api
         self._max_in_flight = max_in_flight
         self._num_in_flight = 0
-        self._layouts = RequestLayouts(decode_elements)
+        self._layouts = RequestLayouts(element_reader)
         self._lock = threading.Lock()  # of the number in flight
         self._calls: Mapping[str, Callable[[Any, Any], None]] = {
             "ServerLive": self._server_live,

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 from terarec.errors import ConfigError, TerarecError
 from terarec.serve.access import Access
 from terarec.serve.api import InferenceApi
-from terarec.serve.binary_codec import decode_binary_request, decode_elements, encode_binary_response
+from terarec.serve.binary_codec import decode_binary_request, element_reader, encode_binary_response
+from terarec.serve.http.answers import Answers
 from terarec.serve.http.compression import check_encoding, compress, decompress
 from terarec.serve.http.messages import JSON, Handler, Request, Response, check_content_type, json_response
 from terarec.serve.http.routes import Route, Routes
@@ -42,7 +43,8 @@ class ApiRoutes:
     def __init__(self, api: InferenceApi, max_request_bytes: int) -> None:
         self._api = api
         self._max_request_bytes = max_request_bytes
-        self._layouts = RequestLayouts(decode_elements)
+        self._layouts = RequestLayouts(element_reader)
+        self._answers = Answers()
         # Large bodies are parsed one at a time: parsed lists take many times the bytes of their text.
         self._parser = ThreadPoolExecutor(1, "parse")
         self._control = ThreadPoolExecutor(_CONTROL_THREADS, "control")
@@ -161,7 +163,7 @@ class ApiRoutes:
     async def _infer(self, request: Request) -> Response:
         decoded = await self.read(request, self._decoded)
         pending = self._api.infer(decoded, **request.variables, call=request.call)
-        scored = await asyncio.wrap_future(pending)
+        scored = await self._answers.of(pending)
         body, header_bytes = encode_binary_response(scored, decoded, self._api.memory)
         return _infer_response(body, header_bytes, request.headers.get("accept-encoding", ""))
 
