@@ -21,12 +21,12 @@ def pending_of(models: ServedModels, **fields: Any) -> PendingInference:
 
 
 def test_an_error_of_a_stream_has_the_id_of_its_request(models: ServedModels) -> None:
-    pending = pending_of(models, datatype="BF16")
+    pending = pending_of(models, datatype="FP8")
     with pytest.raises(ConfigError, check=at("inputs[0].datatype")) as caught:
         pending.response()
     answer = message_class("ModelStreamInferResponse").FromString(pending.stream_failure(failure_of(caught.value)))
     assert answer.infer_response.id == "7"
-    assert answer.error_message.startswith("inputs[0].datatype: got 'BF16'")
+    assert answer.error_message.startswith("inputs[0].datatype: got 'FP8'")
 
 
 def test_elements_of_another_datatype_are_not_passed_over(models: ServedModels) -> None:
