@@ -111,6 +111,16 @@ def train(_: Path) -> None:
     assert variables[0].shape == (len(range(ROWS)[own_samples()]), WIDTH)
     assert variables[0].global_shape == (ROWS, WIDTH)
     assert variables[1].shape == (ROWS if sok.rank() == last else 0, WIDTH)
+    for variable, wanted in ((variables[1], weights[1]), (variables[4], weights[4])):
+        if sok.rank() != last:
+            with pytest.raises(ConfigError, match=f"its rows are on rank {last}"):
+                tf.nn.embedding_lookup(variable, [1, 2])
+            continue
+        with tf.GradientTape() as tape:  # by TensorFlow's own lookup on this rank alone, as scripts of SOK do
+            found = tf.function(tf.nn.embedding_lookup)(variable, [1, 2, 2])
+        np.testing.assert_allclose(found, wanted[[1, 2, 2]], atol=1e-6)
+        gradient = tape.gradient(found, variable)
+        assert dict(zip(gradient.indices.numpy(), gradient.values.numpy()[:, 0], strict=True)) == {1: 1.0, 2: 2.0}
 
 
 def horovod(_: Path) -> None:

@@ -63,7 +63,7 @@ def lookup_sparse(
 @_as_it_is
 def all2all_dense_embedding(param: RowsVariable, indices: tf.Tensor) -> tf.Tensor:
     """Return the rows float32[n, D] of ids [n]."""
-    return needed_rows("param", param).sparse_read(indices)
+    return needed_rows("param", param).rows_of(indices)
 
 
 @_as_it_is
@@ -118,7 +118,7 @@ def embedding_lookup(
     variable = needed_rows("params", params)
     if isinstance(ids, tf.RaggedTensor):
         return ids.with_flat_values(embedding_lookup(variable, ids.flat_values, max_norm, name))
-    rows = variable.sparse_read(ids, name=name)
+    rows = variable.rows_of(ids, name)
     return rows if max_norm is None else tf.clip_by_norm(rows, max_norm, axes=[-1])
 
 

@@ -69,15 +69,17 @@ def single_ids(ids: tf.Tensor) -> Bags:
 class CompiledOps:
     """The operations, by the ops of the core's library."""
 
-    def lookup(self, table: RowTable, variable: tf.Variable, bags: Bags, absent: Absent) -> list[tf.Tensor]:
-        """Return float32[B, D], or float32[N, D] without pooling, and the ids and rows that made room for new ones."""
+    def lookup(self, table: RowTable, variable: tf.Variable, bags: Bags, absent: Absent, home: int) -> list[tf.Tensor]:
+        """Return float32[B, D], or float32[N, D] without pooling, and the ids and rows that made room for new ones.
+
+        `home` is that of the rows' `Placement`, or `HERE` where this rank has all and asks no other.
+        """
         variable_accessed(variable)
-        placement = table.placement
-        order = variable.handle if placement.home == HERE else exchange_order()
+        order = variable.handle if home == HERE else exchange_order()
         call: dict[str, int] = {"table": table.number, "pooling": bags.pooling, "absent": int(absent)}
-        call |= {"home": placement.home, "all_rows": placement.all_rows}
+        call |= {"home": home, "all_rows": table.placement.all_rows}
         inputs = (variable.handle, order, bags.ids, bags.row_splits, bags.weights)
-        return list(_in_order(placement.home, lambda: OPS.terarec_lookup(*inputs, **call)))
+        return list(_in_order(home, lambda: OPS.terarec_lookup(*inputs, **call)))
 
     def apply(self, table: RowTable, variable: tf.Variable, grad: tf.IndexedSlices, update: Update) -> None:
         """Update each row of a gradient once."""
@@ -159,7 +161,7 @@ class NumPyOps(CompiledOps):
     """The same by `tf.numpy_function`: no op library, but Python's lock in every step."""
 
     @override
-    def lookup(self, table: RowTable, variable: tf.Variable, bags: Bags, absent: Absent) -> list[tf.Tensor]:
+    def lookup(self, table: RowTable, variable: tf.Variable, bags: Bags, absent: Absent, home: int) -> list[tf.Tensor]:
         pooling, of = bags.pooling, table.core
         inputs = [bags.ids, bags.row_splits, bags.weights]
         variable_accessed(variable)

@@ -139,21 +139,46 @@ class RowsVariable(ResourceVariable):
         """Return the vectors float32[B, D] of bags, or float32[N, D] without pooling; ids are those of all ranks."""
         return self.look_up_and_evict(bags, absent)[0]
 
-    def look_up_and_evict(self, bags: Bags, absent: Absent) -> list[tf.Tensor]:
-        """Return the vectors, and the ids int64[n] and rows float32[n, D] that made room for new ids."""
-        vectors, ids, rows = table_ops.ops.lookup(self.table, self, bags, absent)
+    def look_up_and_evict(self, bags: Bags, absent: Absent, home: int | None = None) -> list[tf.Tensor]:
+        """Return the vectors, and the ids int64[n] and rows float32[n, D] that made room for new ids.
+
+        Args:
+            bags: Ids of all ranks.
+            absent: What it does with those that a growing table lacks.
+            home: `HERE` to ask no other rank; None for the variable's.
+        """
+        home = self.table.placement.home if home is None else home
+        vectors, ids, rows = table_ops.ops.lookup(self.table, self, bags, absent, home)
         for one in (vectors, rows):
             one.set_shape([None, self.table.width])
         return [vectors, ids, rows]
 
-    def sparse_read(self, indices: tf.Tensor, name: str | None = None) -> tf.Tensor:
-        """Return the rows float32[..., D] of ids [...]."""
+    def rows_of(self, indices: tf.Tensor, name: str | None = None, home: int | None = None) -> tf.Tensor:
+        """Return the rows float32[..., D] of ids [...] of all ranks; `home` as of `look_up_and_evict`."""
         ids = whole_numbers("indices", indices)
         with tf.name_scope(name or "Gather"):
-            vectors = self.look_up(single_ids(tf.reshape(ids, [-1])))
+            vectors = self.look_up_and_evict(single_ids(tf.reshape(ids, [-1])), Absent.INSERT, home)[0]
             vectors = tf.reshape(vectors, tf.concat([tf.shape(ids), [self.table.width]], axis=0))
             vectors.set_shape(ids.shape.concatenate(self.table.width))
             return vectors
+
+    # What TensorFlow's own lookups call. In scripts of SOK the rank that has all rows alone does.
+    def sparse_read(self, indices: tf.Tensor, name: str | None = None) -> tf.Tensor:
+        """Return the rows float32[..., D] of ids [...]; of a localized variable without the other ranks.
+
+        Raises:
+            ConfigError: Its rows are on another rank.
+        """
+        placement = self.table.placement
+        if placement.home in (HERE, SPREAD):
+            return self.rows_of(indices, name)
+        if placement.home != placement.rank:
+            raise ConfigError(
+                f"variable {self.table.name!r}",
+                f"its rows are on rank {placement.home} and this is rank {placement.rank}, expected sok.lookup_sparse "
+                "or sok.embedding_lookup, which ask that rank",
+            )
+        return self.rows_of(indices, name, HERE)
 
     def gather_nd(self, indices: tf.Tensor, name: str | None = None) -> tf.Tensor:
         """Return rows by ids [..., 1]."""
