@@ -163,9 +163,7 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
-# In every run `test_watching` and `test_live` do, for seconds, what this does for longer and all at once.
-@pytest.mark.slow
-@pytest.mark.parametrize("seconds", [30.0, 1800.0])
+@pytest.mark.parametrize("seconds", [30.0, pytest.param(1800.0, marks=pytest.mark.slow)])
 def test_a_server_at_80_percent_of_its_peak_fails_nothing_while_it_changes(
     repository: Path, trained: TrainedRun, other_run: Path, tmp_path: Path, seconds: float
 ) -> None:
