@@ -30,7 +30,7 @@ test: $(PROGRAMS) ## the test suite (6 to 12 minutes on 2 cores)
 	$(BIN)/python -m pytest $(SHARED) -m "not slow" --run-seconds 1800
 
 test-loaded: $(PROGRAMS) ## the test suite twice at once on a busy machine; ROUNDS=3 repeats it
-	$(BIN)/python -m tests.loaded --rounds $(ROUNDS) -- $(SHARED) -m "not slow" --run-seconds 3600
+	$(BIN)/python -m tests.loaded --rounds $(ROUNDS) -- $(SHARED) -m "not slow" -o faulthandler_timeout=900 --run-seconds 3600
 
 test-all: $(PROGRAMS)-long ## the test suite with the long tests
 	$(BIN)/python -m pytest $(SHARED) -o faulthandler_timeout=1800 --hypothesis-profile thorough --run-seconds 10800
