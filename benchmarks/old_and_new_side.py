@@ -77,6 +77,17 @@ def dlrm(_: Path, precision: str) -> Work:
     return {f"step of 8192, {precision}": lambda: step(next(samples))}
 
 
+def tiers(folder: Path) -> Work:
+    """Return steps on a table of which a tenth is in memory."""
+    import tiered_memory as script
+
+    rows = 200_000
+    host = f"{rows * script.ROW_BYTES // 10 >> 20}MiB"
+    table, seeds = script.Table(rows, script.Tiers(host=host, file=str(folder / "rows"))), itertools.count()
+    table.fill()
+    return {f"4 steps of {script.BATCH}, 10 % in memory": lambda: table.train(4, next(seeds))}
+
+
 def keras(_: Path) -> Work:
     """Return steps of HugeCTR's graph models, the side of terarec in the comparison with Keras."""
     from keras_sides.graph_model import Graph
@@ -189,6 +200,7 @@ CASES: Mapping[str, Callable[[Path], Work]] = {
     "calls": calls,
     "dlrm": partial(dlrm, precision="fp32"),
     "dlrm-bf16": partial(dlrm, precision="bf16"),
+    "tiers": tiers,
     "keras": keras,
     "readers": readers,
     "records": records,
