@@ -168,7 +168,7 @@ class FastTier:
         """Write distinct rows ``uint8[n, row_bytes]`` to the tier below, and note which of them are not finite."""
         assert self.below is not None
         weights = self.format.unpack(values)[0]
-        if self.not_finite or not are_finite(weights):
+        if self.not_finite or not (self.format.are_finite(values) or are_finite(weights)):
             self.forget_not_finite(batch)
             is_wrong = ~weights.isfinite().all(dim=1)
             for table in set(batch.tables[is_wrong].tolist()):

@@ -18,6 +18,7 @@ from torch import Tensor
 from terarec.errors import ConfigError, FormatError
 from terarec.io.files import read_versioned_json, write_versioned_json
 from terarec.memory.row_store import KEY_BYTES, check_row_bytes
+from terarec.ops.row_update import are_finite
 from terarec.spec import checks
 from terarec.spec.checks import FieldError, quoted
 
@@ -231,6 +232,7 @@ class RowFormat:
         self.num_bytes = max(end, _FEWEST_BYTES)
         self.offsets = tuple(begin for *_, begin, _ in self._parts)
         self._is_dense = sum(size for *_, size in self._parts) == self.num_bytes
+        self._is_float32 = self._is_dense and all(of_part is torch.float32 for _, of_part, *_ in self._parts)
 
     @classmethod
     def of_columns(cls, columns: Sequence[RowColumn]) -> RowFormat:
@@ -288,6 +290,13 @@ class RowFormat:
         return weights, {
             name: torch.empty(rows, *shape, dtype=dtype, device=device) for name, (dtype, shape) in self.states.items()
         }
+
+    def are_finite(self, values: Tensor) -> bool:
+        """Return whether weights and states of ``values uint8[n, num_bytes]`` are float32 and all of them finite.
+
+        Rows in one piece are read two to three times as fast as their weights alone, which lie apart.
+        """
+        return self._is_float32 and are_finite(values.view(torch.float32))
 
     def _views(self, values: Tensor) -> list[Tensor]:
         rows = values.shape[0]
