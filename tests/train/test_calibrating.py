@@ -108,9 +108,17 @@ def test_every_use_of_a_run_has_calibrated_scores(tmp_path: Path, spec: RunSpec,
     evaluator = Evaluator.of(spec.training, BinaryObjective(objective), ["y"])
     found = evaluator.evaluate(load_model(run).model, open_reader(spec.data, "valid", batch_size=100))
     assert found.value("logloss") == pytest.approx(report.after["logloss"], rel=1e-5)
-    # Further steps change the weights: the calibration ends with them.
-    build(changed(spec, max_steps=7), run).fit(resume=True)
-    assert load_run(run / "run.json").objective in (None, BinarySpec())
+    # Further steps change the weights: the calibration ends with them, also where the description that a resume or a
+    # warm start takes over has it.
+    calibrated = load_run(run / "run.json")
+    warm = build(dataclasses.replace(changed(calibrated, max_steps=1), init_from=str(run)), tmp_path / "warm")
+    for next_run, is_resumed in ((build(changed(calibrated, max_steps=7), run), True), (warm, False)):
+        report = next_run.fit(resume=is_resumed)
+        assert load_run(next_run.directory.run_file).objective in (None, BinarySpec())
+        found = evaluator.of(spec.training, BinaryObjective(), ["y"]).evaluate(
+            load_model(next_run.directory.path).model, open_reader(spec.data, "valid", batch_size=100)
+        )
+        assert found.value("logloss") == pytest.approx(report.evaluation.logloss, rel=1e-5)
 
 
 def test_a_calibration_of_other_weights_is_reported(

@@ -52,7 +52,7 @@ def test_a_cosine_falls_over_the_complete_run_as_in_torch(tmp_path, spec, traini
     rates = Rates()
     build(changed(spec, schedule=CosineSchedule(), **training), tmp_path / "run", [rates]).fit()
     np.testing.assert_allclose(rates.found, rates_of_torch(steps, steps), rtol=1e-9)
-    assert load_run(tmp_path / "run" / "run.json").training.schedule == CosineSchedule(t_max=steps)
+    assert load_run(tmp_path / "run" / "run.json").training.schedule == CosineSchedule(t_max=steps, ends_with_run=True)
 
 
 @pytest.mark.parametrize(
@@ -72,11 +72,21 @@ def test_a_resumed_run_keeps_the_end_of_its_schedule(tmp_path, spec):
     spec = changed(spec, schedule=CosineSchedule())
     build(spec, tmp_path / "run").fit()
     resumed = build(changed(spec, epochs=3), tmp_path / "run", [rates := Rates()])
-    assert resumed.spec.training.schedule == CosineSchedule(t_max=16)
+    assert resumed.spec.training.schedule == CosineSchedule(t_max=16, ends_with_run=True)
     resumed.fit(resume=True)
     assert rates.found == [0.0] * 8
     with pytest.raises(ConfigError):
         build(changed(spec, schedule=LinearSchedule()), tmp_path / "run").fit(resume=True)
+
+
+def test_the_end_of_a_schedule_is_that_of_the_next_run(tmp_path, spec):
+    """A warm start without a description took the end of the run before: its rates were 0 from there on."""
+    build(changed(spec, schedule=CosineSchedule()), tmp_path / "run").fit()
+    described = load_run(tmp_path / "run" / "run.json")
+    longer = build(changed(described, epochs=3), tmp_path / "longer")
+    assert longer.spec.training.schedule == CosineSchedule(t_max=24, ends_with_run=True)
+    fixed = changed(described, schedule=CosineSchedule(t_max=5), epochs=3)
+    assert build(fixed, tmp_path / "fixed").spec.training.schedule == CosineSchedule(t_max=5)
 
 
 def test_finished_seeds_are_kept(tmp_path, spec):

@@ -2,6 +2,7 @@
 """D3: a run that starts from the weights of another one, on the data of another day."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
@@ -184,3 +185,14 @@ def test_resume_rejects_other_data_and_names_init_from(tmp_path, spec, next_day)
         build(dataclasses.replace(spec, data=str(next_day)), tmp_path / "first").fit(resume=True)
     with pytest.raises(ConfigError, check=at(f"{tmp_path}/first/run.json")):
         build(spec, tmp_path / "first", init_from=tmp_path / "other").fit(resume=True)
+
+
+def test_the_description_names_its_data_from_anywhere(tmp_path, spec, monkeypatch):
+    """A relative path, such as that of `terarec reproduce`, counted from the run's folder when it was read again."""
+    monkeypatch.chdir(Path(spec.data).parent)
+    relative = dataclasses.replace(changed(spec, max_steps=1), data=Path(spec.data).name)
+    build(relative, tmp_path / "run").fit()
+    monkeypatch.chdir(tmp_path)
+    described = load_run(tmp_path / "run" / "run.json")
+    assert described.data == str(Path(spec.data).absolute())
+    build(changed(described, max_steps=2), tmp_path / "run").fit(resume=True)

@@ -241,10 +241,7 @@ class ShardingPlan:
                 width that columns cannot be cut from.
             StorageError: A rank that would hold more than `rank_bytes`.
         """
-        if world_size != self.world_size:
-            raise ConfigError(
-                "plan.world_size", f"got {self.world_size}, expected {world_size}, the number of ranks that run"
-            )
+        self.check_size(world_size)
         specs = {spec.name: spec for spec in tables}
         for name in self.placements:
             if name not in specs:
@@ -267,6 +264,13 @@ class ShardingPlan:
                     f"the weights on rank {rank} take {totals[rank]:,} bytes, at most "
                     f"{self.rank_bytes:,} are allowed; expected tables spread over more ranks",
                 )
+
+    def check_size(self, world_size: int) -> None:
+        """Raise `ConfigError` unless the plan is made for `world_size` ranks."""
+        if world_size != self.world_size:
+            raise ConfigError(
+                "plan.world_size", f"got {self.world_size}, expected {world_size}, the number of ranks that run"
+            )
 
     def save(self, path: Path) -> None:
         """Write the plan as a JSON file, atomically."""

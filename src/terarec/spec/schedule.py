@@ -112,6 +112,7 @@ class CosineSchedule:
         min_factor: Last rate over base rate.
         warmup: Intervals of the rise.
         interval: Unit of the counts.
+        ends_with_run: Whether a run has computed `t_max` from its length, as the next run does from its own.
     """
 
     kind: ClassVar[str] = "cosine"
@@ -119,6 +120,7 @@ class CosineSchedule:
     min_factor: float = 0.0
     warmup: int = 0
     interval: Interval = "step"
+    ends_with_run: bool = False
 
     def __post_init__(self) -> None:
         _check_fall(self)
@@ -136,6 +138,7 @@ class LinearSchedule:
         min_factor: Last rate over base rate.
         warmup: Intervals of the rise.
         interval: Unit of the counts.
+        ends_with_run: Whether a run has computed `t_max` from its length, as the next run does from its own.
     """
 
     kind: ClassVar[str] = "linear"
@@ -143,6 +146,7 @@ class LinearSchedule:
     min_factor: float = 0.0
     warmup: int = 0
     interval: Interval = "step"
+    ends_with_run: bool = False
 
     def __post_init__(self) -> None:
         _check_fall(self)
@@ -196,7 +200,7 @@ ScheduleSpec = (
 
 def has_open_end(spec: ScheduleSpec | None) -> TypeGuard[CosineSchedule | LinearSchedule]:
     """Return whether the fall of `spec` ends with the run."""
-    return isinstance(spec, CosineSchedule | LinearSchedule) and spec.t_max is None
+    return isinstance(spec, CosineSchedule | LinearSchedule) and (spec.t_max is None or spec.ends_with_run)
 
 
 def schedule_of_run(spec: ScheduleSpec, *, steps: int, epochs: int) -> ScheduleSpec:
@@ -215,7 +219,7 @@ def schedule_of_run(spec: ScheduleSpec, *, steps: int, epochs: int) -> ScheduleS
     intervals = steps if spec.interval == "step" else epochs
     if spec.warmup >= intervals:
         checks.fail(spec, "warmup", f"fewer {spec.interval}s than the run has ({intervals}), or t_max")
-    return dataclasses.replace(spec, t_max=intervals - spec.warmup)
+    return dataclasses.replace(spec, t_max=intervals - spec.warmup, ends_with_run=True)
 
 
 def _check_fall(spec: Any) -> None:
@@ -224,6 +228,7 @@ def _check_fall(spec: Any) -> None:
     checks.finite_float(spec, "min_factor", low=0.0, high=1.0)
     checks.positive_int(spec, "warmup", minimum=0)
     _check_interval(spec)
+    checks.one_of(spec, "ends_with_run", (False, True))
 
 
 def _check_interval(spec: object) -> None:

@@ -28,9 +28,18 @@ from terarec.metrics.samples import NamesOfIds
 from terarec.models import build_model
 from terarec.models.artifact import dense_state, extended_step, find_checkpoint
 from terarec.nn.objectives import Objective, build_objective
-from terarec.spec import BinarySpec, DatasetSpec, PythonModelSpec, RunSpec, schedule_of_run, to_data
+from terarec.spec import (
+    BinarySpec,
+    CosineSchedule,
+    DatasetSpec,
+    LinearSchedule,
+    PythonModelSpec,
+    RunSpec,
+    schedule_of_run,
+    to_data,
+)
 from terarec.spec.checks import FieldError
-from terarec.spec.run import DEFAULT_EVAL_SPLIT
+from terarec.spec.run import DEFAULT_EVAL_SPLIT, without_calibration
 from terarec.spec.schedule import has_open_end
 from terarec.train.checkpointing import Checkpointing, restore, start_from
 from terarec.train.class_weights import balanced_weights
@@ -77,8 +86,11 @@ class Run:
         self.plan = plan
         self.placements: tuple[str, ...] = ()
         spec = with_graph(spec, Path.cwd())  # run.json holds the graph, since its file may change
-        if spec.init_from is not None:  # run.json must name it from wherever it is read
-            spec = dataclasses.replace(spec, init_from=str(Path(spec.init_from).absolute()))
+        # run.json must name other files from wherever it is read.
+        init_from = None if spec.init_from is None else str(Path(spec.init_from).absolute())
+        spec = dataclasses.replace(spec, data=str(Path(spec.data).absolute()), init_from=init_from)
+        # That of the run to resume or to start from was fitted to other weights.
+        spec = without_calibration(spec)
         spec = with_extended_checkpoint(spec)
         self.spec = spec
         self.initial: Path | None = None
@@ -114,6 +126,8 @@ class Run:
         spec, dataset = self.spec, self.dataset
         num_outputs = self.objective.num_outputs(len(dataset.labels))
         is_alone = self.ranks.size == 1
+        if self.plan is not None:
+            self.plan.check_size(self.ranks.size)
         if is_alone and not isinstance(spec.model, PythonModelSpec):  # whose code may be slow or do other things, too
             plan_run(spec, device=self.device, reads_keysets=False).check(only_known=True)
         # A rank allocates only its own rows: tables are recorded here and made by `shard`.
@@ -121,11 +135,13 @@ class Run:
             model = build_model(
                 spec.model, dataset, num_outputs=num_outputs, seed=spec.training.seed, allow_import=self._allow_import
             )
-        if is_alone:
-            return model.to(self.device)
         specs = [
             table for module in model.modules() if isinstance(module, EmbeddingCollection) for table in module.specs
         ]
+        if is_alone:
+            if self.plan is not None:
+                self.plan.check(specs, 1)
+            return model.to(self.device)
         self.plan = self.plan or default_plan(specs, self.ranks.size)
         check_room(self.plan.rank_bytes, self.device)
         self.placements = tuple(described(self.plan, specs))
@@ -191,7 +207,7 @@ class Run:
             return self.spec
         if self.directory.has_checkpoint:
             kept = load_run(self.directory.run_file).training.schedule
-            if isinstance(kept, type(schedule)) and dataclasses.replace(kept, t_max=None) == schedule:
+            if isinstance(kept, type(schedule)) and _open(kept) == _open(schedule):
                 return dataclasses.replace(self.spec, training=dataclasses.replace(training, schedule=kept))
         # At least one: a split without batches is rejected when training starts.
         per_epoch = max(1, steps_of_epoch(training, self._open("train", None)))
@@ -206,9 +222,11 @@ class Run:
         """Return the description with the weights of classes that the run to resume has, or that the data give."""
         spec = self.spec
         objective, has_known = spec.objective, self.directory.has_checkpoint
-        if not isinstance(objective, BinarySpec) or objective.positive_weight != "auto" or objective.class_weights:
+        if not isinstance(objective, BinarySpec) or objective.positive_weight != "auto":
             return spec
-        kept = load_run(self.directory.run_file).objective if has_known else None
+        # Those that a description has were counted for the run that wrote it.
+        objective = dataclasses.replace(objective, class_weights=())
+        kept = without_calibration(load_run(self.directory.run_file)).objective if has_known else None
         if isinstance(kept, BinarySpec) and dataclasses.replace(kept, class_weights=()) == objective:
             return dataclasses.replace(spec, objective=kept)
         labels = [label.name for label in self.dataset.labels]
@@ -351,6 +369,11 @@ class Run:
         data = {"description": to_data(self.dataset), "bytes": sizes, "position": train_reader.state_dict()}
         self.ranks.check_same("data", data)
         self.ranks.check_same("layers", {name: _digest(value) for name, value in dense_state(self.model).items()})
+
+
+def _open(schedule: CosineSchedule | LinearSchedule) -> CosineSchedule | LinearSchedule:
+    """Return a schedule whose fall ends with the run."""
+    return dataclasses.replace(schedule, t_max=None, ends_with_run=False)
 
 
 def _digest(values: torch.Tensor) -> str:

@@ -66,6 +66,7 @@ _MAY_CHANGE = frozenset(
         "training.threads",
         "training.reader_threads",
         "training.rank_timeout",
+        "training.schedule.ends_with_run",
     }
 )
 """Fields of `RunSpec` that a resumed run may set anew; any other would change what the steps so far meant."""

@@ -22,6 +22,7 @@ from terarec.metrics.samples import NamesOfIds
 from terarec.models.artifact import load_model
 from terarec.spec import RunSpec, to_data
 from terarec.spec.codec import differences, finite_data, parse_json
+from terarec.spec.run import without_calibration
 from terarec.train.run import Run, build
 from terarec.train.trainer import Callback
 
@@ -31,9 +32,8 @@ RESULT_FILE = "result.json"
 SEEDS_FILE = "seeds.json"
 """Figures of all seeds in the directory of the runs."""
 
-_SAME_RESULT = frozenset(
-    {"data"} | {f"training.{name}" for name in ("device", "compile", "threads", "reader_threads", "rank_timeout")}
-)
+_SAME_TRAINING = ("device", "compile", "threads", "reader_threads", "rank_timeout", "schedule.ends_with_run")
+_SAME_RESULT = frozenset({"data"} | {f"training.{name}" for name in _SAME_TRAINING})
 """Fields of `RunSpec` that a finished seed need not have in common with the run that is to be repeated."""
 
 
@@ -171,7 +171,8 @@ def fit_seeds(
 
 def _is_same(run: Run) -> bool:
     """Return whether the finished run in the directory of `run` was trained as `run` describes."""
-    kept = to_data(load_run(run.directory.run_file))
+    # A calibration was fitted to the trained model.
+    kept = to_data(without_calibration(load_run(run.directory.run_file)))
     return all(path in _SAME_RESULT for path, _, _ in differences(kept, to_data(run.spec)))
 
 
