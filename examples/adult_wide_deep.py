@@ -49,7 +49,7 @@ MODEL = WideDeepSpec(width=8, hidden=(64, 32), dropout=0.2)
 def train(out: Path, seed: int, epochs: int) -> dict:
     """Prepare, train and score; return the figures."""
     started = time.perf_counter()
-    shutil.rmtree(out, ignore_errors=True)
+    _clear(out)
     files = [ADULT / "adult.data.gz", ADULT / "adult.test.gz"]
     prepared = prepare(Workflow.of(csv_workflow(COLUMNS)), files, out / "data")
     spec = RunSpec(
@@ -73,10 +73,19 @@ def train(out: Path, seed: int, epochs: int) -> dict:
     }
 
 
+def _clear(out: Path) -> None:
+    """Remove what a former call has written; a directory with anything else ends the program."""
+    names = {entry.name for entry in out.iterdir()} if out.exists() else set()
+    if names and (names != {"data", "run"} or not (out / "run" / "run.json").is_file()):
+        sys.exit(f"--out: {out} holds other files, expected a new directory, or one that this program has written")
+    for name in names:
+        shutil.rmtree(out / name)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--out", type=Path, default=Path("adult-output"), help="output directory; replaced if it exists"
+        "--out", type=Path, default=Path("adult-output"), help="output directory; that of a former call is replaced"
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--epochs", type=int, default=8)

@@ -65,6 +65,7 @@ def test_people_see_it_too() -> None:
 
 def test_extras_are_those_of_the_project() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert diagnostics.EXTRAS.keys() == project["optional-dependencies"].keys() - {"all", "docs", "dev"}
     for extra, libraries in diagnostics.EXTRAS.items():
         assert tuple(line.split(">=")[0] for line in project["optional-dependencies"][extra]) == libraries
 

@@ -91,6 +91,21 @@ def test_without_tables(small: tuple[Path, Path], tmp_path: Path) -> None:
     assert reported["inputs"] == ["dense", "embedding"]
 
 
+@pytest.mark.parametrize(
+    ("form", "option"),
+    [
+        ("onnx", ("--tables", "missing.json")),
+        ("torch", ("--text", "utf8")),
+        ("parquet", ("--form", "ensemble")),
+        ("triton", ("--no-tables",)),
+        ("npy", ("--no-tables",)),
+    ],
+)
+def test_options_of_other_formats_are_rejected(workshop: Workshop, tmp_path: Path, form: str, option: tuple) -> None:
+    """They were ignored: `missing.json` was never opened."""
+    rejected("export", workshop.run, "--out", tmp_path / "o", "--to", form, *option, where=option[0], problem=form)
+
+
 def test_what_is_rejected(workshop: Workshop, tmp_path: Path) -> None:
     out = tmp_path / "exported"
     rejected("export", workshop.run, "--out", out, "--to", "onx", where="--to", problem="did you mean 'onnx'?")

@@ -149,6 +149,16 @@ def test_people_see_the_same(workshop: Workshop) -> None:
     assert "C26" in terarec("inspect", workshop.run).out
 
 
+def test_options_without_a_meaning_are_rejected(workshop: Workshop, tmp_path: Path) -> None:
+    """They were ignored."""
+    rejected("inspect", workshop.data, "--split", "train", where="--split", problem="without --column")
+    rejected("inspect", workshop.run, "--split", "train", where="--split", problem="for a model")
+    export = ("--export-table", "C1", "--out", tmp_path / "rows.parquet")
+    rejected("inspect", workshop.run, *export, "--table", "C1", where="--table", problem="with --export-table")
+    (tmp_path / "graph.json").write_text("{}")
+    rejected("inspect", tmp_path / "graph.json", "--table", "C1", where="--table", problem="for a graph")
+
+
 def test_wrong_questions_are_reported(workshop: Workshop, tmp_path: Path) -> None:
     rejected("inspect", workshop.data, "--column", "C99", where="data set 'criteo'", problem="no column 'C99'")
     checkpoint = workshop.run / "checkpoints" / "step-00000012"

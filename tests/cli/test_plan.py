@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
 from terarec.dist import RowWise, ShardingPlan, TableWise, load_plan
 from terarec.dist.plan import TablePlan
@@ -94,6 +95,22 @@ def test_tables_on_gpus_get_what_layers_batches_and_the_exchange_leave(described
     assert all(rank["table_bytes"] <= tight["rank_bytes"] for rank in tight["ranks"])
     tiny = ("--ranks", "2", "--device-memory", "1GiB")
     rejected("plan", described, *tiny, error=NoSpaceError, where="--device-memory", problem="libraries")
+
+
+def test_options_without_a_meaning_are_rejected(described, tmp_path):
+    """They were ignored."""
+    ranks = ("--ranks", "2", "--rows", "user=100")
+    rejected("plan", described, *ranks, "--memory", "1GiB", where="--memory", problem="--rank-memory")
+    figures("plan", described, *ranks, "--out", tmp_path / "plan.json")
+    made = (*ranks, "--plan", tmp_path / "plan.json")
+    for option in (("--place", "user=row_wise"), ("--ranks-per-node", "1")):
+        rejected("plan", described, *made, *option, where=option[0], problem="no meaning with --plan")
+    if not torch.cuda.is_available():
+        rejected("plan", described, "--device-memory", "1GiB", where="--device-memory", problem="without a GPU")
+    # One process is one rank, for which this plan is not.
+    one = ("train", described, "--plan", tmp_path / "plan.json", "--out", tmp_path / "run")
+    rejected(*one, where="plan.world_size", problem="got 2, expected 1")
+    assert not (tmp_path / "run").exists()
 
 
 def test_plans_that_do_not_fit_are_rejected(described, tmp_path):

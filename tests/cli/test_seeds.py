@@ -57,6 +57,7 @@ def test_what_seeds_cannot_do_is_rejected(data: Path, tmp_path: Path) -> None:
     rejected(
         *options, "--seeds", 2, "--set", "training.eval_split=tset", where="data set 'data'", problem="no split 'tset'"
     )
+    rejected(*options, "--seeds", 2, "--share-device", where="--share-device", problem="no meaning with --seeds")
     assert not (tmp_path / "run").exists()
     figures(*options)
     rejected(*options, "--seeds", 2, where=tmp_path / "run")

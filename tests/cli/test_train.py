@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from terarec.config import load_run
 from terarec.serve import InferenceSession
 from tests.cli.conftest import figures, rejected, terarec
 
@@ -113,6 +114,16 @@ def test_a_warm_start_takes_over_the_description_of_the_run(tmp_path: Path, capl
     second = figures(*warm, "--out", tmp_path / "run2")
     assert (second["model"], second["steps"], second["init_from"]) == ("wide_deep", 3, first["checkpoint"])
     assert figures("evaluate", tmp_path / "run2", "--data", tmp_path / "day2", "--split", "train")["rows"] == 144
+    fall = ("--schedule", "cosine", "--positive-weight", "auto", "--no-tensorboard")
+    figures("train", "--init-from", run, "--data", data, "--out", tmp_path / "fall", *fall)
+    again = ("train", "--init-from", tmp_path / "fall", "--data", tmp_path / "day2", "--out", tmp_path / "again")
+    figures(*again, "--epochs", 5, "--no-tensorboard")
+    fall_run, again_run = (load_run(tmp_path / name / "run.json") for name in ("fall", "again"))
+    assert (fall_run.training.schedule.t_max, again_run.training.schedule.t_max) == (15, 15)
+    assert fall_run.objective.class_weights != again_run.objective.class_weights  # of each day's labels
+    fixed = (*again[:-1], tmp_path / "fixed", "--set", "training.schedule.t_max=7", "--no-tensorboard")
+    figures(*fixed)
+    assert load_run(tmp_path / "fixed" / "run.json").training.schedule.t_max == 7
     ended = terarec(*warm, "--out", tmp_path / "run3", "--reset-optimizer", "--dense-optimizer", "sgd")
     assert ended.code == 0
     assert "init_from: the state of dense_optimizer and sparse_optimizer was not loaded" in caplog.text

@@ -3,6 +3,8 @@
 
 import contextlib
 import json
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -311,6 +313,24 @@ def test_the_command_line_publishes_and_a_server_receives(
         thread.join(timeout=PATIENCE)
     with pytest.raises(ConfigError, check=at("ServingSpec.tables")):
         serve(live.path, ServingSpec(port=0), stream=spec)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_command_with_its_figures(
+    live: Live, stream: UpdateStream, spec: UpdateStreamSpec, tmp_path: Path, number: signal.Signals
+) -> None:
+    """It ended as a failure, which a service manager starts again, and without figures."""
+    (tmp_path / "stream.json").write_text(json.dumps(to_data(spec)))
+
+    def stop() -> None:
+        wait_for(lambda: next(stream.newest_first(), None) is not None)  # from then on it handles signals
+        os.kill(os.getpid(), number)
+
+    stopping = threading.Thread(target=stop)
+    stopping.start()
+    reported = figures("publish", live.path, "--to", tmp_path / "stream.json", "--every-seconds", 600)
+    stopping.join()
+    assert (reported["step"], reported["failed"], reported["last_error"]) == (2, 0, "")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -73,7 +73,7 @@ def plan_sharding(
     """
     loads = table_loads(spec, world_size, rows=rows or {}, allow_import=allow_import, is_gpu=device_bytes is not None)
     if device_bytes is not None:
-        room = device_room(spec, loads, world_size, device_bytes)
+        room = device_room(spec, loads, world_size, device_bytes, allow_import=allow_import)
         rank_bytes = room if rank_bytes is None else min(room, rank_bytes)
     if plan is not None:
         plan.check([load.spec for load in loads], world_size)
@@ -89,7 +89,14 @@ CONTEXT_BYTES = 1 << 30
 """Memory of a GPU that the libraries of the device and the channels of NCCL are assumed to take."""
 
 
-def device_room(spec: RunSpec, loads: Sequence[TableLoad], world_size: int, device_bytes: int) -> int:
+def device_room(
+    spec: RunSpec,
+    loads: Sequence[TableLoad],
+    world_size: int,
+    device_bytes: int,
+    *,
+    allow_import: Sequence[str] = (),
+) -> int:
     """Return the bytes of a device that are left for tables: without layers, a batch and what is exchanged.
 
     Args:
@@ -97,11 +104,12 @@ def device_room(spec: RunSpec, loads: Sequence[TableLoad], world_size: int, devi
         loads: Its tables.
         world_size: Number of ranks R.
         device_bytes: Memory of the device of each rank.
+        allow_import: Packages from which the model may come by name.
 
     Raises:
         StorageError: Nothing is left.
     """
-    memory = plan_run(spec, reads_keysets=False)
+    memory = plan_run(spec, reads_keysets=False, allow_import=allow_import)
     parts = {
         "layers": memory.dense_bytes,
         "a batch": memory.batch_bytes // world_size,

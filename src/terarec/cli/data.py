@@ -210,6 +210,7 @@ class ConvertOptions:
     batch_size: Annotated[int | None, _run_option("batch_size")] = None
     lr: Annotated[float | None, _run_option("lr")] = None
     seed: Annotated[int | None, _run_option("seed")] = None
+    allow_import: AllowImport = None
 
 
 def convert(options: ConvertOptions, show: Show) -> None:
@@ -244,6 +245,7 @@ def _check(options: ConvertOptions) -> None:
         "--no-checksum": options.no_checksum and options.to != "norm",
         "--keysets": options.keysets and not is_records,
         "--format": options.storage is not None and not is_dataset,
+        "--allow-import": bool(options.allow_import) and options.to != "sok",
     }
     of_runs = {f"--{name.replace('_', '-')}": getattr(options, name) is not None and not is_run for name in _OF_RUNS}
     check_unset(counts | of_runs, f"with --to {options.to}")
@@ -295,7 +297,9 @@ def _to_tables(options: ConvertOptions) -> dict[str, int]:
     """Return the number of rows of each table."""
     from terarec.hugectr.sok_dumps import write_dump, write_sparse_models
 
-    return (write_dump if options.to == "sok" else write_sparse_models)(options.data, options.out)
+    if options.to == "sok":
+        return write_dump(options.data, options.out, allow_import=options.allow_import or ())
+    return write_sparse_models(options.data, options.out)
 
 
 def _to_run(options: ConvertOptions) -> dict[str, Any]:

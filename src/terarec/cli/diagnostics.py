@@ -130,8 +130,17 @@ EXTRAS = {
     "otel": ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"),
     "report": ("matplotlib", "jinja2"),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
+    "openvino": ("openvino", "onnx", "onnxscript"),
+    "spark": ("pyspark",),
     "tensorboard": ("tensorboard",),
     "mlflow": ("mlflow-skinny",),
+    "rocksdb": ("rocksdict",),
+    "redis": ("redis", "hiredis"),
+    "kafka": ("confluent-kafka",),
+    "ann": ("faiss-cpu",),
+    "calibration": ("scipy",),
+    "mpi": ("mpi4py",),
+    "tensorflow": ("tensorflow",),
 }
 """Optional extra -> what it installs, as pyproject.toml has it."""
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from terarec.cli.options import AllowImport, Force, TiersOption, distinct_pairs, numbers_by_name
+from terarec.cli.options import AllowImport, Force, TiersOption, check_unset, distinct_pairs, numbers_by_name
 from terarec.errors import ConfigError
 from terarec.reports.text import Show
 
@@ -102,17 +102,22 @@ def plan(options: PlanOptions, show: Show) -> None:
     changes = {} if options.tiers is None else tier_changes(base, Tiers.parse(options.tiers))
     spec = override(base, changes | parse_assignments(options.assignments or ()))
     if options.ranks is not None:
+        check_unset({"--memory": options.memory is not None}, "with --ranks, whose bound is --rank-memory")
+        of_new = {"--place": bool(options.place), "--ranks-per-node": options.ranks_per_node is not None}
+        check_unset({} if options.sharding is None else of_new, "with --plan")
         _plan_ranks(spec, options.ranks, options, show)
         return
     for name in _OF_RANKS:
         if getattr(options, name):
             shown = "plan" if name == "sharding" else name.replace("_", "-")
             raise ConfigError(f"--{shown}", "got it without --ranks, expected both")
+    device = resolve_device(spec.training.device)
+    check_unset({"--device-memory": options.device_memory is not None and device.type == "cpu"}, "without a GPU")
     memory = plan_run(
         spec,
         rows=numbers_by_name("--rows", options.rows or (), "TABLE=N"),
         host_bytes=None if options.memory is None else parse_size(options.memory, "--memory"),
-        device=resolve_device(spec.training.device),
+        device=device,
         device_bytes=None if options.device_memory is None else parse_size(options.device_memory, "--device-memory"),
         program_bytes=program_bytes(),
         allow_import=options.allow_import or (),

@@ -27,7 +27,7 @@ from terarec.cli.options import (
     repeatable,
     spec_option,
 )
-from terarec.errors import ConfigError, StorageError
+from terarec.errors import ConfigError, TerarecError
 from terarec.kernels.environment import let_threads_sleep
 from terarec.reports.text import Show
 from terarec.spec import (
@@ -49,6 +49,10 @@ if TYPE_CHECKING:
     from terarec.export.artifact import ExportReport
     from terarec.export.table_rows import EmbeddingsReport, TableReport
     from terarec.serve import InputColumn
+    from terarec.train.stopping import Interrupts
+
+
+_OF_TRITON = ("form", "backend", "text", "tables")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +71,7 @@ class ExportOptions:
             "repository of Triton; or the vectors of the tables: embeddings is parquet.",
         ),
     ] = "onnx"
-    triton: Annotated[TritonSpec, SpecFields("form", "backend", "text", "tables")]
+    triton: Annotated[TritonSpec, SpecFields(*_OF_TRITON)]
     no_tables: Annotated[
         bool, typer.Option("--no-tables", help="Leave the tables out; their vectors become inputs.")
     ] = False
@@ -112,15 +116,21 @@ def _exported(options: ExportOptions) -> ExportReport | TableReport | Embeddings
     from terarec.export.table_rows import TABLE_FORMATS
 
     allowed = options.allow_import or ()
+    triton, plain = options.triton, TritonSpec()
+    others: dict[str, bool] = {}
+    if options.format != "triton":
+        others = {f"--{name}": getattr(triton, name) != getattr(plain, name) for name in _OF_TRITON}
+    if options.format not in FORMATS:
+        others["--no-tables"] = options.no_tables
     if options.format not in (*FORMATS, "triton"):
         # These formats have the vectors of tables alone.
-        options_of_format = {
+        others |= {
             "--row-type": options.numbers.row_type != Numbers().row_type,
             "--precision": options.numbers.precision is not None,
             "--data": options.data is not None,
             "--split": options.split != ExportOptions.split,
         }
-        check_unset(options_of_format, f"for --to {options.format}")
+    check_unset(others, f"for --to {options.format}")
     # Named by its purpose, next to the formats of files.
     form = "parquet" if options.format == "embeddings" else options.format
     if options.table is not None:
@@ -340,6 +350,7 @@ def serve(options: ServeOptions, show: Show) -> None:
             }
         )
 
+    check_unset({"--kafka-config": options.stream is None and options.kafka_config is not None}, "without --stream")
     with _logged():
         run.serve(
             source,
@@ -436,25 +447,38 @@ def publish(options: PublishOptions, show: Show) -> None:
     from terarec.config.files import load_update_stream
     from terarec.serve import UpdatePublisher, open_stream
     from terarec.train.run_dir import check_run
+    from terarec.train.stopping import Interrupts
 
     check_run(options.run)
     stream = open_stream(load_update_stream(options.to, options.kafka_config))
     # Without a thread of its own: this loop polls, so that it can show what fails.
     publisher = UpdatePublisher(options.run, stream, every_seconds=None)
     try:
-        publisher.poll()
-        while not options.once:
-            time.sleep(options.every_seconds)
-            try:
-                if publisher.poll():
-                    show.line(f"Published {options.run} to step {publisher.statistics().step}; Ctrl-C stops.")
-            # A broker or a disk may come back; the checkpoint is published at the next poll.
-            except (StorageError, OSError) as error:
-                show.line(f"{error}; it is tried again")
+        with Interrupts() as interrupts:
+            publisher.poll()
+            while not options.once and _sleep(options.every_seconds, interrupts):
+                try:
+                    if publisher.poll():
+                        show.line(f"Published {options.run} to step {publisher.statistics().step}; Ctrl-C stops.")
+                # A broker or a disk may come back, and the trainer may have removed the checkpoint for a newer one: it
+                # is published at the next poll.
+                except (TerarecError, OSError) as error:
+                    show.line(f"{error}; it is tried again")
     finally:
         stream.close()
     show.result(f"Published {options.run}", dataclasses.asdict(publisher.statistics()))
 
+
+def _sleep(seconds: float, interrupts: Interrupts) -> bool:
+    """Sleep, at most until a signal comes; return whether none has."""
+    end = time.monotonic() + seconds
+    while interrupts.received is None and (rest := end - time.monotonic()) > 0:
+        time.sleep(min(rest, _SIGNAL_SECONDS))
+    return interrupts.received is None
+
+
+_SIGNAL_SECONDS = 0.2
+"""Longest sleep before the next look for a signal, which does not end a sleep."""
 
 # Bounds the memory for candidates and their scores, for any number of users.
 _USERS = 1024  # scored at once

@@ -25,6 +25,7 @@ from terarec.cli.options import (
     Settings,
     ShareOption,
     TiersOption,
+    check_unset,
     pairs,
     spec_option,
 )
@@ -37,6 +38,7 @@ from terarec.reports.text import Show, metric_text
 from terarec.spec import BinarySpec, DLRMSpec, GraphModelSpec, RunSpec, Tiers, TrainingSpec, to_data
 from terarec.spec.model import ModelSpec
 from terarec.spec.registry import Registry
+from terarec.spec.schedule import has_open_end
 
 if TYPE_CHECKING:
     from terarec.config.starting_run import ColumnRelations
@@ -232,6 +234,8 @@ def run_spec(options: TrainOptions) -> RunSpec:
     if "objective.positive_weight" in changes and isinstance(base.objective, BinarySpec):
         # Those that the run to resume or to start from had counted.
         base = dataclasses.replace(base, objective=dataclasses.replace(base.objective, class_weights=()))
+    if "training.schedule.t_max" in changes and has_open_end(base.training.schedule):
+        changes.setdefault("training.schedule.ends_with_run", "false")
     _check_model(base, changes, options.allow_import)
     changed = with_graph(override(base, _with_bottom_as_wide(base, changes)), Path.cwd())
     if options.init_from is not None and not (options.config or options.config_file):
@@ -371,6 +375,7 @@ def train(options: TrainOptions, show: Show) -> None:
     if options.seeds is not None:
         if is_launched():
             raise ConfigError("--seeds", "got it under torchrun, expected one process")
+        check_unset({"--plan": options.plan is not None, "--share-device": options.share_device}, "with --seeds")
         _train_seeds(spec, options, options.seeds, show)
         return
     from terarec.dist import join, load_plan
