@@ -91,7 +91,7 @@ def test_tables_become_files_of_sok_and_models_of_hugectr(workshop: Workshop, tm
     (tmp_path / "sok" / "C1-weight").write_bytes(content)
     rejected("convert", tmp_path / "sok", "--to", "sparse", "--out", tmp_path / "x", error=FormatError)
     # Only a run may name code.
-    allowed = ("--allow-import", "shop", "--out", tmp_path / "x")
+    allowed = ("--allow-import", "shop", "--out", tmp_path / "y")
     rejected("convert", tmp_path / "sok", "--to", "sparse", *allowed, where="--allow-import", problem="no meaning")
     assert figures("convert", workshop.run, "--to", "sok", *allowed)["tables"] == len(held)
     assert not (tmp_path / "x").exists()
