@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every model on two processes gives what one process gives, where the draws of its training are the same."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -9,10 +9,11 @@ import torch
 
 from terarec.dist import Ranks
 from terarec.models.artifact import load_model
-from terarec.spec import RunSpec, StaticTablesSpec
+from terarec.spec import DynamicTablesSpec, GraphModelSpec, RunSpec, StaticTablesSpec, lfu
 from terarec.train import build
 from tests.dist.launch import run_ranks
-from tests.models.every import MODELS, dataset
+from tests.dist.test_moves import held_rows
+from tests.models.every import GRAPH, MODELS, dataset
 from tests.params import in_every_run
 from tests.train.small_run import weights
 from tests.train.test_every_model import write_samples
@@ -50,3 +51,24 @@ def test_two_ranks_train_as_one(data: Path, tmp_path: Path, kind: str) -> None:
     for name, value in weights(load_model(tmp_path / "one").model).items():
         # Rounding: a step moves a weight by up to 0.01.
         torch.testing.assert_close(found[name], value, rtol=1e-4, atol=5e-5)
+
+
+def test_features_of_other_names_than_their_columns_train_on_ranks(data: Path, tmp_path: Path) -> None:
+    embedding = GRAPH.embeddings[0]
+    features = tuple(replace(feature, name=f"of_{feature.name}", column=feature.name) for feature in embedding.features)
+    tables = tuple(replace(table, rows=40) for table in embedding.tables)
+    graph = replace(GRAPH, embeddings=(replace(embedding, tables=tables, features=features),))
+    spec = run_of(data, "dnn", StaticTablesSpec(**INITIAL))
+    spec = replace(spec, model=GraphModelSpec(graph=graph), training=replace(spec.training, max_steps=3))
+    losses = run_ranks(2, fit, spec, tmp_path / "two")
+    assert losses == [pytest.approx(fit(Ranks(), spec, tmp_path / "one"), rel=1e-5)] * 2
+
+
+def test_keys_that_a_model_leaves_out_get_no_rows_on_ranks(data: Path, tmp_path: Path) -> None:
+    spec = run_of(data, "din", DynamicTablesSpec(max_rows=100, evict=lfu()))
+    spec = replace(spec, training=replace(spec.training, max_steps=2))
+    losses = run_ranks(2, fit, spec, tmp_path / "two")
+    assert losses == [pytest.approx(fit(Ranks(), spec, tmp_path / "one"), rel=1e-5)] * 2
+    found, expected = (held_rows(tmp_path / out / "checkpoints") for out in ("two", "one"))
+    counted = [name for name in expected if name.endswith(("/keys", "/count", "/last_step"))]
+    assert {name: found[name].tolist() for name in counted} == {name: expected[name].tolist() for name in counted}

@@ -145,8 +145,11 @@ class ShardedCollection(nn.Module):
         self._started: PendingLookups | None = None
         self._announced: PendingLookups | None = None
         self._key_stream: KeyStream | None = None
+        # Whether lookups begin before calls. None until a call has got the very object of `start`: a model may pass
+        # other keys, and a lookup in vain would insert and count keys that no call asks for, or miss renamed features.
         # One rank has nothing to exchange, and a lookup that begins early would only keep its vectors longer.
-        self._is_ahead = ranks.size > 1
+        self._is_ahead: bool | None = None if ranks.size > 1 else False
+        self._expected: Jagged | None = None
         self._ranks_ahead = ranks
         pooled = self._pooled_tables(plan, ranks.size)
         exchange = Exchange(self.placed, self.local, ranks, wire=plan.wire, name=name, pooled=pooled)
@@ -183,12 +186,16 @@ class ShardedCollection(nn.Module):
     def start(self, jagged: Jagged) -> None:
         """Begin the lookups of a batch before the first layers, so that its vectors are exchanged during these layers.
 
+        The first call shows whether the model passes the object itself: before, and if it does not, nothing begins.
+
         Args:
             jagged: Keys of this rank's samples; a call with the same object follows.
 
         Raises:
             Exception: The errors of a call.
         """
+        if self._is_ahead is None and self._is_trained:
+            self._expected = jagged
         if self._is_ahead and self._is_trained:
             # A batch that was started and never called must not keep its rows.
             self._drop()
@@ -364,13 +371,15 @@ class ShardedCollection(nn.Module):
 
     def _pending(self, jagged: Jagged, *, is_trained: bool) -> PendingLookups:
         """Return the lookups of a batch, which may have begun before."""
+        if is_trained and self._expected is not None:
+            self._is_ahead, self._expected = self._expected is jagged, None
         if is_trained and self._started is not None:
             pending = self._started
             if pending.jagged is jagged:
                 self._started = None
                 return pending
             self._drop()
-            self._is_ahead = False  # the model reads other keys than those of its batches
+            self._is_ahead = False  # the model reads other keys than those of its batches now
         if is_trained and self._announced is not None and self._announced.jagged is jagged:
             pending, self._announced = self._announced, None
             return pending
