@@ -11,13 +11,25 @@ import pytest
 import torch
 from torch import Tensor
 
+from terarec.batch import one_hot
 from terarec.checkpoint import complete_checkpoints, load
-from terarec.dist import ColumnWise, DataParallel, Hybrid, Placement, Ranks, RowWise, ShardingPlan, TableWise
+from terarec.dist import ColumnWise, DataParallel, Hybrid, Placement, Ranks, RowWise, ShardingPlan, TableWise, shard
 from terarec.dist.plan import TablePlan
+from terarec.embedding import EmbeddingCollection
 from terarec.formats import read_dataset
 from terarec.formats.parts import write_parts
 from terarec.models.artifact import load_model
-from terarec.spec import DynamicTablesSpec, RunSpec, Tiers, counting_filter
+from terarec.optim import RowOptimizer
+from terarec.spec import (
+    DynamicTableSpec,
+    DynamicTablesSpec,
+    FeatureSpec,
+    RunSpec,
+    SGDSpec,
+    Tiers,
+    counting_filter,
+    lru,
+)
 from terarec.train.run import build
 from tests.dist.launch import Raised, run_ranks
 from tests.dist.test_training import TABLES, run_spec
@@ -101,3 +113,40 @@ def test_checkpoints_of_ranks_hold_what_those_of_one_process_hold(data: Path, tm
     straight = weights(load_model(tmp_path / "one" / "dynamic").model)
     for table, held in weights(load_model(tmp_path / "ranks" / "dynamic").model).items():
         torch.testing.assert_close(held, straight[table], rtol=1e-4, atol=1e-5)
+
+
+PLACES: dict[str, Placement] = {
+    "copies": DataParallel(),
+    "columns": ColumnWise(ranks=(1, 0)),
+    "there": TableWise(rank=1),
+}
+
+
+def evicted_rows(ranks: Ranks) -> dict[str, int]:
+    """Return how many rows of each table were evicted, by what all ranks write, and again by what they have read."""
+    specs = [DynamicTableSpec(name=name, width=4, max_rows=8, evict=lru(share=0.25)) for name in PLACES]
+    module: Any = EmbeddingCollection(specs, [FeatureSpec(name=name, table=name) for name in PLACES])
+    if ranks.size > 1:
+        entries = tuple(TablePlan(table=name, placement=placement) for name, placement in PLACES.items())
+        module = shard(module, ShardingPlan(world_size=ranks.size, tables=entries), ranks)
+    optimizer = RowOptimizer(module, SGDSpec())
+    for step in range(6):
+        share = ranks.share(4)
+        keys = torch.arange(4 * step + share.start, 4 * step + share.stop)
+        module(one_hot(tuple(PLACES), keys.repeat(len(PLACES), 1))).pooled.sum().backward()
+        optimizer.step()
+    found = {}
+    for name, table in module.tables.items():
+        for _ in range(2):
+            pieces = [piece for piece in table.export_memory(100) if "num_evicted" in piece]
+            count = torch.tensor([sum(int(piece["num_evicted"]) for piece in pieces)])
+            found[name] = int(ranks.all_reduce_("what is written", count))
+            counts = {"clock": torch.tensor([6]), "num_evicted": torch.tensor([found[name]])}
+            table.import_memory(counts)
+    return found
+
+
+def test_evicted_rows_with_copies_or_columns_are_counted_once() -> None:
+    expected = evicted_rows(Ranks())
+    assert min(expected.values()) > 0
+    assert run_ranks(2, evicted_rows) == [expected] * 2

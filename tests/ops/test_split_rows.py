@@ -114,6 +114,15 @@ def test_columns_on_ranks_move_as_those_of_one_process(name: str, is_exact: bool
     ranks.run(on_rank)
 
 
+@pytest.mark.parametrize("is_exact", [False, True])
+def test_frozen_columns_stay_and_leave_the_other_tables_to_the_caller(is_exact: bool) -> None:
+    rule, rates = RULES["row-wise, regularised and clipped"](), torch.tensor([1.0, 0.0])
+    rows, state = torch.ones(2 * ROWS, WIDTH), state_of(rule, WIDTH)
+    ranks = Threads(is_exact=is_exact)  # which would wait for each other
+    assert split_row_update_(rows, state, gradients(slice(None)), rule, ranks, step=1, table_lr=rates) is rates
+    assert bool((rows == 1.0).all())
+
+
 def test_which_rules_take_whole_rows_and_what_is_rejected() -> None:
     assert [takes_whole_rows(make()) for make in RULES.values()] == [True] * len(RULES)
     assert not takes_whole_rows(row_rule("adagrad", lr=0.1, clip_value=math.inf))

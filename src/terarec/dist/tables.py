@@ -285,12 +285,14 @@ class ShardedTable:
     @property
     def _exports(self) -> bool:
         """Whether this rank writes any rows."""
-        if self.placed.has_copies:
-            # One of the equal copies is written.
-            return self._ranks.is_first
-        if self.placed.by_column:
-            return self._ranks.rank == self.placed.ranks[0]
+        if self.placed.has_copies or self.placed.by_column:  # one of the equal copies is written, or whole rows
+            return self._ranks.rank == self._first_rank
         return self._ranks.rank in self.placed.ranks or (self.placed.has_hot_rows and self._ranks.is_first)
+
+    @property
+    def _first_rank(self) -> int:
+        """The first rank that writes rows."""
+        return 0 if self.placed.has_copies or self.placed.has_hot_rows else self.placed.ranks[0]
 
     @property
     def _is_sparse(self) -> bool:
@@ -428,7 +430,9 @@ class ShardedDynamicTable(ShardedTable):
         """Return this rank's share of the state other than rows; that of all keys together is of rank 0."""
         for piece in self.part.export_memory(chunk_keys):
             if "clock" in piece:
-                evicted = self._ranks.all_reduce_(f"evicted rows of {self.name}", piece["num_evicted"].clone())
+                # Ranks with copies or columns have evicted the same rows.
+                mine = piece["num_evicted"] * self._exports
+                evicted = self._ranks.all_reduce_(f"evicted rows of {self.name}", mine)
                 if self._ranks.is_first:
                     yield {**piece, "num_evicted": evicted}
             elif "admission_filter" in piece:  # counts in the filter of all are none too low for the keys of any rank
@@ -445,7 +449,8 @@ class ShardedDynamicTable(ShardedTable):
         keys = next((piece[name] for name in _KEYED_MEMORY if name in piece), None)
         # State without an entry for each key, such as the clock and the cells of a filter, is the same on all ranks.
         if keys is None or any(tensor.shape[:1] != keys.shape for tensor in piece.values()):
-            if "num_evicted" in piece and not self._ranks.is_first:  # `export_memory` adds up those of all ranks
+            # `export_memory` adds up those of all ranks with rows of their own.
+            if "num_evicted" in piece and self._ranks.rank != self._first_rank:
                 piece = {**piece, "num_evicted": torch.zeros_like(piece["num_evicted"])}
             self.part.import_memory(piece)
             return

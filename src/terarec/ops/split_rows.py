@@ -116,6 +116,8 @@ def split_row_update_(
     names = gradients[0].layout.table_names if gradients else ()
     factors = torch.ones(len(names)) if table_lr is None else table_lr.clone()
     split = {name: number for number, name in enumerate(names) if name in columns.widths and factors[number]}
+    if not split:  # on all ranks: all of these tables are frozen
+        return table_lr
     touched = {name: _touched(weights, gradients, number) for name, number in split.items()}
     if columns.is_exact:
         rates = {name: factors[number : number + 1].clone() for name, number in split.items()}
@@ -125,7 +127,7 @@ def split_row_update_(
     for number in split.values():
         # These rows are done: 0 keeps the caller's update of the whole arena from moving them again.
         factors[number] = 0.0
-    return factors if split else table_lr
+    return factors
 
 
 def _update_by_sums_(
