@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from terarec.batch import Jagged
 from terarec.embedding import EmbeddingCollection
-from terarec.errors import ConfigError
+from terarec.errors import ConfigError, TrainingError
 from terarec.optim import LossScaler, RowOptimizer
 from terarec.spec import AdamSpec, FeatureSpec, RowOptions, SGDSpec, TableSpec
 from tests.errors import at
@@ -139,6 +139,24 @@ def test_layers_skip_a_step_that_the_row_optimizer_skips() -> None:
     before = weights(model)
     assert not train_step(model, optimizers, scaler, 0, factor=float("inf"))
     assert all(torch.equal(one, other) for one, other in zip(before, weights(model), strict=True))
+
+
+@pytest.mark.parametrize(("non_finite", "order"), [("skip", 0), ("skip", 1), ("raise", 1)])
+def test_no_row_optimizer_steps_where_one_of_them_finds_a_bad_gradient(non_finite: str, order: int) -> None:
+    models = Model(), Model()
+    before = [weights(model) for model in models]
+    options = RowOptions(non_finite=non_finite)
+    rows = [RowOptimizer(model, SGDSpec(rows=options)) for model in models]
+    sum(loss_of(model, 0) * factor for model, factor in zip(models, (float("nan"), 1.0), strict=True)).backward()
+    scaler, optimizers = LossScaler(), rows if order == 0 else rows[::-1]
+    if non_finite == "raise":
+        with pytest.raises(TrainingError):
+            scaler.step(optimizers)
+    else:
+        assert not scaler.step(optimizers)
+        assert [one.num_skipped for one in rows] == [1, 0]
+    for model, expected in zip(models, before, strict=True):
+        assert all(torch.equal(one, other) for one, other in zip(expected, weights(model), strict=True))
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

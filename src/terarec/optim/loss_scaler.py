@@ -163,10 +163,11 @@ def _divide(optimizers: Sequence[optim.Optimizer], scale: float) -> None:
 def _step(optimizers: Sequence[optim.Optimizer]) -> bool:
     """Step the row optimizers, which may skip, and if none did so the others."""
     rows = [optimizer for optimizer in optimizers if isinstance(optimizer, RowOptimizer)]
-    # First, as they alone may still find a reason to skip.
-    for of_rows in rows:
+    # First, as they alone may still find a reason to skip; of several, those with a reason before the others move rows.
+    rejecting = [of_rows for of_rows in rows if not of_rows.accepts()] if len(rows) > 1 else []
+    for of_rows in rejecting or rows:
         of_rows.step()
-    if any(of_rows.is_skipped for of_rows in rows):
+    if any(of_rows.is_skipped for of_rows in rejecting or rows):
         return False
     for optimizer in optimizers:
         if not isinstance(optimizer, RowOptimizer):

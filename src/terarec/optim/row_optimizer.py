@@ -213,7 +213,7 @@ class RowOptimizer(optim.Optimizer):
                     stacklevel=3,
                 )
             return loss
-        if self._found_inf() or not self._accepts(taken):
+        if self._found_inf() or not self._accepts([(each.rule, each.gradients) for each in taken]):
             self.num_skipped += 1
             self.is_skipped = True
             return loss
@@ -226,6 +226,21 @@ class RowOptimizer(optim.Optimizer):
             moved |= self._move(name, parts)
         self.num_steps += moved
         return loss
+
+    def accepts(self) -> bool:
+        """Return whether `step` would use the gradients since the last step, and not skip them; they stay.
+
+        Where tables are on several ranks, all of these call it and get the same.
+
+        Raises:
+            TrainingError: As `step`.
+        """
+        gradients = [
+            (self._rules.name_of(arena), of_arena)
+            for owner in self._owners
+            for arena, of_arena in zip(owner.arenas, owner.pending.gradients(), strict=False)
+        ]
+        return not self._found_inf() and self._accepts(gradients)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients since the last step."""
@@ -437,15 +452,15 @@ class RowOptimizer(optim.Optimizer):
                     "parameters alone, so each rank would train tables of its own",
                 )
 
-    def _accepts(self, taken: Sequence[_Taken]) -> bool:
-        """Return whether the step is to be done; scan only the gradients of rules that need it."""
-        policies = [self._rules.by_name[each.rule].options.non_finite for each in taken]
+    def _accepts(self, taken: Sequence[tuple[str, Sequence[BagGradient]]]) -> bool:
+        """Return whether a step by the gradients of rules is to be done; scan only those of rules that need it."""
+        policies = [self._rules.by_name[rule].options.non_finite for rule, _ in taken]
         if not {"raise", "skip"} & set(policies):
             return True
         # A scan of all gradients, only for the rules that need it.
         parameters = [
-            None if policy == "pass" else find_non_finite(each.gradients)
-            for policy, each in zip(policies, taken, strict=True)
+            None if policy == "pass" else find_non_finite(gradients)
+            for policy, (_, gradients) in zip(policies, taken, strict=True)
         ]
         is_raised = [place for place, policy in zip(parameters, policies, strict=True) if place and policy == "raise"]
         # A sum over ranks, so that all of them raise: a rank that continued would wait for the others forever.

@@ -36,6 +36,9 @@ class PendingRows(Protocol):
     over_ranks: Callable[[float], float] | None
     counted: list[Tensor | None]
 
+    def gradients(self) -> list[list[BagGradient]]:
+        """Return the gradients of each arena, which stay."""
+
     def unscale_(self, inverse_scale: float) -> None:
         """Multiply the gradients by the inverse of a loss scale, unless that was done."""
 
