@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finding P6: schedules that end with the run need no number of steps."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from terarec.config import load_run
 from terarec.errors import ConfigError
 from terarec.optim import build_schedulers
-from terarec.spec import CosineSchedule, LinearSchedule, from_data, to_data
+from terarec.spec import CosineSchedule, FTRLSpec, LinearSchedule, WarmupDecaySchedule, from_data, to_data
 from terarec.train import build
 from terarec.train.seeds import fit_seeds
 from terarec.train.trainer import Callback
@@ -102,6 +104,25 @@ def test_a_warm_up_as_long_as_the_run_is_rejected(tmp_path, spec):
     with pytest.raises(ConfigError, check=at("training.schedule.warmup", "16")):
         build(changed(spec, schedule=CosineSchedule(warmup=16)), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("schedule", "last"),
+    [
+        (LinearSchedule(t_max=10), 10),
+        (CosineSchedule(t_max=1, interval="epoch"), 8),
+        (WarmupDecaySchedule(decay_start=2, decay_steps=3), 4),
+        (LinearSchedule(t_max=10, min_factor=0.1), 16),
+    ],
+)
+@pytest.mark.parametrize("side", ["dense_optimizer", "sparse_optimizer"])
+def test_ftrl_gets_no_rate_of_0(tmp_path, spec, schedule, last, side):
+    spec = dataclasses.replace(spec, **{side: FTRLSpec(lr=0.1)})
+    if last < 16:
+        with pytest.raises(ConfigError, check=at("training.schedule", "falls to 0 within the 16 steps")):
+            build(changed(spec, schedule=schedule), tmp_path / "run").fit()
+        assert not (tmp_path / "run" / "checkpoints" / f"step-{last:08d}").exists()
+    assert build(changed(spec, schedule=schedule, max_steps=last), tmp_path / "other").fit().steps == last
 
 
 def test_an_unknown_length_is_an_error():

@@ -11,9 +11,12 @@ import threading
 import pytest
 
 from terarec.checkpoint import complete_checkpoints, find, latest, load, mark_best
+from terarec.data import Reader
 from terarec.errors import ConfigError, FormatError, RunInterruptedError
-from terarec.spec import TrainingSpec
-from terarec.train import Callback, build
+from terarec.models import build_model
+from terarec.spec import PlateauSchedule, TrainingSpec
+from terarec.train import Callback, Optimizers, Trainer, build
+from terarec.train.checkpointing import Checkpointing
 from terarec.train.stopping import EarlyStopping, Interrupts
 from tests.errors import at
 from tests.params import in_every_run
@@ -54,6 +57,48 @@ def test_its_state_survives():
     other.load_state_dict(json.loads(json.dumps(stopping.state_dict())))
     other.update(4, 0.7, counts=True)
     assert (other.best_step, other.best_value, other.is_over) == (2, 0.7, True)
+
+
+def test_another_metric_is_compared_anew(tmp_path, spec, caplog):
+    """A plateau and the best step; both metrics are better at other ends."""
+    first = changed(spec, epochs=1, metrics=("auc",), schedule=PlateauSchedule(factor=0.5))
+    build(first, tmp_path).fit()
+    run = build(changed(first, epochs=3, metrics=("logloss", "auc")), tmp_path)
+    report = run.fit(resume=True)
+    points = [json.loads(line) for line in run.directory.metrics.read_text().splitlines()]
+    losses = {point["step"]: point["logloss"] for point in points if "logloss" in point}
+    assert list(losses) == [16, 24]
+    assert report.best_step == min(losses, key=losses.get)
+    assert report.best_metrics["logloss"] == min(losses.values())
+    for schedule in run.trainer.optimizers.schedules:
+        assert (schedule.scheduler.mode, schedule.scheduler.best) == ("min", min(losses.values()))
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        "evaluations were compared by auc and now are by logloss"
+    ]
+
+
+class LongReader(Reader):
+    """A reader with fewer batches than its length, as where damaged records are left out."""
+
+    def __len__(self):
+        return super().__len__() + 1
+
+
+def test_the_best_step_of_an_epoch_that_ends_early_is_saved(tmp_path, spec):
+    saved = []
+
+    class Found(Callback):
+        def on_epoch_end(self, trainer):
+            saved.append((trainer.step, trainer.early_stopping.best_step, latest(tmp_path).name))
+
+    saving = Checkpointing(tmp_path, every=100, keep=2, keep_best=True)
+    train, valid = (
+        cls(spec.data, split=split, batch_size=500) for cls, split in ((LongReader, "train"), (Reader, "valid"))
+    )
+    model = build_model(spec.model, train.spec, seed=1)
+    optimizers = Optimizers.of(model, spec.dense_optimizer, spec.sparse_optimizer)
+    Trainer(model, TrainingSpec(epochs=1), optimizers, callbacks=[saving, Found()]).fit(train, valid)
+    assert saved == [(2, 2, "step-00000002")]
 
 
 @pytest.fixture

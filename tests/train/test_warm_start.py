@@ -123,6 +123,15 @@ def test_states_that_do_not_fit_are_left_out_with_one_line(
     assert logged == ([f"init_from: the state of {' and '.join(left_out)} was not loaded"] if left_out else [])
 
 
+def test_the_bias_correction_of_layers_goes_on(tmp_path, spec, next_day):
+    spec = changed(dataclasses.replace(spec, dense_optimizer=AdamSpec(lr=0.01, eps_hat=True)), max_steps=3)
+    build(spec, tmp_path / "first").fit()
+    second = build(another_day(spec, next_day), tmp_path / "second", init_from=tmp_path / "first")
+    start_from(second.trainer, second.spec, second.dataset)
+    (group,) = second.trainer.optimizers.dense.param_groups
+    assert (group["num_steps"], group["lr"]) == (3, 0.005)
+
+
 @pytest.mark.parametrize(
     ("model", "reported"),
     [

@@ -105,6 +105,10 @@ class WarmupDecayLR(LRScheduler):
 
     def get_lr(self) -> list[float | Tensor]:
         """Return the rate of the next interval for each group."""
+        return list(self.rates_after(self.last_epoch))
+
+    def rates_after(self, done: int) -> list[float]:
+        """Return the rate of each group after `done` intervals."""
         spec = self._spec
         return [
             LearningRateSchedule(
@@ -114,7 +118,7 @@ class WarmupDecayLR(LRScheduler):
                 decay_steps=spec.decay_steps,
                 decay_power=spec.decay_power,
                 end_lr=spec.end_lr,
-            ).lr(self.last_epoch + 1)
+            ).lr(done + 1)
             for base in self.base_lrs
         ]
 
@@ -168,6 +172,21 @@ def load_scheduler_states(schedulers: Sequence[LRScheduler], states: Sequence[An
         raise ConfigError("schedulers", f"got the state of {len(states)}, expected that of {len(schedulers)}")
     for scheduler, state in zip(schedulers, states, strict=True):
         scheduler.load_state_dict(_decoded(state))
+
+
+def rates_after(scheduler: LRScheduler, done: int) -> list[float]:
+    """Return the rates of a scheduler's groups after `done` intervals; none for one without such a formula.
+
+    Args:
+        scheduler: What `build_schedulers` makes, or a `LambdaLR`.
+        done: Number of intervals.
+    """
+    if isinstance(scheduler, WarmupDecayLR):
+        return scheduler.rates_after(done)
+    if isinstance(scheduler, LambdaLR):
+        factors = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
+        return [float(base) * factor(done) for base, factor in factors]
+    return []
 
 
 class _RiseAndFall:

@@ -23,6 +23,7 @@ from terarec.errors import ConfigError, DataNotFoundError, StorageError, Trainin
 from terarec.formats import read_dataset
 from terarec.models.artifact import dense_state, find_checkpoint, load_dense_state, load_weights, tables
 from terarec.models.trained_columns import check_added_ids, check_columns
+from terarec.optim.dense import options_of
 from terarec.spec import (
     DatasetSpec,
     DenseOptimizerSpec,
@@ -111,18 +112,19 @@ class Checkpointing(Callback):
 
     @override
     def on_step(self, trainer: Trainer) -> None:
-        is_best = self.keep_best and trainer.early_stopping.best_step == trainer.step
         if self.every is not None and trainer.step % self.every == 0:
             self._save(trainer, is_whole=True)
         elif self.every is None and trainer.is_epoch_end:
             return  # saved there, after all that callbacks do in the step
-        elif is_best or (self.delta_every is not None and trainer.step % self.delta_every == 0):
+        elif self._is_best(trainer) or (self.delta_every is not None and trainer.step % self.delta_every == 0):
             self._save(trainer)
 
     @override
     def on_epoch_end(self, trainer: Trainer) -> None:
         if self.every is None:
             self._save(trainer, is_whole=True)
+        elif self._is_best(trainer):  # evaluated behind its step, where the epoch had fewer batches than expected
+            self._save(trainer)
 
     @override
     def on_interrupt(self, trainer: Trainer) -> None:
@@ -137,6 +139,9 @@ class Checkpointing(Callback):
     @override
     def on_finish(self, trainer: Trainer) -> None:
         self._save(trainer, is_whole=True)
+
+    def _is_best(self, trainer: Trainer) -> bool:
+        return self.keep_best and trainer.early_stopping.best_step == trainer.step
 
     def _save(self, trainer: Trainer, *, is_whole: bool = False) -> None:
         if self._saved_step == trainer.step:
@@ -342,7 +347,7 @@ def _load(trainer: Trainer, checkpoint: Checkpoint, *, with_dense: bool, with_ro
 def _load_state(optimizer: optim.Optimizer, state: Mapping[str, Any]) -> None:
     """Load `state` except for the options of its groups."""
     # torch replaces the options of groups, among them the rate, by those that were saved.
-    options = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    options = [options_of(group) for group in optimizer.param_groups]
     optimizer.load_state_dict(dict(state))
     for group, mine in zip(optimizer.param_groups, options, strict=True):
         group.update(mine)

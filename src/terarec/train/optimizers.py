@@ -20,7 +20,9 @@ from terarec.optim import (
     load_scheduler_states,
     scheduler_states,
 )
-from terarec.spec import ConstantSchedule, DenseOptimizerSpec, PlateauSchedule, SparseOptimizerSpec
+from terarec.optim.dense import FTRL
+from terarec.optim.schedules import rates_after
+from terarec.spec import ConstantSchedule, DenseOptimizerSpec, FTRLSpec, PlateauSchedule, SparseOptimizerSpec
 from terarec.spec.checks import did_you_mean
 from terarec.spec.schedule import ScheduleSpec
 
@@ -185,13 +187,55 @@ class Optimizers:
         """
         return scheduler_states([schedule.scheduler for schedule in self.schedules])
 
-    def load_schedule_state(self, states: Sequence[Any]) -> None:
+    def schedule_metrics(self, monitor: str) -> list[str | None]:
+        """Return the metric by which each schedule compares evaluations, where it does; `monitor` if it names none."""
+        plateaus = [isinstance(schedule.scheduler, ReduceLROnPlateau) for schedule in self.schedules]
+        return [
+            (schedule.metric or monitor) if is_plateau else None
+            for schedule, is_plateau in zip(self.schedules, plateaus, strict=True)
+        ]
+
+    def load_schedule_state(
+        self, states: Sequence[Any], metrics: Sequence[str | None] | None = None, *, monitor: str = ""
+    ) -> None:
         """Continue from the result of `schedule_state`.
+
+        Args:
+            states: The states.
+            metrics: The result of `schedule_metrics` then; a plateau of another metric now begins anew, at the rate
+                that it has reached. None for the present ones.
+            monitor: Metric of schedules that name none.
 
         Raises:
             ConfigError: Another number of schedules.
         """
-        load_scheduler_states([schedule.scheduler for schedule in self.schedules], states)
+        schedulers, now = [schedule.scheduler for schedule in self.schedules], self.schedule_metrics(monitor)
+        new_states = [scheduler.state_dict() for scheduler in schedulers]
+        load_scheduler_states(schedulers, states)
+        for scheduler, state, metric, before in zip(schedulers, new_states, now, metrics or now, strict=True):
+            if metric != before:
+                scheduler.load_state_dict(state)
+
+    def check_rates(self, steps: int, epochs: int) -> None:
+        """Check that no schedule gives FTRL, which divides by its learning rate, a rate of 0.
+
+        Args:
+            steps: Steps before the last one.
+            epochs: Epochs before that of the last step.
+
+        Raises:
+            ConfigError: A schedule falls to 0 before the last step.
+        """
+        done = {"step": steps, "epoch": epochs}
+        for schedule in self.schedules:
+            if schedule.interval not in done or not _divides_by_rate(schedule.scheduler.optimizer):
+                continue
+            if 0.0 in rates_after(schedule.scheduler, done[schedule.interval]):
+                raise ConfigError(
+                    "training.schedule",
+                    f"got a learning rate that falls to 0 within the {steps + 1} steps, expected one that stays above "
+                    "it, such as by a longer fall, min_factor or end_lr: FTRL divides by it",
+                )
 
     def follow(self, spec: ScheduleSpec, *, monitor: str) -> None:
         """Let the rates of all optimizers follow a schedule.
@@ -219,6 +263,13 @@ class Optimizers:
         # One scheduler for each optimizer, as torch's schedulers drive the groups of one.
         for scheduler in build_schedulers(spec, tuple(self), mode=mode):
             self.schedules.append(Schedule(scheduler=scheduler, interval=interval, metric=metric))
+
+
+def _divides_by_rate(optimizer: optim.Optimizer) -> bool:
+    if not isinstance(optimizer, RowOptimizer):
+        return isinstance(optimizer, FTRL)
+    rules = optimizer.spec.values() if isinstance(optimizer.spec, Mapping) else [optimizer.spec]
+    return any(isinstance(rule, FTRLSpec) for rule in rules)
 
 
 def has_tables(model: nn.Module) -> bool:

@@ -114,6 +114,7 @@ class EarlyStopping:
     def state_dict(self) -> dict[str, Any]:
         """Return the state as JSON data."""
         return {
+            "monitor": self.monitor,
             "best_step": self.best_step,
             "best_value": self.best_value,
             "best_metrics": finite_data(self.best_metrics),
@@ -122,7 +123,9 @@ class EarlyStopping:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from the result of `state_dict`."""
+        """Continue from the result of `state_dict`; after one of another metric the comparison begins anew."""
+        if state.get("monitor", self.monitor) != self.monitor:
+            return
         self.best_step, self.best_value = state["best_step"], state["best_value"]
         metrics = state["best_metrics"].items()
         self.best_metrics = {name: math.nan if value is None else value for name, value in metrics}

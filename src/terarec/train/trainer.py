@@ -242,7 +242,8 @@ class Trainer:
             valid_reader: The validation split, unshuffled.
 
         Raises:
-            ConfigError: `train_reader` gives no batch, or a schedule waits for a metric that no evaluation computes.
+            ConfigError: `train_reader` gives no batch, a schedule waits for a metric that no evaluation computes, or it
+                reaches a rate of 0 by which an optimizer divides.
                 At the end: the metric of early stopping, of the best checkpoint or of a plateau never had a value.
             TrainingError: The loss is NaN or infinite.
             RunInterruptedError: A signal stopped the training after a complete step.
@@ -256,6 +257,8 @@ class Trainer:
         warn_if_slow(self.spec.precision, self.device)
         self.reader, self._reader_state = train_reader, None
         self._steps_per_epoch = steps_of_epoch(self.spec, train_reader)
+        last_step = max(0, steps_of_run(self.spec, self.steps_per_epoch) - 1)
+        self.optimizers.check_rates(last_step, last_step // self.steps_per_epoch)
         if self._steps_in_epoch is None:  # restored from a checkpoint that did not hold it
             self._steps_in_epoch = (self._own_steps - 1) % self.steps_per_epoch + 1 if self._own_steps else 0
         self._is_stopped = self._stepping.is_interrupted = False
@@ -396,16 +399,25 @@ class Trainer:
             "evaluated_step": self._evaluated_step,
             "early_stopping": self.early_stopping.state_dict(),
             "schedules": self.optimizers.schedule_state(),
+            "schedule_metrics": self.optimizers.schedule_metrics(self.early_stopping.monitor),
             "loss_scaler": self._stepping.scaler.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from the result of `state_dict`.
+        """Continue from the result of `state_dict`; what compares evaluations by another metric now begins anew.
 
         Raises:
             ConfigError: Another number of schedules.
         """
-        self.optimizers.load_schedule_state(state["schedules"])
+        monitor, before = self.early_stopping.monitor, state["early_stopping"].get("monitor")
+        if before not in (monitor, None) and self.ranks.is_first:
+            _logger.warning(
+                "evaluations were compared by %s and now are by %s: early stopping and the best step begin anew",
+                before,
+                monitor,
+            )
+        metrics = state.get("schedule_metrics")
+        self.optimizers.load_schedule_state(state["schedules"], metrics, monitor=monitor)
         self.step, self.first_step = state["step"], state["first_step"]
         self.epoch, self.samples = state["epoch"], state["samples"]
         self._steps_in_epoch = state["steps_in_epoch"]
