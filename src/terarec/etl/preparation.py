@@ -34,7 +34,9 @@ from terarec.etl.source.source import Source, Sources, check_sources, open_sourc
 from terarec.etl.workflow import Workflow
 from terarec.etl.workflow.earlier_rows import open_earlier_rows
 from terarec.etl.workflow.plan import check_times
+from terarec.etl.workflow.workflow import state_name
 from terarec.io.directories import Journal, resumable_dir
+from terarec.io.opening import sha256_of
 from terarec.kernels import memory
 from terarec.spec import PrepareOptions, to_data
 from terarec.spec.checks import FieldError
@@ -80,6 +82,7 @@ def prepare(
         _runs(options) as start,
         resumable_dir(out, run_fingerprint(workflow, source, options), restart=options.restart) as journal,
     ):
+        inputs = _inputs(workflow, source, options)
         begun = time.perf_counter()  # a session of Spark has started by now
         phases = Phases(journal, progress)
         run = start(workflow, source, options, phases, journal.directory)
@@ -89,8 +92,10 @@ def prepare(
         spec = dataclasses.replace(described, best_auc=best_auc)
         written = run.write(spec, out.resolve())
         # Each pass reads the files again: states and rows must come from the same content.
-        if _open(workflow, checked, options).fingerprint() != source.fingerprint():
-            raise FormatError(source.files[0].path, "the sources changed while they were read")
+        for kind, text in _inputs(workflow, _open(workflow, checked, options), options).items():
+            if text != inputs[kind]:
+                place = source.files[0].path if kind == "sources" else kind
+                raise FormatError(place, f"the {kind} changed while they were read")
         # Steps that join the same side table read it alike: it counts once.
         tables = {
             result["bad_table"]["table"]: result["bad_table"] for result in phases.results if "bad_table" in result
@@ -177,12 +182,35 @@ def _runs(options: PrepareOptions) -> Iterator[StartRun]:
 def run_fingerprint(workflow: Workflow, source: Source, options: PrepareOptions) -> dict[str, str]:
     """Return a digest of each part of a run that must be the same when an interrupted run is resumed."""
     chosen = {name: value for name, value in dataclasses.asdict(options).items() if name not in _FREE_OPTIONS}
-    earlier = open_earlier_rows(workflow.plan, workflow.earlier_rows, options.earlier_rows)
     return {
-        "workflow": _digest([to_data(workflow.spec), workflow.is_fitted]),
-        "earlier rows": "" if earlier is None else earlier.fingerprint(),
+        "workflow": _digest([to_data(workflow.spec), workflow.is_fitted, *_state_digests(workflow)]),
         "options": _digest(chosen),
+        **_inputs(workflow, source, options),
+    }
+
+
+def _state_digests(workflow: Workflow) -> Sequence[str]:
+    """Return a digest of each file of the states: steps of one spec may be fitted to other rows."""
+    digests: list[str] = []
+    for step, state in sorted(workflow.states.items()):
+        with tempfile.TemporaryDirectory(prefix="terarec-") as directory:
+            state.save(Path(directory), state_name(workflow.plan, step))
+            digests += map(sha256_of, sorted(Path(directory).iterdir()))
+    return digests
+
+
+def _inputs(workflow: Workflow, source: Source, options: PrepareOptions) -> dict[str, str]:
+    """Return the kinds of files that a run reads, each with a text that changes when one of its files does."""
+    plan, earlier = workflow.plan, open_earlier_rows(workflow.plan, workflow.earlier_rows, options.earlier_rows)
+    tables = {str(plan.operators[step].side_table) for step in plan.table_steps if step not in workflow.states}
+    listed = [
+        open_source(workflow.spec.tables[name], options.tables[name]).fingerprint()
+        for name in sorted(tables.intersection(options.tables))
+    ]
+    return {
         "sources": source.fingerprint(),
+        "side tables": _digest(listed),
+        "earlier rows": "" if earlier is None else earlier.fingerprint(),
     }
 
 

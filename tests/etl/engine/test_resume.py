@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from terarec.apps.synthetic import movielens
-from terarec.errors import ConfigError, RunInterruptedError
-from terarec.etl import prepare
+from terarec.errors import ConfigError, FormatError, RunInterruptedError
+from terarec.etl import fit, prepare
 from terarec.etl.engine.phases import Progress
 from terarec.etl.ready import PRESETS
 from terarec.etl.sink import RECORD_STORAGES
@@ -87,17 +87,66 @@ def test_changed_sources_are_rejected_until_restarted(tmp_path: Path) -> None:
     assert not any(step.resumed for step in report.phases)
 
 
+def interrupt(progress: Progress) -> None:
+    if progress.phase == "write":
+        raise KeyboardInterrupt
+
+
+def test_a_workflow_that_is_fitted_to_other_rows_is_rejected(tmp_path: Path) -> None:
+    log, options = shop_files(tmp_path / "raw"), PrepareOptions(earlier_rows="none")
+    one, other = (fit(shop_workflow(), [path]) for path in log)
+    other.save(tmp_path / "other")
+    one.save(tmp_path / "one")
+    with pytest.raises(RunInterruptedError):
+        prepare(one, log, tmp_path / "out", options, interrupt)
+    for fitted in (other, Workflow.load(tmp_path / "other"), shop_workflow()):
+        with pytest.raises(ConfigError, check=at("out", "with other workflow, ")):
+            prepare(fitted, log, tmp_path / "out", options)
+    prepare(Workflow.load(tmp_path / "one"), log, tmp_path / "out", options)
+    prepare(one, log, tmp_path / "whole", options)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+def movie_files(directory: Path) -> tuple[Path, Path, PrepareOptions]:
+    """Ratings, the movies that they are joined with, and the options that name these."""
+    movielens.generate(directory, rows=300, seed=1)
+    movies = directory / "movies.csv"
+    options = PrepareOptions(bad_input="skip", earlier_rows="none", tables={"movies": (str(movies),)})
+    return directory / "ratings.csv", movies, options
+
+
+def test_a_changed_side_table_is_rejected(tmp_path: Path) -> None:
+    ratings, movies, options = movie_files(tmp_path / "raw")
+    workflow = Workflow.of(PRESETS["movielens"](min_count=1))
+    with pytest.raises(RunInterruptedError):
+        prepare(workflow, [ratings], tmp_path / "out", options, interrupt)
+    movies.write_text(movies.read_text().replace("Comedy", "Western"))
+    with pytest.raises(ConfigError, check=at("out", "with other side tables, ")):
+        prepare(workflow, [ratings], tmp_path / "out", options)
+    # A fitted workflow has the table in its states, and reads no file of it.
+    prepare(workflow, [ratings], tmp_path / "out", dataclasses.replace(options, restart=True))
+    fitted = Workflow.load(tmp_path / "out" / "workflow")
+    with pytest.raises(RunInterruptedError):
+        prepare(fitted, [ratings], tmp_path / "again", options, interrupt)
+    movies.unlink()
+    prepare(fitted, [ratings], tmp_path / "again", options)
+
+
+def test_a_side_table_that_changes_meanwhile_is_rejected(tmp_path: Path) -> None:
+    ratings, movies, options = movie_files(tmp_path / "raw")
+
+    def change(progress: Progress) -> None:
+        if progress.phase == "write":
+            movies.write_text(movies.read_text() + "\n")
+
+    with pytest.raises(FormatError, check=at("side tables", "changed while")):
+        prepare(Workflow.of(PRESETS["movielens"](min_count=1)), [ratings], tmp_path / "out", options, change)
+
+
 def test_bad_lines_of_a_side_table_are_reported_after_an_interruption_too(tmp_path: Path) -> None:
-    movielens.generate(tmp_path / "raw", rows=300, seed=1)
-    ratings, movies = tmp_path / "raw" / "ratings.csv", tmp_path / "raw" / "movies.csv"
+    ratings, movies, options = movie_files(tmp_path / "raw")
     movies.write_text(movies.read_text() + "one\n")
     ratings.write_text(ratings.read_text() + "1,2,3\n1,x,4,5\n")
-    options = PrepareOptions(bad_input="skip", tables={"movies": (str(movies),)})
-
-    def interrupt(progress: Progress) -> None:
-        if progress.phase == "write":
-            raise KeyboardInterrupt
-
     workflow = Workflow.of(PRESETS["movielens"](min_count=1))
     with pytest.raises(RunInterruptedError):
         prepare(workflow, [ratings], tmp_path / "out", options, interrupt)
