@@ -20,7 +20,16 @@ from terarec.etl.ops import Categorify, Clip, FillMissing, HashBucket, ListSlice
 from terarec.etl.workflow import Workflow
 from terarec.formats import read_dataset
 from terarec.formats.frames import as_table
-from terarec.spec import LabelSpec, PrepareOptions, SourceColumn, SourceSpec, SplitByFraction
+from terarec.spec import (
+    CategoricalColumn,
+    DatasetSpec,
+    LabelColumn,
+    LabelSpec,
+    PrepareOptions,
+    SourceColumn,
+    SourceSpec,
+    SplitByFraction,
+)
 from terarec.spec.checks import FieldError
 from tests.errors import at
 
@@ -219,3 +228,30 @@ def test_a_reader_of_a_table(prepared: Path) -> None:
         Reader(shards, batch_size=9)
     with pytest.raises(FormatError, check=at("the table, column 'price'")):
         InMemorySource.of_table(spec, shards.drop_columns("price"))
+
+
+@pytest.mark.parametrize("kind", [pa.float16(), pa.float32(), pa.float64()])
+@pytest.mark.parametrize("listed", [False, True])
+def test_keys_that_floats_hold_only_rounded_are_rejected(kind: pa.DataType, listed: bool) -> None:
+    """Finding N2: two ids would be one."""
+    bound = {16: 2**11, 32: 2**24, 64: 2**53}[kind.bit_width]
+    column = CategoricalColumn(name="k", rows=None, hotness=2 if listed else 1)
+    spec = DatasetSpec(
+        name="d", storage="parquet", labels=(LabelColumn(name="y"),), dense=(), categorical=(column,), workflow=None
+    )
+
+    def table(keys: list[float]) -> pa.Table:
+        array = pa.array(np.array(keys).astype(kind.to_pandas_dtype()), kind)
+        if listed:
+            array = pa.LargeListArray.from_arrays([0, 2, 3], array)
+        return pa.table({"y": [0.0, 1.0], "k": array[: 2 if listed else None]})
+
+    for keys in ([bound, 1, 2], [1, 2, -bound], [1.5, 2, 3]):
+        wrong = table(keys if listed else keys[::2])
+        with pytest.raises(
+            FormatError, check=at("the table, column 'k'", f"is not an integer below 2^{int(np.log2(bound))}")
+        ):
+            InMemorySource.of_table(spec, wrong)
+    right = [bound - 1, 1, 2] if listed else [bound - 1, 1]
+    (batch,) = Reader(InMemorySource.of_table(spec, table(right)), batch_size=9)
+    assert batch.sparse.keys.tolist() == right

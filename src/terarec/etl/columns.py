@@ -385,8 +385,8 @@ class Rows:
         split: uint8[n], `TRAIN`, `VALID` or `TEST`; None before rows are split, and for records that are served.
         zero_nulls: Some columns of integers that are known to have 0 under their nulls, which saves a check.
         nanoseconds: Column of times, in seconds -> int32[n], the nanoseconds of the second, 0 for a missing time: of
-            each column that may have parts of a second, as the source has it. They order rows; a step that writes the
-            column drops them.
+            each column of single times, as the source has it. They order rows; a step that writes the column drops
+            them.
     """
 
     columns: Mapping[str, pa.Array]

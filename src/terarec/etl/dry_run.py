@@ -150,7 +150,7 @@ def preview(
     total_rows = sample_rows
     if not is_complete:
         total_rows = round(sample_rows * everything.num_bytes / sample.num_bytes)
-        if spec.format == "parquet":  # its footers hold the counts
+        if everything.spec.format == "parquet":  # its footers hold the counts
             total_rows = sum(everything.count_rows())
         total_rows = min(total_rows, chosen.limit or total_rows)
     scale = total_rows / sample_rows

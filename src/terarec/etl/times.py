@@ -14,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from terarec.etl.columns import null_mask, numpy_values, text_buffers
-from terarec.spec import SourceColumn, SourceSpec
+from terarec.spec import SourceColumn
 from terarec.spec.times import iso_time
 from terarec.spec.workflow import ISO_FORMAT
 
@@ -42,13 +42,12 @@ class Times(NamedTuple):
     bad: NDArray[np.bool_]
 
 
-def has_parts(source: SourceSpec, column: SourceColumn) -> bool:
-    """Return whether a column of times may have parts of a second, whatever its values are."""
-    if column.type != "time" or column.separator is not None:
-        return False
-    if column.format is None:
-        return source.format in ("parquet", "arrow")  # timestamps
-    return column.format == ISO_FORMAT or "%f" in column.format
+def has_parts(column: SourceColumn) -> bool:
+    """Return whether rows have the nanoseconds of a column, in every format and whatever its values are.
+
+    Neither the format of the files nor that of the times tells: other files of a workflow may hold timestamps.
+    """
+    return column.type == "time" and column.separator is None
 
 
 def accepted_times(form: str | None) -> str:

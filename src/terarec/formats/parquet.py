@@ -25,6 +25,7 @@ from terarec.formats.block import (
     key_dtype,
     metadata_array,
 )
+from terarec.formats.integers import accepted_integers, integers_of_floats
 from terarec.formats.shard import SHARD_FORMATS, ShardFormat, ShardWriter
 from terarec.io.opening import arrow_file
 from terarec.ragged import ArrayLists, Ragged
@@ -332,6 +333,8 @@ def cast_table(table: pa.Table, spec: DatasetSpec, where: str) -> pa.Table:
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
         try:
+            if pa.types.is_integer(value_type(field.type)):
+                _check_integers(column)
             # Numbers are rounded to float32, as preparation rounds them.
             arrays.append(column.cast(field.type, safe=field.type != pa.float32()))
         except pa.ArrowException as error:
@@ -340,6 +343,17 @@ def cast_table(table: pa.Table, spec: DatasetSpec, where: str) -> pa.Table:
                 f"{where}, column {field.name!r}", f"type is {column.type} ({reason}), expected {field.type}"
             ) from None
     return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _check_integers(column: pa.ChunkedArray) -> None:
+    """Raise `ArrowInvalid` if floats are no integers that their type tells from the next, which Arrow's cast takes."""
+    for chunk in column.chunks if pa.types.is_floating(value_type(column.type)) else ():
+        while is_list(chunk.type):
+            chunk = chunk.flatten()
+        floats = chunk.to_numpy(zero_copy_only=False)
+        bad = integers_of_floats(floats)[1]
+        if bad.any():
+            raise pa.ArrowInvalid(f"{floats[bad][0]} is not {accepted_integers(floats.dtype)}")
 
 
 def decode_table(table: pa.Table, spec: DatasetSpec, where: str) -> ColumnBlock:

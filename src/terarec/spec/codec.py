@@ -94,6 +94,7 @@ def parse_json(
     text: str | bytes | bytearray,
     *,
     parse_constant: Callable[[str], Any] | None = None,
+    parse_int: Callable[[str], Any] | None = None,
     object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None,
 ) -> Any:
     """Call ``json.loads(text, ...)``; text that is nested too deeply is a ValueError, too.
@@ -103,6 +104,7 @@ def parse_json(
     Args:
         text: JSON; bytes in UTF-8, with or without a byte order mark.
         parse_constant: Callback for NaN, Infinity and -Infinity.
+        parse_int: Callback for integers.
         object_pairs_hook: Callback with the fields of each object; by default a field must not occur twice.
 
     Raises:
@@ -112,7 +114,12 @@ def parse_json(
     # JSON that systems exchange is UTF-8 (RFC 8259); `json.loads` would guess others.
     decoded = text if isinstance(text, str) else text.decode("utf-8-sig")
     try:
-        return json.loads(decoded, parse_constant=parse_constant, object_pairs_hook=object_pairs_hook or _distinct)
+        return json.loads(
+            decoded,
+            parse_constant=parse_constant,
+            parse_int=parse_int,
+            object_pairs_hook=object_pairs_hook or _distinct,
+        )
     except RecursionError as error:
         raise TooDeepError(str(error)) from None
 
@@ -194,7 +201,8 @@ def _decode(hint: Any, data: Any, where: str) -> Any:
 def _decode_scalar(hint: Any, data: Any, where: str) -> Any:
     # True is an int in Python, and float() of an integer from 2^1024 on overflows.
     if hint is float and isinstance(data, int | float) and not isinstance(data, bool) and abs(data) < 2**1024:
-        return float(data)
+        # An integer that float64 does not hold, such as the value of an id, would become another.
+        return float(data) if float(data) == data else data
     if hint is int and isinstance(data, int) and not isinstance(data, bool):
         return data
     if hint in (str, bool) and isinstance(data, hint):

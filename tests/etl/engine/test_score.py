@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """D1, D2: raw files without labels or splits are encoded as a data set of the same rows is."""
 
+import gzip
 import itertools
 import json
 import shutil
@@ -15,7 +16,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
-from terarec.etl import prepare
+from terarec.etl import fit, prepare
 from terarec.etl.engine.score import EncodedFiles
 from terarec.etl.ops import Categorify, Explode, KeepRows, Normalize, TargetEncoding
 from terarec.etl.workflow import Workflow
@@ -246,3 +247,14 @@ def test_rejections(tmp_path: Path) -> None:
         encoded(EncodedFiles(workflow, [other]))
     with pytest.raises(ConfigError, check=at(logs[0])):
         encoded(EncodedFiles(workflow, logs[:1], keep=("nosuch",)))
+
+
+@pytest.mark.parametrize("content", [b"", b"\xef\xbb\xbf", b"\n\n"])
+def test_a_compressed_file_without_rows(tmp_path: Path, content: bytes) -> None:
+    """Its bytes do not tell that it is empty, and without a header its first line tells which columns it has."""
+    log = write_cities(tmp_path / "log", "delimited", ("label", "x", "city"))
+    log.write_text(log.read_text().partition("\n")[2])
+    workflow = fit(city_workflow("delimited", delimiter=",").with_split(None), [log])
+    (tmp_path / "empty.gz").write_bytes(gzip.compress(content))
+    with pytest.raises(FormatError, check=at(tmp_path / "empty.gz", "empty")):
+        list(EncodedFiles(workflow, [tmp_path / "empty.gz"]).blocks())

@@ -16,6 +16,7 @@ import pytest
 
 from terarec.errors import ConfigError
 from terarec.etl import prepare
+from terarec.etl.engine.score import EncodedFiles
 from terarec.etl.ops import DifferenceLag, FillMissing, History, Operator, Rename
 from terarec.etl.workflow import Workflow
 from terarec.formats import read_dataset
@@ -182,3 +183,39 @@ def test_later_files_continue_within_a_second(tmp_path: Path) -> None:
     assert block.dense[:, 0].tolist() == [1, 38, 1]
     lists: Any = block.keys[0]
     assert lists.values.tolist() == [1, 2, 0, 11, 12, 1, 2, 0, 1, 2, 0, 11]
+
+
+def moments(rows: list[int]) -> pa.Table:
+    """Events of one user at these milliseconds, in which the rows are not in the order of time."""
+    times = pa.array([START * 1000 + row for row in rows], pa.timestamp("ms"))
+    return pa.table({"y": [0] * len(rows), "user": [1] * len(rows), "item": rows, "t": times})
+
+
+@pytest.mark.parametrize("form", [None, "%Y-%m-%d %H:%M:%S"])
+@pytest.mark.parametrize("kind", ["delimited", "json_lines", "parquet"])
+def test_tables_have_parts_of_a_second_whatever_the_logs_are(tmp_path: Path, kind: str, form: str | None) -> None:
+    made, table = workflow(kind=kind, form=form, unit="ms"), moments([3, 1, 2])
+    prepare(made, table, tmp_path / "table")
+    pq.write_table(table, tmp_path / "log.parquet")
+    prepare(made, [tmp_path / "log.parquet"], tmp_path / "file")
+    for out in ("table", "file"):
+        block = read_split(tmp_path / out, "train")
+        assert block.dense[:, 0].tolist() == [1, -1, 1]
+        assert block.keys[0].values.tolist() == [1, 2, 1]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("kind", ["seconds", "timestamps"])
+def test_later_files_may_be_of_another_format(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "day_0.csv").write_text("y,user,item,t\n" + "".join(f"0,1,{row},{START + row}\n" for row in range(3)))
+    prepare(workflow(kind="delimited", unit="ms"), [tmp_path / "day_0.csv"], tmp_path / "first")
+    later = moments([5100, 5000])
+    if kind == "seconds":
+        later = later.set_column(3, "t", pa.array([START + 6, START + 5]))
+    pq.write_table(later, tmp_path / "day_1.parquet")
+    fitted = Workflow.load(tmp_path / "first" / "workflow")
+    expected = [100, 3000] if kind == "timestamps" else [1000, 3000]
+    for number, sources in enumerate(([tmp_path / "day_1.parquet"], later)):
+        prepare(fitted, sources, tmp_path / f"second{number}")
+        assert read_split(tmp_path / f"second{number}", "train").dense[:, 0].tolist() == expected
+        (block,) = EncodedFiles(fitted, sources).blocks()
+        assert block.records.dense[:, 0].tolist() == expected

@@ -128,7 +128,10 @@ BAD_OBJECTS = {
     "line 2, column 'l': got '[1, 1.5]', expected an integer": {"l": [1, 1.5]},
     "line 2: got '[1]', expected a JSON object in one line": "[1]",
     "line 2: got '{\"n\": 1', expected a JSON object in one line": '{"n": 1',
-    "line 2: got '{\"n\": NaN}', expected a JSON object in one line": '{"n": NaN}',
+    "line 2, column 'n': got 'NaN', expected an integer": '{"n": NaN}',
+    "line 2: got '{\"n\": 1, \"n\": 1}', expected a JSON object in one line": '{"n": 1, "n": 1}',
+    "line 2: got '{\"x\": Inf}', expected a JSON object in one line": '{"x": Inf}',
+    "line 2: got 'null', expected a JSON object in one line": "null",
     "line 2: got '{}{}', expected a JSON object in one line": "{}{}",
     "line 2: got '{\"w\": \"\\\\xff\"}', expected a JSON object in one line": b'{"w": "\xff"}\n',
     "line 2, column 'x': got 'Infinity', expected a finite number": '{"x": 1e999}',
@@ -154,6 +157,40 @@ def test_a_bad_object_is_raised_skipped_or_missing(tmp_path, message):
     assert sum(report.counts.values()) == 1
     if isinstance(bad, dict) and "l" not in bad:
         assert [name for name in columns if columns[name][1] is None] == list(bad)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"n": 1, "x": NaN}',
+        '{"n": 1, "x": -Infinity}',
+        '{"n": 1, "x": -NaN}',
+        '{"n": 1, "x": Inf}',
+        '{"n": 1, "e": [NaN, Infinity]}',
+        '{"n": 1, "e": -Inf}',
+        '{"n": 1, "e": 1, "e": {"a": 1, "a": 2}}',
+        '{"n": 1, "x": 1, "x": 1}',
+        '{"n": 1, "e": ' + "9" * 5000 + "}",
+        '{"n": 1, "x": ' + "9" * 5000 + "}",
+        '{"n": -0, "x": -0, "l": [-0]}',
+        '{"n": 1}{"n": 2}\n',
+        '{"n": 1,\n"x": 2}{"n": 3}',
+        "null",
+        " ",
+        "\ufeff{}",
+    ],
+    ids=lambda line: line[:30],
+)
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_json_line_is_read_alike_beside_any_other(tmp_path, line, place):
+    """Arrow reads a block, Python the lines of a block in which Arrow finds a fault or reads too little."""
+    found = []
+    for other in ('{"n": 2}', '{"n": 2.0}'):
+        lines = [line, other] if place == 0 else [other, line]
+        rows, columns, report = read(write_lines(tmp_path / "log", lines), "missing", JSON_SPEC)
+        # The sign of a zero, too.
+        found.append((rows, repr(columns), report))
+    assert found[0] == found[1]
 
 
 def test_bad_fields_of_parquet_are_reported_by_row(tmp_path):

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pyarrow as pa
@@ -112,3 +114,17 @@ def test_wrong_directories(tmp_path: Path) -> None:
 def test_names_of_directories() -> None:
     assert directory_values("/data/a=1/b=x%3Dy/c") == {"a": "1", "b": "x=y"}
     assert directory_values("data/a=1.parquet") == {}
+
+
+@pytest.mark.parametrize(
+    ("encoding", "header"),
+    [("latin-1", "größe,x"), ("utf-8", "\ufeffcountry,x"), ("utf-8", '"country","x"'), ("utf-8", '"the\nsize",x')],
+)
+def test_the_header_is_read_as_by_the_reader(tmp_path: Path, encoding: Any, header: str) -> None:
+    """Its encoding, a mark before it, and line ends in quotes decided whether a column is in the file."""
+    folder = tmp_path / "country=DE"
+    folder.mkdir()
+    (folder / "a.csv").write_bytes(f"{header}\nFR,1\n".encode(encoding))
+    source = replace(spec("delimited", country="text"), encoding=encoding, quote='"' in header)
+    found = rows_of(open_source(source, [tmp_path]))[1]
+    assert found == {"x": [1], "country": ["FR" if "country" in header else "DE"]}

@@ -24,10 +24,9 @@ from terarec.etl.engine.split import assign
 from terarec.etl.ops import Operator
 from terarec.etl.ops.sequences import ITEM_BITS, MAX_ITEMS
 from terarec.etl.source.blocks import BadInputReport, SourceFile
-from terarec.etl.source.delimited import split_header
+from terarec.etl.source.delimited import first_record, split_header
 from terarec.etl.source.files import find_files
 from terarec.etl.source.source import Sources, check_sources, open_files, open_source, read_as
-from terarec.etl.source.text import read_text
 from terarec.etl.workflow import Workflow
 from terarec.etl.workflow.earlier_rows import open_earlier_rows
 from terarec.etl.workflow.plan import Pass, Plan, RowValidation, columns_needed
@@ -39,8 +38,6 @@ from terarec.parallel import available_threads
 from terarec.spec import OneSplit, PrepareOptions, SourceColumn, SourceSpec
 from terarec.spec.checks import FieldError
 
-_FIRST_BYTES = 1 << 16
-"""Bytes of a file that are read to see how many fields its lines have."""
 _MEMORY_BYTES = 4 << 30
 """Memory of grouped steps where it is not known how much is free."""
 
@@ -292,7 +289,8 @@ def scoring_source(
         names = dict.fromkeys((*wanted.work.reads, *keep))
         columns = [_read_as(typed.get(name), name, name in wanted.work.reads, source) for name in names]
         return dataclasses.replace(source, columns=tuple(columns))
-    there = [column for column in source.columns if column.name not in _absent(wanted, plan, files[0], keep)]
+    absent = _absent(wanted, plan, files[0], keep)
+    there = [column for column in source.columns if column.name not in absent]
     columns = [_read_as(column, column.name, column.name in wanted.work.reads, source) for column in there]
     return dataclasses.replace(source, columns=tuple(columns))
 
@@ -316,11 +314,7 @@ def _absent(wanted: ScoringPlan, plan: Plan, file: SourceFile, keep: Sequence[st
     labels = frozenset(with_labels) - needed
     weight = () if plan.spec.weight is None else scoring_plan(plan, [plan.spec.weight]).work.reads
     unread = labels | (frozenset((*weight, *plan.spec.metadata)) - needed)
-    text = next(read_text(file, _FIRST_BYTES)).text
-    # Fields are told apart in UTF-8, as when the file is read.
-    if source.encoding != "utf-8":
-        text = text.decode(source.encoding).encode()
-    line = next((line for line in text.split(b"\n") if line.removesuffix(b"\r")), b"")
-    fields = len(split_header(file.path, line.removesuffix(b"\r"), source)) if line else 0
+    line = first_record(file, source)
+    fields = len(split_header(file.path, line, source)) if line else 0
     # Labels alone first: most files to score lack just these.
     return next((names for names in (labels, unread) if fields == len(source.columns) - len(names)), frozenset())

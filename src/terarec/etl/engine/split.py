@@ -60,7 +60,7 @@ class RowBounds:
 class TimeBounds:
     """Splits by time: rows later than these are for validation, and for test; infinite where there are none.
 
-    They are numbers of the column or, of times that may have parts of a second, nanoseconds since 1970.
+    They are numbers of the column or, of times as the source has them, nanoseconds since 1970.
     """
 
     valid_after: float | int
@@ -139,7 +139,7 @@ def _are_from(times: OrderedTimes, bound: Fraction | None) -> NDArray[np.bool_]:
 def times_of(rows: Rows, name: str) -> OrderedTimes:
     """Return the times of a column, n numbers; missing ones before all others.
 
-    They are int64 nanoseconds since 1970 where there may be parts of a second, of which those before 1678 or after 2261
+    They are int64 nanoseconds since 1970 of times as the source has them, of which those before 1678 or after 2261
     are equal; else the numbers of the column as float64.
     """
     array = rows.columns[name]

@@ -134,7 +134,7 @@ def _read_array(
         if pa.types.is_dictionary(array.type):
             array = array.dictionary_decode()
     values, kind, bad, parts = _read_values(array, column, spec)
-    if has_parts(spec, column):
+    if has_parts(column):
         nanoseconds[column.name] = np.zeros(len(values), dtype=np.int32) if parts is None else parts
     read = values if offsets is None else lists_of(values, offsets)
     if bad is not None and bad.any():

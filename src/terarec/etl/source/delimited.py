@@ -67,13 +67,12 @@ def delimited_field(column: SourceColumn | None) -> DelimitedField:
 
 def _times(
     source: SourceColumn, array: pa.Array, field_faults: list[FieldFaults]
-) -> tuple[pa.Array, NDArray[np.int32] | None]:
+) -> tuple[pa.Array, NDArray[np.int32]]:
     """Return a column of times as seconds, and their nanoseconds; bad ones are added to `field_faults`."""
     written, offsets = flat(array), list_offsets(array)
     missing = null_mask(written)
-    nanoseconds = None
     if source.format is None:
-        seconds = numpy_values(written)
+        seconds, nanoseconds = numpy_values(written), np.zeros(len(written), dtype=np.int32)
         bad = beyond_years(seconds)
         bad = bad if missing is None else bad & ~missing
     else:
@@ -86,6 +85,8 @@ def _times(
     return times, nanoseconds
 
 
+_FIRST_BYTES = 1 << 16
+"""Bytes of a file that are read for its first line, and more where it is longer."""
 _MARK = "\x1f"
 """Occurs in no name of a column."""
 
@@ -121,7 +122,7 @@ class DelimitedReader:
             text, names = after.content
             lines, begin = after.before + count_rows(text, self._quoting).lines, after.text_end
         for stored, read_bytes, end in read_text(file, self._block_bytes, begin, self._quoting):
-            text = stored if self._spec.encoding == "utf-8" else stored.decode(self._spec.encoding).encode()
+            text = _in_utf8(stored, self._spec)
             if names is None:
                 first = first_record_bytes(text, self._quoting)
                 header, text = text[:first], text[first:]
@@ -156,7 +157,7 @@ class DelimitedReader:
                 columns[name] = array
                 if source.type == "time":
                     columns[name], parts = _times(source, array, field_faults)
-                    if parts is not None and has_parts(self._spec, source):
+                    if has_parts(source):
                         nanoseconds[name] = parts
         faults = [_report(part, names, fault) for fault in parsed.faults]
         ordered = {name: columns[name] for name in self._columns}
@@ -219,6 +220,23 @@ class DelimitedReader:
                 max_line_bytes=MAX_LINE_BYTES,
             )
         return self._layouts[names, policy]
+
+
+def first_record(file: SourceFile, spec: SourceSpec) -> bytes:
+    """Return the first line of a file in UTF-8, without its end: the header, or without one the first row.
+
+    Raises:
+        FormatError: The file is damaged, or has no rows.
+    """
+    quoting = Quoting(spec.delimiter.encode(), spec.quote, spec.trim)
+    text = next((block.text for block in read_text(file, _FIRST_BYTES, quoting=quoting)), b"")
+    check_rows(file, len(text))
+    text = _in_utf8(text, spec) if spec.header else _in_utf8(text, spec).lstrip(b"\r\n")
+    return text[: first_record_bytes(text, quoting)].rstrip(b"\r\n")
+
+
+def _in_utf8(text: bytes, spec: SourceSpec) -> bytes:
+    return text if spec.encoding == "utf-8" else text.decode(spec.encoding).encode()
 
 
 def split_header(path: str, header: bytes, spec: SourceSpec) -> list[str]:

@@ -17,9 +17,8 @@ from terarec.errors import ConfigError, FormatError
 from terarec.etl.cleaning import Cleaning
 from terarec.etl.columns import array_of
 from terarec.etl.source.arrow_files import read_schema, read_texts
-from terarec.etl.source.blocks import MAX_LINE_BYTES, FormatReader, ParsedPart, Place, RawPart, SourceFile, show
-from terarec.etl.source.delimited import split_header
-from terarec.etl.source.text import open_text
+from terarec.etl.source.blocks import FormatReader, ParsedPart, Place, RawPart, SourceFile, show
+from terarec.etl.source.delimited import first_record, split_header
 from terarec.etl.times import has_parts
 from terarec.spec import SourceColumn, SourceSpec
 from terarec.spec.preparation import BadInputPolicy
@@ -79,19 +78,18 @@ def _directory_columns(spec: SourceSpec, files: Sequence[SourceFile]) -> Sequenc
     columns = [column for column in spec.columns if column.name in named and column.separator is None]
     if not columns or spec.format == "json_lines":
         return columns
-    there = _names_in(files[0].path, spec)
+    there = _names_in(files[0], spec)
     return [column for column in columns if column.name not in there]
 
 
-def _names_in(path: str, spec: SourceSpec) -> Sequence[str]:
+def _names_in(file: SourceFile, spec: SourceSpec) -> Sequence[str]:
     """Return the columns that a file names."""
     if spec.format in ("parquet", "arrow"):
-        names: list[str] = read_schema(path, "parquet" if spec.format == "parquet" else "arrow").names
+        names: list[str] = read_schema(file.path, "parquet" if spec.format == "parquet" else "arrow").names
         return names
     if not spec.header:
         return ()
-    with open_text(SourceFile(path, 0, "")) as (_, stream):
-        return split_header(path, stream.readline(MAX_LINE_BYTES).rstrip(b"\r\n"), spec)
+    return split_header(file.path, first_record(file, spec), spec)
 
 
 class DirectoryReader(FormatReader):
@@ -147,7 +145,7 @@ class DirectoryReader(FormatReader):
                 value = pa.concat_arrays([array, value])
                 parts = np.concatenate([nanoseconds.get(column.name, np.zeros(num_rows, np.int32)), parts])
             columns[column.name] = value.take(array_of(places))
-            if has_parts(self._spec, column):
+            if has_parts(column):
                 nanoseconds[column.name] = parts[places]
         ordered = {column.name: columns[column.name] for column in self._spec.columns}
         zero_nulls = parsed.zero_nulls.difference(column.name for column in self._columns)

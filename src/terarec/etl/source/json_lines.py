@@ -6,8 +6,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,10 @@ _TYPES = {"text": pa.string(), "hex32": pa.string(), "integer": pa.int64(), "num
 
 _DEEP = 500
 """Levels that Python's parser reads at any stack depth."""
+_MOST_DIGITS = 400
+"""Digits that any integer which a float64 holds has at most."""
+_OTHER_CONSTANTS = (re.compile(rb"Inf\s*[,\]}]"), re.compile(rb"-NaN\s*[,\]}]"))
+"""Numbers that Arrow's reader takes, and Python's does not; each begins with a text that is found fast."""
 
 
 WELL_FORMED = re.compile(
@@ -69,12 +73,13 @@ def read_objects(text: bytes, spec: SourceSpec) -> tuple[pa.Table, list[FieldFau
     values: dict[str, list[Any]] = {column.name: [] for column in spec.columns}
     faults: defaultdict[tuple[str, str], list[tuple[int, str]]] = defaultdict(list)
     cleaning = Cleaning.of_files(spec)
+    wanted = {column.name for column in spec.columns}
     for row, line in enumerate(filter(None, rows)):
+        fields: Mapping[str, Any] = {}
         try:
-            fields = _object(line)
+            fields = _object(line, wanted)
         except _FaultError as fault:
             faults["", str(fault)].append((row, show(line)))
-            fields = {}
         for column in spec.columns:
             value = fields.get(column.name)
             try:
@@ -99,23 +104,34 @@ def read_objects(text: bytes, spec: SourceSpec) -> tuple[pa.Table, list[FieldFau
     return table, objects
 
 
-def _object(line: bytes) -> dict[str, Any]:
+class _Fields(dict[str, Any]):
+    """Fields of an object, of which some may occur several times."""
+
+    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
+        super().__init__(pairs)
+        counts = Counter(name for name, _ in pairs) if len(self) < len(pairs) else {}
+        self.repeated = {name for name, count in counts.items() if count > 1}
+
+
+def _object(line: bytes, wanted: Set[str]) -> _Fields:
+    """Return the fields of a line; as for Arrow's reader, only those that are `wanted` must not occur twice."""
     if len(line) > MAX_LINE_BYTES:
         raise _FaultError("oversized_line")
     try:
         text = line.decode()
         if "\\u" in text and not WELL_FORMED.fullmatch(text):
             raise _FaultError("json")
-        fields = parse_json(text, parse_constant=_reject_constant)
+        fields = parse_json(text, parse_int=_integer_of, object_pairs_hook=_Fields)
     except ValueError:
         raise _FaultError("json") from None
-    if not isinstance(fields, dict):
+    if not isinstance(fields, _Fields) or fields.repeated & wanted:
         raise _FaultError("json")
     return fields
 
 
-def _reject_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+def _integer_of(digits: str) -> int | float:
+    """Return an integer as Arrow's reader takes it: with the sign of 0, and of any number of digits."""
+    return float(digits) if digits == "-0" or len(digits) > _MOST_DIGITS else int(digits)
 
 
 def _read(value: Any, column: SourceColumn, cleaning: Cleaning) -> Any:
@@ -233,7 +249,9 @@ class JsonLinesReader:
         """Return the block as Arrow's reader has it; None if it rejects it."""
         if len(part.content) > MAX_LINE_BYTES and max(map(len, part.content.split(b"\n"))) > MAX_LINE_BYTES:
             return None
-        if _may_be_deep(part):
+        if _may_be_deep(part) or not _holds_objects(part):
+            return None
+        if any(constant.search(part.content) for constant in _OTHER_CONSTANTS):
             return None
         try:
             # Arrow's reader passes bytes on that are no UTF-8.
@@ -265,6 +283,20 @@ def _may_be_deep(part: RawPart) -> bool:
     if text.count(b"[") + text.count(b"{") - part.num_rows < _DEEP:
         return False
     return any(len(line) > _DEEP and line.count(b"[") + line.count(b"{") > _DEEP for line in text.split(b"\n"))
+
+
+def _holds_objects(part: RawPart) -> bool:
+    """Return whether every line begins and ends as an object does.
+
+    Arrow also takes objects that go over several lines, and null, which crashes it at the begin of a block.
+    """
+    text: bytes = part.content
+    if text.startswith(b"{") and text.rstrip().endswith(b"}"):
+        cuts = text.count(b"}\n{") + text.count(b"}\r\n{")
+        if cuts == part.num_rows - 1:
+            return True
+    lines = filter(None, map(bytes.strip, text.split(b"\n")))
+    return all(line.startswith(b"{") and line.endswith(b"}") for line in lines)
 
 
 def _is_finite(table: pa.Table) -> bool:

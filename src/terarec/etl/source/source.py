@@ -58,6 +58,9 @@ class Source:
         policy: Policy for bad input.
         threads: Threads that parse in `blocks`.
         limit: Maximum number of rows, the first ones of all files; None for all.
+
+    Attributes:
+        files, spec, limit: As above.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class Source:
         limit: int | None = None,
     ) -> None:
         self.files = tuple(files)
+        self.spec = spec
         self.limit = limit
         self._reader = reader
         self._integers = [column.name for column in spec.columns if column.type == "integer"]

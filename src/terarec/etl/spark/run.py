@@ -107,6 +107,7 @@ class SparkRun(EngineRun):
     def _job(self) -> Job:
         return Job(
             spec=self._plan.spec,
+            source=self._source.spec,
             files=self._files,
             policy=self._options.bad_input,
             directory=self._directory / WORKFLOW_DIRECTORY,
@@ -117,8 +118,8 @@ class SparkRun(EngineRun):
 
     def _count(self) -> Result:
         """Cut the files into pieces and count their rows."""
-        spec, files = self._plan.spec.source, self._files
-        spec = files_spec(spec, files)
+        files = self._files
+        spec = files_spec(self._source.spec, files)
         reader = reader_of(spec)
         if isinstance(reader, ParquetReader):
             pieces = cut_parquet(files, reader, self._piece_bytes)

@@ -42,7 +42,7 @@ from terarec.etl.workflow import Workflow
 from terarec.etl.workflow.plan import Plan
 from terarec.io.opening import arrow_file
 from terarec.io.removal import remove_tree
-from terarec.spec import WorkflowSpec
+from terarec.spec import SourceSpec, WorkflowSpec
 from terarec.spec.preparation import BadInputPolicy
 
 Row: TypeAlias = tuple[Any, ...]
@@ -60,6 +60,7 @@ class Job:
 
     Attributes:
         spec: The workflow.
+        source: How the source files are read, which may be another format than that of the workflow.
         files: Source files.
         policy: Policy for bad input.
         directory: Directory of the saved workflow, with the states of the steps in `fitted`.
@@ -70,6 +71,7 @@ class Job:
     """
 
     spec: WorkflowSpec
+    source: SourceSpec
     files: tuple[SourceFile, ...]
     policy: BadInputPolicy
     directory: Path
@@ -126,8 +128,8 @@ class OpenJob:
         self.workflow = Workflow.of(job.spec, states)
         self.pipeline = Pipeline(self.plan, states, assign(job.spec.split, job.bounds))
         self.item_bits = item_bits(self.plan)
-        self.reader = with_directories(job.spec.source, job.files, reader_of)
-        self.files_spec = files_spec(job.spec.source, job.files)
+        self.reader = with_directories(job.source, job.files, reader_of)
+        self.files_spec = files_spec(job.source, job.files)
 
     def map(
         self, piece: FilePart, report: PieceReport, function: Callable[[ReadRows], T], until_row: int | None = None
@@ -141,7 +143,7 @@ class OpenJob:
             until_row: Row id from which on no block begins.
         """
         # One thread: Spark runs a task on each core.
-        source = Source(self.job.files, self.job.spec.source, self.reader, self.job.policy, 1)
+        source = Source(self.job.files, self.job.source, self.reader, self.job.policy, 1)
         joined = self._joined(piece)
         row = piece.first_row
         try:

@@ -83,8 +83,7 @@ class Plan:
 
     def times_with_parts(self, step: int) -> frozenset[str]:
         """Return the columns before a step that have `Rows.nanoseconds`."""
-        source = self.spec.source
-        names = {column.name for column in source.columns if has_parts(source, column)}
+        names = {column.name for column in self.spec.source.columns if has_parts(column)}
         for operator in self.operators[:step]:
             renamed = {new for old, new in operator.renames.items() if old in names}
             names = names.difference(operator.writes, operator.removes) | renamed
