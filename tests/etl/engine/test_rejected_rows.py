@@ -1,16 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows with a value that a step or the data set rejects: bad input like lines that cannot be read."""
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from terarec.errors import FormatError
 from terarec.etl import prepare
 from terarec.etl.engine.phases import Progress
-from terarec.etl.ops import Categorify, Explode, KeepRows, LogOp, Normalize, SplitText
+from terarec.etl.engine.score import EncodedFiles
+from terarec.etl.ops import (
+    Bucketize,
+    Categorify,
+    Explode,
+    History,
+    JoinTable,
+    KeepRows,
+    LambdaOp,
+    LogOp,
+    Normalize,
+    Operator,
+    SplitText,
+)
 from terarec.etl.workflow import Workflow
 from terarec.spec import (
     LabelSpec,
@@ -23,7 +38,7 @@ from terarec.spec import (
     WorkflowSpec,
 )
 from tests.errors import at
-from tests.etl.engine.contents import contents
+from tests.etl.engine.contents import contents, read_split
 from tests.etl.engine.logs import shop_lines, shop_workflow
 
 SPLITS = [SplitByFraction(valid=0.1, test=0.05), SplitByTime(column="time", valid=0.1)]
@@ -150,3 +165,72 @@ def test_what_rejects_rows(tmp_path: Path, spec: WorkflowSpec, expected: list[tu
     for line, (number, fault) in zip(report.bad_input.first, expected, strict=True):
         assert line.startswith(f"{path}: line {number}, column ")
         assert fault in line
+
+
+PRICES = SourceSpec(
+    format="delimited",
+    columns=(SourceColumn(name="x", type="integer"), SourceColumn(name="price", type="number")),
+    delimiter=",",
+)
+BEFORE_HISTORY: dict[str, list[Operator]] = {
+    "user code": [
+        LambdaOp(columns=("x",), outputs=("z",), function="tests.etl.ops.test_user_errors:root", output_type="number")
+    ],
+    "side table": [
+        JoinTable(table="prices", on="x", columns=("price",)),
+        LogOp(columns=("price",), outputs=("z",)),
+    ],
+}
+
+
+def history_of(steps: Sequence[Operator], paths: Path) -> tuple[Workflow, PrepareOptions]:
+    """A workflow with steps, one of which rejects x = -1, before a step that reads other rows."""
+    columns = tuple(SourceColumn(name=name, type="integer") for name in ("label", "user", "t", "x"))
+    workflow = Workflow(
+        [
+            *steps,
+            Bucketize(columns=("z",), outputs=("b",), boundaries=(1.0, 1.5)),
+            History(columns=("b",), outputs=("past",), group="user", order="t", max_length=3),
+        ],
+        source=SourceSpec(format="delimited", delimiter=",", columns=columns),
+        tables={"prices": PRICES} if steps[0].side_table else {},
+        labels=[LabelSpec(name="label")],
+        dense=["x"],
+        categorical=["past"],
+    )
+    table = paths / "prices.csv"
+    table.write_text("".join(f"{x},{-5 if x < 0 else x}\n" for x in range(-1, 6)))
+    return workflow, PrepareOptions(bad_input="skip", tables={"prices": (str(table),)} if workflow.spec.tables else {})
+
+
+def lists_of(keys: Any) -> list[list[int]]:
+    return [part.tolist() for part in np.split(keys.values, keys.offsets[1:-1])]
+
+
+def write_visits(path: Path, values: Sequence[int]) -> Path:
+    path.write_text("".join(f"1,{row % 2},{row},{x}\n" for row, x in enumerate(values) if x >= -1))
+    return path
+
+
+@pytest.mark.parametrize("name", BEFORE_HISTORY)
+def test_a_step_before_one_that_reads_other_rows_rejects(tmp_path: Path, name: str) -> None:
+    workflow, options = history_of(BEFORE_HISTORY[name], tmp_path)
+    log = write_visits(tmp_path / "log", [1, 4, -1, 3, 2, 5, 2])
+    whole = write_visits(tmp_path / "whole", [1, 4, -2, 3, 2, 5, 2])
+    with pytest.raises(FormatError) as caught:
+        prepare(workflow, [log], tmp_path / "out", dataclasses.replace(options, bad_input="raise"))
+    assert caught.value.where.startswith(f"{log}: line 3")
+    report = prepare(workflow, [log], tmp_path / "out", options)
+    assert (report.rows, report.bad_input.counts) == (6, {"rejected": 1})
+    prepare(workflow, [whole], tmp_path / "expected", options)
+    past, expected = (lists_of(read_split(tmp_path / out, "train").keys[0]) for out in ("out", "expected"))
+    assert past == expected
+    scored = EncodedFiles(
+        Workflow.load(tmp_path / "out" / "workflow", allow_import=("tests",)),
+        [log],
+        options=dataclasses.replace(options, earlier_rows="none"),
+    )
+    (block,) = scored.blocks()
+    assert block.rows.tolist() == [0, 1, 3, 4, 5, 6]
+    assert lists_of(block.records.keys[0]) == expected
+    assert scored.bad_input.counts == {"rejected": 1}

@@ -49,6 +49,7 @@ from tests.etl.engine.contents import contents
 from tests.etl.engine.logs import shop_files, shop_workflow
 from tests.etl.engine.test_earlier_rows import workflow as days_workflow
 from tests.etl.engine.test_earlier_rows import write_days
+from tests.etl.engine.test_rejected_rows import BEFORE_HISTORY, history_of, write_visits
 from tests.etl.engine.test_split import EMPTY, keeping, write_times
 from tests.etl.spark.comparing import assert_same
 from tests.etl.spark.conftest import on_spark
@@ -340,6 +341,25 @@ def test_values_that_a_fitted_step_makes_invalid_are_bad_input(tmp_path: Path) -
     spec = _small(CSV, ("word",))
     steps = (Normalize(columns=("price",)), LogOp(columns=("price",), shift=0.5), *spec.steps)
     _assert_same_error(dataclasses.replace(spec, steps=steps), [path], tmp_path / "out")
+    ours, theirs = both(dataclasses.replace(spec, steps=steps), [path], tmp_path, bad_input="skip")
+    assert ours.bad_input == theirs.bad_input
+    assert (ours.rows, ours.bad_input.counts) == (1, {"rejected": 1})
+
+
+def test_a_step_before_one_that_reads_other_rows_rejects(tmp_path: Path) -> None:
+    workflow, options = history_of(BEFORE_HISTORY["side table"], tmp_path)
+    log = write_visits(tmp_path / "log", [1, 4, -1, 3, 2, 5, 2])
+    ours, theirs = both(workflow.spec, [log], tmp_path, bad_input="skip", tables=options.tables)
+    assert ours.bad_input == theirs.bad_input
+    assert (ours.rows, ours.bad_input.counts) == (6, {"rejected": 1})
+
+
+def test_parquet_under_a_workflow_of_text(tmp_path: Path) -> None:
+    """The local engine reads what the names of the files say; with the parts of a second of their timestamps."""
+    pq.write_table(resolution.moments([3, 1, 2, 2]), tmp_path / "log.parquet", row_group_size=2)
+    spec = resolution.workflow(SplitByTime(column="when", valid=0.3), kind="delimited", unit="ms").spec
+    ours, theirs = both(spec, [tmp_path / "log.parquet"], tmp_path)
+    assert ours.splits == theirs.splits == {"train": 3, "valid": 1}
 
 
 def test_labels_of_which_none_is_positive_are_reported(tmp_path: Path) -> None:

@@ -7,9 +7,11 @@ from terarec.errors import ConfigError
 from terarec.etl.ops import (
     Bucketize,
     Clip,
+    DifferenceLag,
     Explode,
     FillMissing,
     HashBucket,
+    History,
     KeepRows,
     ListSlice,
     LogOp,
@@ -140,3 +142,14 @@ def test_a_column_that_a_later_step_replaces_is_the_earlier_one_before_it() -> N
 def test_what_does_not_fit_is_reported_with_its_step(made: object, place: tuple[str, str]) -> None:
     with pytest.raises(ConfigError, check=at(*place)):
         plan(made())  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("between", [(), (Bucketize(columns=("gap",), boundaries=(9.0,)),)])
+def test_a_step_on_other_rows_takes_no_output_of_another(between: tuple[Operator, ...]) -> None:
+    """All of them run in one pass, which has the rows of a block alone."""
+    gap = DifferenceLag(columns=("time",), outputs=("gap",), group="user", order="time")
+    past = History(columns=("gap",), outputs=("past",), group="user", order="time", max_length=3)
+    with pytest.raises(ConfigError, check=at(f"steps[{1 + len(between)}] History, column 'gap'", "steps[0] Diff")):
+        plan(spec(gap, *between, past))
+    # A column of that name which a later step makes of a row alone is none.
+    plan(spec(gap, Clip(columns=("price",), outputs=("gap",), low=0.0), past))

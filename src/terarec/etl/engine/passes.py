@@ -209,7 +209,7 @@ class Pipeline:
             rows = read.invalid.filter(apply, rows, is_exploded=is_exploded)[0]
             is_exploded |= self.plan.operators[step].explodes
         # In every pass, so that no step is fitted to a row that the last pass would leave out.
-        rows = read.invalid.filter(partial(validate_rows, self.plan), rows)[1]
+        rows = read.invalid.filter(partial(validate_rows, self.plan, self.states), rows)[1]
         if not work.is_split:
             return rows
         splits = self.assign(rows)

@@ -241,18 +241,21 @@ def scoring_plan(plan: Plan, results: Sequence[str]) -> ScoringPlan:
 
     needed = columns_needed(plan.operators, results, reads)
     rows = len(plan.row_steps)
+    grouped = tuple(step for step in plan.grouped_steps if step in steps)
+    # Without grouped steps, whose rows are all there before one is encoded, rows are rejected as they are encoded.
+    validated = tuple(step for step in plan.validation.steps if grouped and step in steps)
     unlabelled = dataclasses.replace(
         plan,
         spec=dataclasses.replace(plan.spec, split=None),
         operators=tuple(operators),
-        grouped_steps=tuple(step for step in plan.grouped_steps if step in steps),
-        # Labels and weights are validated, which rows without a known outcome do not have.
-        validation=RowValidation(),
+        grouped_steps=grouped,
+        # Not labels and weights, which rows without a known outcome do not have.
+        validation=RowValidation(steps=validated),
     )
     work = Pass(
         reads=tuple(column.name for column in plan.spec.source.columns if column.name in needed),
         row_steps=tuple(step for step in reversed(steps) if step < rows),
-        grouped=unlabelled.grouped_steps,
+        grouped=grouped,
         steps=tuple(step for step in reversed(steps) if step >= rows),
     )
     explodes = any(plan.operators[step].explodes for step in steps)

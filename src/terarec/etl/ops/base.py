@@ -87,7 +87,7 @@ class Operator(OperatorSpec):
 
     @property
     def may_reject(self) -> bool:
-        """Whether `transform` may raise a `RowFaultError`."""
+        """Whether `transform` may raise a `RowFaultError`; code of a user may always reject rows by an exception."""
         return False
 
     @property

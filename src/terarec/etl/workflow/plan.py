@@ -10,6 +10,7 @@ from terarec.errors import ConfigError
 from terarec.etl.columns import ColumnType
 from terarec.etl.ops import Operator
 from terarec.etl.ops.base import ColumnTypes, operators, value_of
+from terarec.etl.ops.user_steps import is_user_code
 from terarec.etl.times import has_parts
 from terarec.spec import LabelSpec, LeaveOneOut, SourceSpec, SplitByTime, SplitByUser, WorkflowSpec
 
@@ -43,7 +44,7 @@ class RowValidation:
 
     Attributes:
         reads: Columns there that it needs.
-        steps: Steps to run for it, in order: none of them is fitted, or needs other rows.
+        steps: Steps to run for it, in order: none of them is fitted to rows, or needs other ones.
         labels: Labels made by these steps, or by none.
         dense: Dense columns that are, too.
         weight: Column of sample weights, if it is, too.
@@ -384,7 +385,8 @@ def _num_row_steps(spec: WorkflowSpec, steps: Sequence[Operator], types: Sequenc
 
 
 def _check_order(steps: Sequence[Operator], rows: int) -> None:
-    """Raise if a step that is fitted or needs other rows comes before the last step that changes the rows."""
+    """Raise if a step that is fitted or needs other rows comes where its inputs are not made yet."""
+    from_grouped: dict[str, int] = {}  # column -> grouped step that its values depend on
     last_grouped = max((step for step, operator in enumerate(steps) if operator.stage == "grouped"), default=-1)
     for step, operator in enumerate(steps):
         name = f"steps[{step}] {type(operator).__name__}"
@@ -402,6 +404,20 @@ def _check_order(steps: Sequence[Operator], rows: int) -> None:
                 f"is fitted, and comes before steps[{last_grouped}] {after}, which needs other rows; expected "
                 "it after that",
             )
+        inputs = [read for read in operator.reads if read in from_grouped]
+        if inputs and operator.stage == "grouped":
+            # All grouped steps run in one pass, on what can be computed of a row alone.
+            before = from_grouped[inputs[0]]
+            raise ConfigError(
+                f"{name}, column {inputs[0]!r}",
+                f"depends on steps[{before}] {type(steps[before]).__name__}, and both need other rows; expected a "
+                "column that no such step makes",
+            )
+        needs_rows = from_grouped[inputs[0]] if inputs else step if operator.stage == "grouped" else None
+        for made in operator.writes:
+            from_grouped.pop(made, None)
+            if needs_rows is not None:
+                from_grouped[made] = needs_rows
 
 
 def _fit_phases(steps: Sequence[Operator]) -> tuple[tuple[int, ...], ...]:
@@ -423,9 +439,11 @@ def _row_validation(
     spec: WorkflowSpec, steps: Sequence[Operator], rows: int, columns: Collection[str]
 ) -> RowValidation:
     """Return the columns that can be validated after the first `rows` steps, among `columns`."""
-    known, known_steps = set(columns), set[int]()  # what needs nothing fitted or grouped
+    known, known_steps = set(columns), set[int]()  # what needs nothing fitted to rows or grouped
     for step, operator in enumerate(steps[rows:], rows):
-        if operator.stage == "stateless" and known.issuperset(operator.reads):
+        # Side tables were read before any rows.
+        needs_row = operator.stage == "stateless" or (operator.stage == "fitted" and operator.side_table is not None)
+        if needs_row and known.issuperset(operator.reads):
             known_steps.add(step)
             known = (known - set(operator.removes)) | set(operator.writes)
         else:
@@ -445,7 +463,8 @@ def _row_validation(
         return steps[step].reads
 
     def reads_of_chosen(step: int, outputs: set[str]) -> Iterable[str] | None:
-        if step not in known_steps or not (outputs or (steps[step].may_reject and step in used)):
+        may_reject = steps[step].may_reject or is_user_code(steps[step])
+        if step not in known_steps or not (outputs or (may_reject and step in used)):
             return None
         chosen.append(step)
         return steps[step].reads

@@ -264,8 +264,8 @@ def _keys(array: pa.Array) -> Keys:
     return values if offsets is None else Ragged(values, offsets)
 
 
-def validate_rows(plan: Plan, rows: Rows) -> None:
-    """Check rows after the row steps as far as `plan.validation` can.
+def validate_rows(plan: Plan, states: Mapping[int, State], rows: Rows) -> None:
+    """Check rows after the row steps as far as `plan.validation` can; `states` has those of steps on side tables.
 
     Raises:
         RowFaultError: A step, or the data set, does not accept a value.
@@ -273,7 +273,7 @@ def validate_rows(plan: Plan, rows: Rows) -> None:
     if not rows.num_rows:
         return
     for step in plan.validation.steps:
-        rows = run_step(plan.operators[step], rows, None)
+        rows = run_step(plan.operators[step], rows, state_of(plan, step, states))
     for label in plan.validation.labels:
         label_values(label, rows)
     dense_values(plan.validation.dense, rows)
