@@ -15,7 +15,6 @@ READERS = {
     "etl.source.arrow_files.ParquetReader.parts",
     "etl.source.arrow_files.IpcReader.parts",
     "etl.source.text.read_text",
-    "etl.partitions.Partitions.batches",
     "etl.spark.read._row_groups",
     "etl.spark.tasks.on_items",
     "etl.spark.tasks.on_sorted",

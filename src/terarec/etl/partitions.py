@@ -27,7 +27,7 @@ _BUFFERED_ROWS = 1 << 17
 
 
 class Partitions:
-    """Files of record batches. A file is open only while it is written, so that their number is not bounded.
+    """Files of record batches. A file is open only while it is written or read, so that their number is not bounded.
 
     Args:
         directory: Directory of the files.
@@ -139,18 +139,27 @@ class Partitions:
 
     def read(self, index: int) -> pa.Table | None:
         """Return all rows of file `index` in the order of `scatter`; None if there are none."""
-        batches = list(self.batches(index))
-        return pa.Table.from_batches(batches) if batches else None
-
-    def batches(self, index: int) -> Iterator[pa.RecordBatch]:
-        """Yield the batches of file `index` in the order of `append`, after `flush`."""
         self.flush()
-        path = self._path(index)
+        path, batches = self._path(index), list[pa.RecordBatch]()
         if path.exists():
             with arrow_file(path) as file:
                 while file.tell() < file.size():
-                    with pa.ipc.open_stream(file) as stream:
-                        yield from stream
+                    batches += _read_stream(file)
+        return pa.Table.from_batches(batches) if batches else None
+
+    def batches(self, index: int) -> Iterator[pa.RecordBatch]:
+        """Yield the batches of file `index` in the order of `append`, after `flush`.
+
+        Many files are read side by side: one is open only while a batch is read.
+        """
+        self.flush()
+        path, position = self._path(index), 0
+        size = path.stat().st_size if path.exists() else 0
+        while position < size:
+            with arrow_file(path) as file:
+                file.seek(position)
+                batches, position = _read_stream(file), file.tell()
+            yield from batches
 
     def discard(self, index: int) -> None:
         """Remove file `index`."""
@@ -162,6 +171,12 @@ class Partitions:
 
     def _path(self, index: int) -> Path:
         return self._directory / f"{index:05d}.arrows"
+
+
+def _read_stream(file: pa.NativeFile) -> list[pa.RecordBatch]:
+    """Return the batches of one `Partitions.append`, up to whose end the file is read."""
+    with pa.ipc.open_stream(file) as stream:
+        return list(stream)
 
 
 Aggregate: TypeAlias = Literal["sum", "min", "max"]

@@ -2,6 +2,8 @@
 """Logs -> data sets by the single-machine engine."""
 
 import json
+import os
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +14,22 @@ from terarec.etl import fit, partitions, prepare
 from terarec.etl.columns import Rows, concatenate_rows, numpy_values
 from terarec.etl.engine import grouped
 from terarec.etl.engine.phases import Progress
+from terarec.etl.ops import DifferenceLag, FillMissing
 from terarec.etl.source.source import open_source
 from terarec.etl.workflow import Workflow
 from terarec.formats import read_dataset
 from terarec.formats.block import ColumnBlock, merge
 from terarec.formats.parts import read_part_keys, read_parts
-from terarec.spec import PrepareOptions, Split, SplitByFiles, SplitByFraction, SplitByHash, SplitByTime, SplitByUser
+from terarec.spec import (
+    LabelSpec,
+    PrepareOptions,
+    Split,
+    SplitByFiles,
+    SplitByFraction,
+    SplitByHash,
+    SplitByTime,
+    SplitByUser,
+)
 from tests.errors import at
 from tests.etl.engine.contents import contents, read_split
 from tests.etl.engine.logs import SOURCE, shop_files, shop_lines, shop_workflow
@@ -262,3 +274,24 @@ def test_a_list_sorted_as_texts_is_warned_of(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="day_10"):
         report = prepare(shop_workflow(), log, tmp_path / "data")
     assert [file.file for file in report.files] == list(map(str, log))
+
+
+def test_files_of_many_steps_are_not_open_together(
+    tmp_path: Path, log: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of eight steps had a file open for each of its 128 partitions, as many as a process may have."""
+    names = tuple(f"gap{number}" for number in range(4))
+    steps = [DifferenceLag(columns=("time",), outputs=(name,), group="item", order="time") for name in names]
+    fill = FillMissing(columns=(*names, "price"), value=0)
+    workflow = Workflow(
+        [*steps, fill], source=shop_workflow().spec.source, labels=[LabelSpec(name="bought")], dense=[*names, "price"]
+    )
+    prepare(workflow, log, tmp_path / "few", PrepareOptions(threads=1))
+    monkeypatch.setattr("terarec.etl.engine.local.partition_count", lambda *_: 128)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 100, hard))
+    try:
+        prepare(workflow, log, tmp_path / "many", PrepareOptions(threads=1))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    equal(read_split(tmp_path / "many", "train"), read_split(tmp_path / "few", "train"))

@@ -194,3 +194,14 @@ def test_a_huge_deviation_has_an_inverse(tmp_path):
     state_file(tmp_path, step.kind, {"columns": {"x": {"mean": 0, "deviation": 1e308}}})
     with np.errstate(over="ignore"):
         step.inverse("x", np.array([-5.0, 5.0]), step.load_state(tmp_path, "s"), is_float32=True)
+
+
+@pytest.mark.parametrize("median", [2**53 + 1, 2**63 - 1, -(2**63) + 1])
+def test_the_median_of_integers_beyond_float64(tmp_path, median):
+    step = FillMissing(columns=("i",), median=True)
+    state = fit(step, [block_of(i=("integer", [median, None])), block_of(i=("integer", []))])
+    state.save(tmp_path, "step")
+    for known in (state, step.load_state(tmp_path, "step")):
+        made = values_of(step.transform(block_of(i=("integer", [None, 5])), known).columns["i"])
+        assert made == [median, 5]
+        assert step.fill_of("i", "integer", known) == median

@@ -31,7 +31,7 @@ _SEED = 0x6772_6F75
 _BATCH_ROWS = 1 << 12
 """Rows of a result that are read at once; one such batch a file is held."""
 _MAX_PARTITIONS = 128
-"""Their results are read side by side: each takes a file handle."""
+"""Their results are read side by side: a batch of each is in memory."""
 ROW = "\x1frow"
 """Name of the row ids among the columns, which no source has."""
 

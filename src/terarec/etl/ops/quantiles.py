@@ -54,11 +54,11 @@ class NumberSample:
 
     Attributes:
         hashes: int64[k].
-        numbers: float64[k].
+        numbers: float64[k], or int64[k] of a column of integers.
     """
 
     hashes: NDArray[np.int64]
-    numbers: NDArray[np.float64]
+    numbers: NDArray[Any]
 
     def lowest(self) -> NumberSample:
         """Return at most `SAMPLE_SIZE` of the numbers; of equal hashes (items of one list) the first."""
@@ -67,10 +67,14 @@ class NumberSample:
         kept = np.argsort(self.hashes, kind="stable")[:SAMPLE_SIZE]
         return NumberSample(self.hashes[kept], self.numbers[kept])
 
-    def median(self) -> float:
-        """Return the lower median: the least number that at least half of them do not exceed; 0 for no numbers."""
+    def median(self) -> float | int:
+        """Return the lower median: the least number that at least half of them do not exceed; 0 for no numbers.
+
+        It is an integer only where no float64 is.
+        """
         middle = (len(self.numbers) - 1) // 2
-        return float(np.partition(self.numbers, middle)[middle]) if len(self.numbers) else 0.0
+        median = np.partition(self.numbers, middle)[middle].item() if len(self.numbers) else 0.0
+        return float(median) if float(median) == median else median
 
     def boundaries(self, intervals: int) -> tuple[float, ...]:
         """Return at most ``intervals - 1`` rising boundaries that cut the numbers into intervals of about equal counts.
@@ -79,7 +83,7 @@ class NumberSample:
         above q_k; where there is none, or the same one again, there is no boundary. So a value that fills several
         intervals gets one of its own: where nine of ten numbers are 0, the first boundary is the least number above 0.
         """
-        values, counts = np.unique(self.numbers, return_counts=True)
+        values, counts = np.unique(self.numbers.astype(np.float64, copy=False), return_counts=True)
         # Integers on both sides: k n / intervals as a float could fall on the other side of a count.
         reached = np.cumsum(counts) * intervals
         last_inside = np.searchsorted(reached, np.arange(1, intervals) * len(self.numbers))
@@ -108,8 +112,9 @@ class GrowingSample:
         return self._parts[0]
 
     def _compact(self) -> None:
-        hashes = np.concatenate([np.empty(0, dtype=np.int64), *(part.hashes for part in self._parts)])
-        numbers = np.concatenate([np.empty(0), *(part.numbers for part in self._parts)])
+        parts = self._parts or [NumberSample(np.empty(0, dtype=np.int64), np.empty(0))]
+        hashes = np.concatenate([part.hashes for part in parts])
+        numbers = np.concatenate([part.numbers for part in parts])
         self._parts = [NumberSample(hashes, numbers).lowest()]
         self._size = len(self._parts[0].numbers)
 
@@ -147,11 +152,11 @@ class SampleStatistic(MergeableStatistic):
 
 
 def _sample(array: pa.Array, hashes: NDArray[np.int64]) -> NumberSample:
-    numbers, offsets = numbers_of(array), list_offsets(array)
+    items, offsets = flat(array), list_offsets(array)
     if offsets is not None:
         # The items of a list share the hash of their row.
         hashes = np.repeat(hashes, np.diff(offsets))
-    present = ~np.isnan(numbers)
+    numbers, present = numpy_values(items), ~is_missing(items)
     return NumberSample(hashes[present], numbers[present]).lowest()
 
 
