@@ -88,7 +88,9 @@ Fault read_integer(const char* begin, const char* end, int64_t& value) {
   begin += negative;
   const char* digits_end = std::find_if_not(begin, end, is_digit);
   if (digits_end == begin) return Fault::integer;
-  if (digits_end < end) {  // a point and zeros, as pandas writes integers of a column in which some are missing
+  // A point and zeros, as pandas writes integers of a column in which some are missing, from floats.
+  const bool is_float = digits_end < end;
+  if (is_float) {
     if (*digits_end != '.' || end - digits_end < 2) return Fault::integer;
     if (!std::all_of(digits_end + 1, end, [](char byte) { return byte == '0'; })) return Fault::integer;
     end = digits_end;
@@ -100,6 +102,8 @@ Fault read_integer(const char* begin, const char* end, int64_t& value) {
     if (magnitude > (limit - digit) / 10) return Fault::integer_range;
     magnitude = magnitude * 10 + digit;
   }
+  // From 2^53 on the float may have been any of several integers.
+  if (is_float && magnitude >= uint64_t{1} << 53) return Fault::integer;
   value = static_cast<int64_t>(negative ? 0 - magnitude : magnitude);
   return Fault::none;
 }

@@ -24,7 +24,7 @@ enum class Fault : int {
 };
 constexpr int kFaults = static_cast<int>(Fault::utf8) + 1;
 
-// An optional minus and digits, and perhaps a point and zeros.
+// An optional minus and digits; below 2^53 perhaps a point and zeros.
 Fault read_integer(const char* begin, const char* end, int64_t& value);
 
 // What std::from_chars reads (a decimal number, a plus in its exponent alone), rounded to the nearest double; too small a

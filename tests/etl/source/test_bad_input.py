@@ -229,3 +229,14 @@ def test_bad_fields_of_parquet_are_reported_by_row(tmp_path):
     skipped = open_source(spec, [tmp_path / "a.parquet"], "skip")
     assert rows_of(skipped)[0] == [0, 4]
     assert sum(skipped.bad_input.counts.values()) == 3
+
+
+@pytest.mark.parametrize("kind", ["delimited", "json_lines"])
+def test_integers_written_with_a_point_are_those_that_a_float_tells_apart(tmp_path, kind):
+    """Finding N2: from 2^53 on pandas may have rounded it."""
+    texts = ["9007199254740991.0", "9007199254740992.0", "-9007199254740992.00", "9007199254740993", "-12.0"]
+    spec = SourceSpec(format=kind, columns=(SourceColumn(name="n", type="integer"),))
+    path = write_lines(tmp_path / "log", texts if kind == "delimited" else [f'{{"n": {text}}}' for text in texts])
+    _, columns, report = read(path, "missing", spec)
+    assert columns["n"] == [2**53 - 1, None, None, 2**53 + 1, -12]
+    assert report.counts == {"integer": 2}
