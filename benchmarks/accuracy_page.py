@@ -137,16 +137,19 @@ def _ranking(published: PublishedRanking, runs: Sequence[Found]) -> tuple[str, .
 
 def _figures(published: PublishedResult, runs: Sequence[Found]) -> tuple[str, ...]:
     mean_auc = "" if published.mean_auc is None else f"{published.mean_auc:.4f}"
+    of_labels = ", ".join(f"{label} {area:.4f}" for label, area in published.label_auc.items())
+    auc = of_labels if published.auc is None else f"{published.auc:.4f}"
+    logloss = "" if published.logloss is None else f"{published.logloss:.4f}"
     if not runs:
-        return (f"{published.auc:.4f}", mean_auc, "", "", "", f"{published.logloss:.4f}", "", "")
+        return (auc, mean_auc, "", "", "", logloss, "", "")
     aucs, loglosses, seconds = ([float(row[name]) for row in runs] for name in ("value", "logloss", "seconds"))
     return (
-        f"{published.auc:.4f}",
+        auc,
         mean_auc,
         _spread(aucs),
         f"{min(aucs):.4f}",
-        f"{statistics.mean(aucs) - published.auc:+.4f}",
-        f"{published.logloss:.4f}",
+        "" if published.auc is None else f"{statistics.mean(aucs) - published.auc:+.4f}",
+        logloss,
         _spread(loglosses),
         f"{statistics.mean(seconds):.0f} s",
     )

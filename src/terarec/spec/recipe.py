@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from terarec.spec import checks
@@ -14,29 +14,41 @@ from terarec.spec.workflow import SplitByFiles, WorkflowSpec
 RECIPE_SPLITS = ("train", "valid", "test")
 """Splits that a recipe's data have, in the order in which their files are prepared."""
 
+LOG = "log"
+"""Files of a recipe whose workflow splits them."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PublishedResult:
     """Metrics that a recipe has to reach.
 
     Attributes:
-        auc: Area under the ROC curve on the test split, from 0 to 1.
-        logloss: Mean logarithmic loss on the test split, in nats.
         source: Address of the publication.
+        auc: Area under the ROC curve on the test split, from 0 to 1; None where those of labels are published.
+        logloss: Mean logarithmic loss on the test split, in nats; None where it is not published.
         mean_auc: Mean area over several seeds, where it is published, too.
         mean_logloss: Mean logarithmic loss over these seeds.
+        label_auc: Label -> area, for several labels.
     """
 
     kind: ClassVar[str] = "binary"
-    auc: float
-    logloss: float
     source: str
+    auc: float | None = None
+    logloss: float | None = None
     mean_auc: float | None = None
     mean_logloss: float | None = None
+    label_auc: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        checks.finite_float(self, "auc", low=0.0, high=1.0)
-        checks.finite_float(self, "logloss", low=0.0)
+        if self.auc is not None:
+            checks.finite_float(self, "auc", low=0.0, high=1.0)
+        if self.logloss is not None:
+            checks.finite_float(self, "logloss", low=0.0)
+        checks.instance(self, "label_auc", Mapping, "an area for each label")
+        if not all(isinstance(area, float) and 0.0 <= area <= 1.0 for area in self.label_auc.values()):
+            checks.fail(self, "label_auc", "areas from 0 to 1")
+        if (self.auc is None) != bool(self.label_auc):
+            checks.reject(self, "", "expected one of auc and label_auc")
         _check_source(self)
         if (self.mean_auc is None) != (self.mean_logloss is None):
             checks.reject(self, "", "got one of mean_auc and mean_logloss, expected both or neither")
@@ -47,7 +59,8 @@ class PublishedResult:
     @property
     def metrics(self) -> Mapping[str, float | None]:
         """The metrics by name; None for one that is not published."""
-        return {
+        of_labels = {f"auc/{label}": area for label, area in self.label_auc.items()}
+        return of_labels or {
             "auc": self.auc,
             "logloss": self.logloss,
             "mean_auc": self.mean_auc,
@@ -114,8 +127,10 @@ class RecipeDataSpec:
 
     Attributes:
         source: Address where the data are described.
-        files: Split ("train", "valid" and "test") -> names that its file may have.
-        workflow: Preparation of these files in the order of the splits; the last two files are for valid and test.
+        files: Names that each file may have. Either of the splits "train", "valid" and "test", in this order, of which
+            the last two are for valid and test; or of "log", which the workflow splits: a pattern such as "day_*" is
+            all files that match it, in the order of their numbers.
+        workflow: Preparation of these files.
     """
 
     kind: ClassVar[str] = "workflow"
@@ -125,16 +140,16 @@ class RecipeDataSpec:
 
     def __post_init__(self) -> None:
         _check_source(self)
-        checks.instance(self, "files", Mapping, "names of files for each of 'train', 'valid' and 'test'")
+        checks.instance(self, "files", Mapping, "names of files for each of 'train', 'valid' and 'test', or of 'log'")
         checks.instance(self, "workflow", WorkflowSpec, "a WorkflowSpec")
-        if set(self.files) != set(RECIPE_SPLITS):
+        if tuple(self.files) not in (RECIPE_SPLITS, (LOG,)):
             got = ", ".join(map(repr, self.files)) or "none"
-            checks.reject(self, "files", f"got {got}, expected 'train', 'valid' and 'test'")
+            checks.reject(self, "files", f"got {got}, expected 'train', 'valid' and 'test', or 'log'")
         for split, names in self.files.items():
             if not names or not all(isinstance(name, str) and name for name in names):
                 checks.reject(self, f"files.{split}", f"got {names!r}, expected names of files, at least one")
         # Published figures are those of the publication's own split, which its files are.
-        if self.workflow.split != SplitByFiles(valid=1, test=1):
+        if LOG not in self.files and self.workflow.split != SplitByFiles(valid=1, test=1):
             checks.reject(self, "workflow.split", "expected by_files with 1 file for valid and 1 for test")
 
 
@@ -184,7 +199,30 @@ class RatingDataSpec:
         checks.finite_float(self, "test", low=0.0, high=0.9, open_low=True)
 
 
-def _check_names(owner: SequenceDataSpec | RatingDataSpec) -> None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RatedSequenceDataSpec:
+    """File of ratings: a user, an item, a rating and a time in each line, which give a sequence of each user.
+
+    The split is that of `SequenceDataSpec`.
+
+    Attributes:
+        source: Address where the data are described.
+        names: Names that the file may have.
+        max_length: Number of items of a history, the last ones.
+    """
+
+    kind: ClassVar[str] = "rated_sequences"
+    source: str
+    names: tuple[str, ...]
+    max_length: int
+
+    def __post_init__(self) -> None:
+        _check_source(self)
+        _check_names(self)
+        checks.positive_int(self, "max_length", maximum=checks.MOST_WIDTH)
+
+
+def _check_names(owner: SequenceDataSpec | RatingDataSpec | RatedSequenceDataSpec) -> None:
     if not owner.names or not all(isinstance(name, str) and name for name in owner.names):
         checks.reject(owner, "names", f"got {owner.names!r}, expected names of files, at least one")
 
@@ -194,4 +232,4 @@ def _check_source(owner: AnyDataSpec | PublishedResult | PublishedRanking) -> No
         checks.fail(owner, "source", "an address that begins with https://")
 
 
-AnyDataSpec = RecipeDataSpec | SequenceDataSpec | RatingDataSpec
+AnyDataSpec = RecipeDataSpec | SequenceDataSpec | RatingDataSpec | RatedSequenceDataSpec

@@ -183,7 +183,7 @@ def _fit(run: Run, split: str, *, resume: bool, allow_import: Sequence[str], mea
     loaded = load_model(directory, device=run.device, allow_import=allow_import)
     metrics: Mapping[str, float]
     if measure is None:
-        metrics = run.trainer.evaluator.evaluate(loaded.model, run.reader(split)).results.overall.values
+        metrics = run.trainer.evaluator.evaluate(loaded.model, run.reader(split)).results.named_values()
     else:
         metrics = measure(loaded.model, run, split)
     return SeedResult(

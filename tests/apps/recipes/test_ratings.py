@@ -3,6 +3,7 @@
 
 import dataclasses
 import io
+import itertools
 import subprocess
 import sys
 import zipfile
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from terarec.apps.recipes import load_recipe, load_recipe_data, reproduce
-from terarec.apps.recipes.data_sets import prepare_ratings
+from terarec.apps.recipes.data_sets import prepare_rated_sequences, prepare_ratings
 from terarec.data import open_reader
 from terarec.errors import FormatError
 from terarec.spec.recipe import RecipeSpec
@@ -65,6 +66,29 @@ def test_a_line_of_another_form_is_reported(tmp_path: Path, line: str) -> None:
     with pytest.raises(FormatError, check=at(f"{tmp_path}/u.data: line 2")):
         prepare_ratings(tmp_path / "u.data", tmp_path / "data", test=0.25)
     assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("separator", ["::", ","])
+def test_the_latest_ratings_end_the_sequences_of_users(tmp_path: Path, separator: str) -> None:
+    head = "" if separator == "::" else "userId,movieId,rating,timestamp\n"
+    text = text_of([*RATINGS, (5, 10, 1), (5, 20, 2)]).replace("\t", separator)
+    (tmp_path / "ratings.dat").write_text(head + text)
+    prepare_rated_sequences(tmp_path / "ratings.dat", tmp_path / "data", max_length=2)
+    batches = {split: next(iter(open_reader(tmp_path / "data", split, batch_size=10))) for split in ("train", "test")}
+    # User 2 rated 10 and 20 at once, 30 and 99; user 7 rated 30, 10, 20 and 40. User 5 has too few.
+    expected = {
+        "train": ([20, 10], [[10], [30]], [[1], [2]]),
+        "test": ([99, 40], [[20, 30], [10, 20]], [[1, 5], [3, 4]]),
+    }
+    for split, (items, histories, times) in expected.items():
+        sparse = batches[split].sparse
+        assert sparse.names == ("item", "history", "times")
+        ends = sparse.offsets.tolist()
+        lists = [sparse.keys[begin:end].tolist() for begin, end in itertools.pairwise(ends)]
+        assert lists == [[item] for item in items] + histories + times
+    (tmp_path / "few").write_text(text_of(RATINGS[-2:]))
+    with pytest.raises(FormatError, check=at(tmp_path / "few", "no user of three ratings")):
+        prepare_rated_sequences(tmp_path / "few", tmp_path / "few_data", max_length=2)
 
 
 def test_a_damaged_first_line_is_no_line_of_names(tmp_path: Path) -> None:

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recipes for published results: the settings of each run, and the preparation of its data.
 
-``<data>/data.json`` holds a `RecipeDataSpec`, a `RatingDataSpec` or a `SequenceDataSpec`. The recipes of the first two
-are `RecipeSpec`s in ``<data>/<model>.json``. Those of the latter are the same runs for all such data,
-``sequences/<model>.json``, and differ in the published metrics. The data themselves are the user's: their licences do
-not let a package hold them.
+``<data>/data.json`` holds one of `AnyDataSpec`. Recipes are `RecipeSpec`s in ``<data>/<model>.json``, but those of a
+`SequenceDataSpec` are the same runs for all such data, ``sequences/<model>.json``, and differ in the published metrics.
+The data themselves are the user's: their licences do not let a package hold them.
 """
 
 from __future__ import annotations
@@ -17,9 +16,10 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from terarec.errors import DataNotFoundError
+from terarec.etl.source.files import name_order
 from terarec.spec import RunSpec, from_data
 from terarec.spec.codec import parse_json
-from terarec.spec.recipe import RECIPE_SPLITS, AnyDataSpec, RecipeDataSpec, RecipeSpec, SequenceDataSpec
+from terarec.spec.recipe import AnyDataSpec, RecipeDataSpec, RecipeSpec, SequenceDataSpec
 from terarec.spec.registry import unknown_name
 
 _DATA = "data.json"
@@ -73,9 +73,10 @@ def load_recipe_data(data: str) -> AnyDataSpec:
 
 
 def find_recipe_files(spec: AnyDataSpec, directory: Path) -> tuple[Path, ...]:
-    """Find the files of a recipe's data in a directory, in the order train, valid, test; or the only one.
+    """Find the files of a recipe's data in a directory, in the order of their splits.
 
-    Each may be compressed. Of several names that a file may have, the first one that is there counts.
+    Each may be compressed. Of several names that a file may have, the first one that is there counts. What matches a
+    pattern is in the order of the numbers in the names.
 
     Raises:
         DataNotFoundError: There is no such directory, or a file is missing.
@@ -83,16 +84,16 @@ def find_recipe_files(spec: AnyDataSpec, directory: Path) -> tuple[Path, ...]:
     if not directory.is_dir():
         raise DataNotFoundError(directory, f"no such directory, expected the files of {spec.source}")
     if not isinstance(spec, RecipeDataSpec):
-        return (_find(spec.source, spec.kind, spec.names, directory),)
-    return tuple(_find(spec.source, split, spec.files[split], directory) for split in RECIPE_SPLITS)
+        return _find(spec.source, spec.kind, spec.names, directory)
+    return tuple(path for part, names in spec.files.items() for path in _find(spec.source, part, names, directory))
 
 
-def _find(source: str, part: str, names: Sequence[str], directory: Path) -> Path:
+def _find(source: str, part: str, names: Sequence[str], directory: Path) -> tuple[Path, ...]:
     for name in names:
         for suffix in ("", *_COMPRESSED):
-            path = directory / f"{name}{suffix}"
-            if path.is_file():
-                return path
+            paths = [path for path in directory.glob(f"{name}{suffix}") if path.is_file()]
+            if paths:
+                return tuple(sorted(paths, key=lambda path: name_order(path.name)))
     raise DataNotFoundError(
         directory,
         f"no file for {part!r}, expected {' or '.join(names)}, plain or compressed "

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import codecs
 import math
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -35,11 +36,12 @@ from terarec.spec import (
 from terarec.spec.checks import quoted
 from terarec.spec.dataset import FIRST_ID
 
-USER, ITEM, HISTORY = "user", "item", "history"
-"""Columns of a sample: a user, or the items before its item."""
+USER, ITEM, HISTORY, TIMES = "user", "item", "history", "times"
+"""Columns of a sample: a user, or the items before its item, and their times."""
 
 _FEWEST_ITEMS = 3
 _MOST_DIGITS = 15
+_SEPARATORS = ("\t", "::", ",")
 
 Integers = NDArray[np.int64]
 
@@ -82,6 +84,59 @@ def prepare_sequences(file: Path, out: Path) -> None:
     prepare(Workflow.of(workflow), pa.table(columns), out)
 
 
+def prepare_rated_sequences(file: Path, out: Path, *, max_length: int) -> None:
+    """Write the data set of the sequences that a file of ratings gives, atomically, split as by `prepare_sequences`.
+
+    Items of a user are in the order of time, those of one time in that of the file. A sample also has the times of the
+    items of its history. Users of fewer than three ratings are left out.
+
+    Args:
+        file: As for `prepare_ratings`, of items from 1 on.
+        out: Directory to write.
+        max_length: Number of items of a history, the last ones.
+
+    Raises:
+        FormatError: A line of another form, with its number, or no user of three ratings.
+    """
+    users, items, times = _read_ratings(file)
+    if not items.all():
+        raise FormatError(file, "has a rating of the item 0, expected numbers from 1")
+    order = np.lexsort((times, users))  # stable
+    users, items, times = users[order], items[order], times[order]
+    _, counts = np.unique(users, return_counts=True)
+    ends, is_enough = counts.cumsum(), counts >= _FEWEST_ITEMS
+    if not is_enough.any():
+        raise FormatError(file, "has no user of three ratings, expected one for validation, test and training each")
+    last = (ends[is_enough, None] - np.arange(_FEWEST_ITEMS, 0, -1)).ravel()  # the samples: rows of training first
+    begins = np.maximum(np.repeat((ends - counts)[is_enough], _FEWEST_ITEMS), last - max_length)
+    lengths = last - begins
+    bounds = np.concatenate([[0], lengths.cumsum()])
+    places = np.arange(bounds[-1]) + np.repeat(begins - bounds[:-1], lengths)
+    lists = [pa.LargeListArray.from_arrays(bounds, values[places]) for values in (items, times.astype(np.int64))]
+    columns = {USER: users[last], ITEM: items[last], HISTORY: lists[0], TIMES: lists[1]}
+    table = pa.table({**columns, "place": last, "next": np.ones(len(last), dtype=np.int64)})
+    rows = 1 + int(items.max())
+    workflow = WorkflowSpec(
+        name=_name(file),
+        source=SourceSpec(
+            format="arrow",
+            columns=tuple(
+                SourceColumn(name=name, type="integer", separator=" " if name in (HISTORY, TIMES) else None)
+                for name in table.column_names
+            ),
+        ),
+        steps=(
+            GivenIds(columns=(ITEM, HISTORY), rows=(rows, rows), max_length=max_length),
+            GivenIds(columns=(TIMES,), rows=(None,), max_length=max_length),
+        ),
+        split=LeaveOneOut(column=USER, order="place", min_rows=_FEWEST_ITEMS, train="last"),
+        labels=(LabelSpec(name="next"),),
+        categorical=(ITEM, HISTORY),
+        keys=(TIMES,),
+    )
+    prepare(Workflow.of(workflow), table, out)
+
+
 def prepare_ratings(file: Path, out: Path, *, test: float) -> None:
     """Write the data set of a file of ratings, atomically; all rated items are alike, whatever their rating.
 
@@ -89,8 +144,8 @@ def prepare_ratings(file: Path, out: Path, *, test: float) -> None:
     item is not in the train split are left out.
 
     Args:
-        file: A user, an item, a rating and a time in each line, all numbers with a tab between them; a first line with
-            names is passed over. Plain or compressed.
+        file: A user, an item, a rating and a time in each line, all numbers with a tab, ``::`` or a comma between them;
+            a first line with names is passed over. Plain or compressed.
         out: Directory to write.
         test: Share of the ratings of a user for the test.
 
@@ -151,53 +206,56 @@ def _name(file: Path) -> str:
 
 
 def _read_sequences(file: Path) -> Sequence[Integers]:
-    sequences, lines = [], _FirstLines(file, "user")
+    sequences, users, numbers = [], array("q"), array("q")
     for number, line in _lines(file):
         words = line.split()
         if len(words) <= _FEWEST_ITEMS or not all(map(_is_number, words)):
             raise _wrong_line(file, number, line, "a user and at least 3 items, all numbers")
-        lines.add(int(words[0]), number)
         items = np.array([int(word) for word in words[1:]], dtype=np.int64)
         if items.min() < 1:
             raise FormatError(file, f"line {number}", "got the item 0, expected numbers from 1")
+        users.append(int(words[0]))
+        numbers.append(number)
         sequences.append(items)
     if not sequences:
         raise FormatError(file, "has no lines, expected one for each user")
+    _check_once(file, "user", numbers, np.array(users))
     return sequences
 
 
 def _read_ratings(file: Path) -> tuple[Integers, Integers, NDArray[np.float64]]:
     """Return users, items and times of n ratings."""
-    users, items, times = list[int](), list[int](), list[float]()
-    lines = _FirstLines(file, "user and item")
+    # Arrays: lists would take four times the memory, of tens of millions of lines.
+    users, items, times, numbers = array("q"), array("q"), array("d"), array("q")
+    separator = ""
     for number, line in _lines(file):
-        words = line.split("\t")
+        separator = separator or next((text for text in _SEPARATORS if line.count(text) == 3), _SEPARATORS[0])
+        words = line.split(separator)
         if number == 1 and len(words) == 4 and not any(map(_is_float, words)):  # the names
             continue
         if len(words) != 4 or not (all(map(_is_number, words[:2])) and all(map(_is_float, words[2:]))):
-            expected = "a user, an item, a rating and a time, all numbers, with a tab between them"
+            expected = "a user, an item, a rating and a time, all numbers, with a tab, :: or a comma between them"
             raise _wrong_line(file, number, line, expected)
-        lines.add((int(words[0]), int(words[1])), number)
         users.append(int(words[0]))
         items.append(int(words[1]))
         times.append(float(words[3]))
+        numbers.append(number)
     if not users:
         raise FormatError(file, "has no ratings, expected one in each line")
-    return np.array(users, dtype=np.int64), np.array(items, dtype=np.int64), np.array(times)
+    columns = np.array(users), np.array(items)
+    _check_once(file, "user and item", numbers, *columns)
+    return *columns, np.array(times)
 
 
-class _FirstLines:
-    """The line of each value that a file has once, such as those of a file that was appended to itself have not."""
-
-    def __init__(self, file: Path, what: str) -> None:
-        self._file, self._what = file, what
-        self._lines: dict[object, int] = {}
-
-    def add(self, value: object, line: int) -> None:
-        first = self._lines.setdefault(value, line)
-        if first != line:
-            problem = f"got the {self._what} of line {first} again, expected each in one line"
-            raise FormatError(self._file, f"line {line}", problem)
+def _check_once(file: Path, what: str, lines: Sequence[int], *columns: Integers) -> None:
+    """Raise unless each value is in one line, unlike in a file that was appended to itself."""
+    order = np.lexsort(columns[::-1])
+    again = np.logical_and.reduce([column[order[1:]] == column[order[:-1]] for column in columns])
+    if again.any():
+        place = int(order[1:][again].min())  # the sort is stable: the later one of both
+        first = int(np.logical_and.reduce([column == column[place] for column in columns]).argmax())
+        problem = f"got the {what} of line {lines[first]} again, expected each in one line"
+        raise FormatError(file, f"line {lines[place]}", problem)
 
 
 def _is_number(word: str) -> bool:

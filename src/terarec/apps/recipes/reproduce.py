@@ -11,7 +11,7 @@ from pathlib import Path
 from torch import nn
 
 from terarec.apps.recipes import find_recipe_files, load_recipe, load_recipe_data
-from terarec.apps.recipes.data_sets import prepare_ratings, prepare_sequences
+from terarec.apps.recipes.data_sets import prepare_rated_sequences, prepare_ratings, prepare_sequences
 from terarec.errors import ConfigError, FormatError
 from terarec.etl import prepare
 from terarec.etl.workflow import Workflow
@@ -21,7 +21,7 @@ from terarec.io.opening import read_bytes, sha256_of
 from terarec.models.pairs import PairModel
 from terarec.models.sequences import SequenceModel
 from terarec.spec.codec import parse_json
-from terarec.spec.recipe import RatingDataSpec, RecipeSpec, SequenceDataSpec
+from terarec.spec.recipe import RatedSequenceDataSpec, RatingDataSpec, RecipeSpec, SequenceDataSpec
 from terarec.train.retrieval import Popularity, evaluate_towers
 from terarec.train.run import Run
 from terarec.train.seeds import SeedResult, SeedsReport, fit_seeds
@@ -87,13 +87,15 @@ def reproduce(
             prepare_sequences(files[0], prepared)
         elif isinstance(described, RatingDataSpec):
             prepare_ratings(files[0], prepared, test=described.test)
+        elif isinstance(described, RatedSequenceDataSpec):
+            prepare_rated_sequences(files[0], prepared, max_length=described.max_length)
         else:
             prepare(Workflow.of(described.workflow), files, prepared)
         write_json(out / SOURCE_FILE, digests)
     # The only setting that belongs to the machine; all others are those of the publication.
     training = dataclasses.replace(recipe.run.training, threads=threads)
     run = dataclasses.replace(recipe.run, data=str(prepared), training=training)
-    measure = {SequenceDataSpec.kind: rank_items, RatingDataSpec.kind: rank_items_of_users}.get(described.kind)
+    measure = _MEASURES.get(described.kind)
     results = fit_seeds(
         run,
         out / model,
@@ -141,6 +143,13 @@ def rank_items_of_users(model: nn.Module, run: Run, split: str) -> dict[str, flo
     }
     return {name: value for prefix, one in rankings.items() for name, value in _figures(prefix, one.values).items()}
 
+
+_MEASURES = {
+    SequenceDataSpec.kind: rank_items,
+    RatedSequenceDataSpec.kind: rank_items,
+    RatingDataSpec.kind: rank_items_of_users,
+}
+"""Kind of data -> the measure of its models; others have the metrics of their runs."""
 
 _NAMES = {"hit_rate": "hr", "ndcg": "ndcg", "precision": "precision"}
 """Metric -> its name in a recipe's figures."""
