@@ -88,6 +88,16 @@ def test_fewer_items_than_requested(index: ItemIndex) -> None:
     assert small.search(QUERIES[:1], 2, allow=np.empty(0, np.int64)).keys.tolist() == [[-1, -1]]
 
 
+def test_of_items_with_one_vector_the_first_are_found(index: ItemIndex) -> None:
+    """As items that no training sample has: they share the vector of unseen values."""
+    distinct = 100
+    copies = ItemIndex(VECTORS[np.arange(ITEMS) % distinct], spec=index.spec)
+    found = copies.search(QUERIES, 40, exclude=[range(number) for number in range(len(QUERIES))])
+    for number, (row, query) in enumerate(zip(found.keys, QUERIES, strict=True)):
+        products = (VECTORS[:distinct] @ query)[np.arange(number, ITEMS) % distinct]
+        assert row.tolist() == (number + np.argsort(-products, kind="stable")[:40]).tolist()
+
+
 def test_it_is_saved_and_read(index: ItemIndex, tmp_path: Path) -> None:
     index.save(tmp_path / "index", source={"of": "a"})
     read = ItemIndex.load(tmp_path / "index", source={"of": "a"})

@@ -20,6 +20,7 @@ from terarec.formats.container import read_tensors, write_tensors
 from terarec.io.directories import atomic_dir
 from terarec.io.files import read_versioned_json, write_versioned_json
 from terarec.io.opening import sha256_of
+from terarec.metrics.ranking import best_items
 from terarec.ragged import Ragged, offsets_of
 from terarec.spec import ItemIndexSpec, checks, from_data
 
@@ -231,9 +232,13 @@ class ItemIndex:
         most = int(np.diff(excluded.offsets).max(initial=0))
         # faiss cannot leave out other items for each query, so that many more are requested.
         wanted = min(len(self), k + most)
-        nearest = self._lists.search(queries, wanted, self.spec.probes)
+        # One more shows whether the last place is tied, of which faiss finds any.
+        beyond = min(len(self), wanted + 1)
+        nearest, distances = self._lists.search(queries, beyond, self.spec.probes)
+        tied = (distances[:, wanted - 1] == distances[:, -1]) & (beyond > wanted)
+        nearest = nearest[:, :wanted]
         # The lists near a query may hold fewer items than are wanted. Then all products find the others.
-        short = np.flatnonzero((nearest[:, -1] < 0) | ~queries.any(axis=1))
+        short = np.flatnonzero((nearest[:, -1] < 0) | tied | ~queries.any(axis=1))
         none = Ragged(np.empty(0, np.int64), np.zeros(len(short) + 1, np.int64))
         nearest[short] = _best_exact(queries[short], self.vectors, wanted, none)
         if most:
@@ -296,36 +301,33 @@ class _Lists:
     def write(self, path: Path) -> None:
         self._library.write_index(self._index, str(path))
 
-    def search(self, queries: Floats, k: int, probes: int | None) -> Integers:
-        """Return the places int64[Q, k] of the best items; -1 where the lists hold fewer."""
+    def search(self, queries: Floats, k: int, probes: int | None) -> tuple[Integers, Floats]:
+        """Return the places int64[Q, k] of the best items, -1 where the lists hold fewer, and their distances."""
         extended = np.concatenate([queries, np.zeros((len(queries), 1), np.float32)], axis=1)
         number = min(probes or max(1, self._index.nlist // 16), self._index.nlist)
         parameters = self._library.SearchParametersIVF(nprobe=number)
         # The settings go with the call: the index is shared by threads, which may search other numbers of lists.
-        neighbours: Integers = self._index.search(extended, k, params=parameters)[1]
-        return neighbours
+        distances, neighbours = self._index.search(extended, k, params=parameters)
+        return neighbours, distances
 
 
 def _best_exact(queries: Floats, vectors: Floats, k: int, excluded: Ragged[Integers, Integers]) -> Integers:
-    """Return the places int64[Q, k] of the largest products; -1 where there are fewer items."""
+    """Return the places int64[Q, k] of the largest products, the first of equal ones; -1 for want of items."""
     nearest = np.full((len(queries), k), -1, dtype=np.int64)
     most = min(k, len(vectors))
     if not most:
         return nearest
     # By torch: NumPy has no `topk`, and its `argpartition` runs on one thread.
     items, rows = torch.from_numpy(vectors).T, torch.from_numpy(queries)
-    in_order = -torch.arange(len(vectors), dtype=torch.float32)
     block = max(1, _BLOCK_BYTES // (4 * len(vectors)))
     for begin in range(0, len(queries), block):
         scores = rows[begin : begin + block] @ items
-        # Zeros, such as the vector of a user without history, give the first items: `topk` would take any of equals.
-        scores[~rows[begin : begin + block].any(dim=1)] = in_order
         bounds = excluded.offsets[begin : begin + len(scores) + 1]
         lengths = np.diff(bounds)
         row = torch.from_numpy(np.repeat(np.arange(len(scores)), lengths))
         scores[row, torch.from_numpy(excluded.values[bounds[0] : bounds[-1]])] = -torch.inf
-        best = scores.topk(most)
-        nearest[begin : begin + block, :most] = torch.where(best.values > -torch.inf, best.indices, -1).numpy()
+        best = best_items(scores, most)
+        nearest[begin : begin + block, :most] = torch.where(scores.gather(1, best) > -torch.inf, best, -1).numpy()
     return nearest
 
 
