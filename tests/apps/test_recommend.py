@@ -17,14 +17,16 @@ from terarec.apps.recommend import Catalogue, Recommender
 from terarec.apps.retrieval_model import RetrievalModel
 from terarec.config import load_run
 from terarec.errors import ConfigError
+from terarec.models.artifact import load_model
 from terarec.serve import InferenceSession
-from terarec.spec import ItemIndexSpec, MFBPRSpec, NCFSpec
+from terarec.spec import ItemIndexSpec, MFBPRSpec, NCFSpec, Numbers
 from terarec.train.run import build
 from tests.apps.conftest import FilmRuns
 from tests.cli.conftest import figures, rejected
 from tests.cli.test_docs import unnamed
 from tests.errors import at
 
+FACTORS = MFBPRSpec(user="userId", item="movieId", width=4)
 USERS = {"userId": [1, 2, 10**9, None], "past_movies": [[3, 5, 8], [], [1], None]}
 
 
@@ -58,7 +60,7 @@ def test_the_towers_alone_give_the_items_of_the_greatest_scores(film_runs: FilmR
 
 def test_factors_of_users_and_items_retrieve_and_ncf_ranks_alone(film_runs: FilmRuns, tmp_path: Path) -> None:
     spec = load_run(film_runs.towers / "run.json")
-    for model in (MFBPRSpec(user="userId", item="movieId", width=4), NCFSpec(user="userId", item="movieId")):
+    for model in (FACTORS, NCFSpec(user="userId", item="movieId")):
         build(replace(spec, model=model, training=replace(spec.training, max_steps=4)), tmp_path / model.kind).fit()
     found = Recommender.open(tmp_path / "mf_bpr", film_runs.catalogue()).recommend(USERS, 6)
     films = film_runs.films.column("movieId").to_pylist()
@@ -115,6 +117,23 @@ def test_an_index_is_kept_until_the_items_change(film_runs: FilmRuns, tmp_path: 
     exact = ItemIndexSpec(method="exact")
     Recommender.open(film_runs.towers, fewer, index=exact, index_dir=tmp_path / "index")
     assert (tmp_path / "index" / "index.json").stat().st_mtime_ns > time
+
+
+def test_an_index_is_of_one_model_in_one_numbers(film_runs: FilmRuns, tmp_path: Path) -> None:
+    """Factors have no layers, and both runs are of the same step; nor do layers change where they are frozen."""
+    spec = load_run(film_runs.towers / "run.json")
+    towers = RetrievalModel.open(film_runs.towers)
+    loaded, made = load_model(film_runs.towers), {towers.fingerprint()}
+    for numbers in (Numbers(precision="int8"), Numbers(row_type="int8")):
+        made.add(RetrievalModel(loaded, towers.workflow, numbers).fingerprint())
+    assert len(made) == 3
+    for seed in (1, 2):
+        training = replace(spec.training, seed=seed, max_steps=2)
+        build(replace(spec, model=FACTORS, training=training), tmp_path / f"{seed}").fit()
+    for seed in (1, 2):
+        kept = Recommender.open(tmp_path / f"{seed}", film_runs.catalogue(), index_dir=tmp_path / "index")
+        fresh = Recommender.open(tmp_path / f"{seed}", film_runs.catalogue())
+        assert np.array_equal(kept.index.vectors, fresh.index.vectors)
 
 
 def test_the_command_line(film_runs: FilmRuns, recommender: Recommender, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from terarec.checkpoint import latest, load
 from terarec.config import load_run
 from terarec.data import Reader
 from terarec.errors import ConfigError, DataNotFoundError, FormatError, TrainingError
@@ -81,10 +82,11 @@ def test_a_run_directory_holds_what_serving_needs(tmp_path, odd_data):
 def test_a_loaded_model_scores_as_the_trained_one(tmp_path, spec):
     run = build(spec, tmp_path)
     run.fit()
-    model, loaded_spec, dataset, step = load_model(tmp_path)
+    model, loaded_spec, dataset, state = load_model(tmp_path)
     assert not model.training
     assert loaded_spec == run.spec
-    assert step == run.trainer.step
+    assert state == load(latest(run.directory.checkpoints)).state
+    assert state.step == run.trainer.step
     assert dataset.column_names == run.dataset.column_names
     batch = next(iter(Reader(spec.data, "valid", batch_size=64)))
     run.model.eval()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
@@ -18,12 +19,13 @@ from terarec.config.files import DATASET_DIRECTORY
 from terarec.etl.workflow import Workflow, workflow_of
 from terarec.etl.workflow.raw_values import RawValues
 from terarec.etl.workflow.serving import EncodedRecords
-from terarec.models.artifact import LoadedModel, dense_state, load_model
+from terarec.models.artifact import LoadedModel, load_model
 from terarec.models.contract import device_of
 from terarec.models.registry import vectors_of
 from terarec.nn.precision import autocast
 from terarec.serve.record_inputs import RecordBatches
 from terarec.serve.session import InputColumn, input_columns
+from terarec.spec import Numbers, to_data
 
 
 class RetrievalModel:
@@ -37,18 +39,18 @@ class RetrievalModel:
         workflow: Encodes raw values as they were for training.
 
     Args:
-        loaded: The model and what describes it.
+        loaded: The model, in `numbers`, and what describes it.
         workflow: Encodes raw values as they were for training.
+        numbers: Numbers of rows and layers; None for those of the training.
 
     Raises:
         ConfigError: A model of another kind.
     """
 
-    def __init__(self, loaded: LoadedModel, workflow: Workflow) -> None:
+    def __init__(self, loaded: LoadedModel, workflow: Workflow, numbers: Numbers | None = None) -> None:
         self._model = vectors_of(loaded.model, loaded.spec.model.kind)
-        self._weights = dense_state(loaded.model)
         self._device = device_of(loaded.model)
-        self._training = loaded.spec.training
+        self._run, self._state, self._numbers = loaded.spec, loaded.state, numbers or Numbers()
         self.workflow = workflow
         self._batch = RecordBatches(workflow, loaded.dataset)
         self.inputs: tuple[InputColumn, ...] = input_columns(workflow)
@@ -68,12 +70,11 @@ class RetrievalModel:
         return cls(loaded, workflow_of(Path(run) / DATASET_DIRECTORY, allow_import=allow_import))
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 of the dense weights and of the number of steps, in hexadecimal."""
-        digest = hashlib.sha256(str(self.step).encode())
-        for name, tensor in self._weights.items():
-            digest.update(name.encode())
-            digest.update(tensor.detach().float().cpu().numpy().tobytes())
-        return digest.hexdigest()
+        """Return the SHA-256 of all that the vectors depend on but the columns, in hexadecimal."""
+        # The checkpoint's id is made of the checksums of its files, so it stands for the rows of tables as well. Row
+        # files have none; runs that differ in these alone have other descriptions.
+        described = [to_data(part) for part in (self._state, self._run, self._numbers)]
+        return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
     def users(self, columns: Mapping[str, RawValues]) -> Floats:
         """Return vectors float32[B, D] of B users; columns of items alone may be absent."""
@@ -84,7 +85,7 @@ class RetrievalModel:
         return self._vectors(columns, of_items=True)
 
     def _vectors(self, columns: Mapping[str, RawValues], *, of_items: bool) -> Floats:
-        count, size = len(next(iter(columns.values()))), self._training.batch_size
+        count, size = len(next(iter(columns.values()))), self._run.training.batch_size
         # `concatenate` needs an array, and no batch says how wide the vectors are.
         parts = [np.empty((0, 1), np.float32)] if not count else []
         for begin in range(0, count, size):
@@ -108,7 +109,7 @@ class RetrievalModel:
 
     def _encoded(self, records: EncodedRecords, *, of_items: bool) -> Floats:
         batch = to_device(self._batch(records), self._device)
-        with torch.inference_mode(), autocast(self._training.precision, self._device):
+        with torch.inference_mode(), autocast(self._numbers.products(self._run), self._device):
             vectors: Floats = self._of(batch, of_items=of_items).float().cpu().numpy()
         return vectors
 

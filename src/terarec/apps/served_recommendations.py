@@ -353,7 +353,7 @@ class ServedRecommendations(Repeating):
         if model.updates is not None:
             problem = f"model {model.name!r} follows a training, expected versions whose index remains true"
             raise ConfigError("retrieval", problem)
-        retrieval = RetrievalModel(model.session.loaded, model.session.workflow)
+        retrieval = RetrievalModel(model.session.loaded, model.session.workflow, model.session.numbers)
         ranker = None if self._spec.ranker is None else self._models.get(self._spec.ranker)
         inputs = [*retrieval.inputs, *(() if ranker is None else ranker.session.inputs)]
         # A CSV has no types: "007" would be read as a number and lose its zeros.

@@ -108,7 +108,7 @@ def evaluate(options: EvaluateOptions, show: Show) -> None:
 
     check_run(options.run)
     device = resolve_device(options.device or "auto")
-    model, spec, trained_on, step = load_model(
+    model, spec, trained_on, state = load_model(
         options.run, options.checkpoint, device=device, allow_import=options.allow_import or ()
     )
     training, described = _training(options, spec.training), read_spec(options.data)
@@ -141,7 +141,7 @@ def evaluate(options: EvaluateOptions, show: Show) -> None:
     if numbers != Numbers():
         changes = {f"{name}_change": evaluation.value(name) - before.value(name) for name in evaluator.metrics}
     figures: dict[str, Any] = {"run": str(options.run), "data": str(options.data), "split": options.split}
-    figures |= {"step": step, "device": describe_device(device), **evaluation.to_json(), **changes}
+    figures |= {"step": state.step, "device": describe_device(device), **evaluation.to_json(), **changes}
     # NaN, unlike None, is shown: a metric without a value should not look as if it had not been computed.
     figures |= evaluation.results.overall.values
     if isinstance(model, TwoTower | PairModel) and isinstance(spec.model, TwoTowerSpec | PairSpec):

@@ -23,6 +23,7 @@ from terarec.embedding.lookups import BagSource, LookupCollection, RowLookup
 from terarec.embedding.tables import record_tables
 from terarec.errors import ConfigError, FormatError
 from terarec.formats import read_dataset
+from terarec.formats.delta import StateId
 from terarec.memory.files import own_directory
 from terarec.models.registry import build_model
 from terarec.nn.objectives import build_objective
@@ -38,13 +39,18 @@ class LoadedModel(NamedTuple):
         model: The model in evaluation mode, without optimizer and optimizer state.
         spec: Spec of the run that trained it.
         dataset: Columns, without shards; its workflow is relative to ``RUN/dataset``.
-        step: Training steps of its weights.
+        state: The checkpoint of its weights and tables.
     """
 
     model: nn.Module
     spec: RunSpec
     dataset: DatasetSpec
-    step: int
+    state: StateId
+
+    @property
+    def step(self) -> int:
+        """Training steps of its weights."""
+        return self.state.step
 
 
 _LOGGER = logging.getLogger(__name__)
@@ -122,7 +128,7 @@ def load_model(
             opened = load(path)
             load_weights(model, opened, with_state=False)
             _warn_of_other_step(run_dir, spec, opened.step)
-            return LoadedModel(model=model.eval(), spec=spec, dataset=dataset, step=opened.step)
+            return LoadedModel(model=model.eval(), spec=spec, dataset=dataset, state=opened.state)
         except (FormatError, FileNotFoundError):
             # A training that continues there may have removed it for a newer one since it was found.
             if path in complete_checkpoints(run_dir / CHECKPOINT_DIRECTORY):

@@ -139,7 +139,7 @@ class InferenceSession:
 
     @property
     def state(self) -> StateId | None:
-        """Id of the checkpoint of these weights, for a session whose tables are in a parameter server."""
+        """Id of the checkpoint of these weights; None for a session that was not opened from one."""
         return self._weights.current.state
 
     @property
@@ -151,7 +151,8 @@ class InferenceSession:
     def loaded(self) -> LoadedModel:
         """The model and what describes it, with the weights of the next batch."""
         weights = self._weights.current
-        return LoadedModel(weights.model, self.run, weights.inputs.dataset, weights.step)
+        assert weights.state is not None, "only a session of a checkpoint was loaded"
+        return LoadedModel(weights.model, self.run, weights.inputs.dataset, weights.state)
 
     @property
     def score_names(self) -> tuple[str, ...]:
@@ -200,10 +201,10 @@ class InferenceSession:
         # The model before the workflow, so that a directory that is not a run is reported as such.
         dense: ModelWithoutTables | None = None
         if tables is None:
-            model, run, dataset, step = load_model(run_dir, checkpoint, device=device, allow_import=allow_import)
+            model, run, dataset, state = load_model(run_dir, checkpoint, device=device, allow_import=allow_import)
         else:
             dense = load_without_tables(run_dir, checkpoint, device=device, allow_import=allow_import)
-            model, run, dataset, step = dense.model, dense.spec, dense.dataset, dense.checkpoint.step
+            model, run, dataset, state = dense.model, dense.spec, dense.dataset, dense.checkpoint.state
         workflow = workflow_of(directory, allow_import=allow_import)
         served = None if tables is None or dense is None else serve_tables(dense, tables, device_of(model))
         try:
@@ -214,10 +215,10 @@ class InferenceSession:
                 workflow,
                 run,
                 dataset,
-                step=step,
+                step=state.step,
                 dataset_dir=directory,
                 served=served,
-                state=None if dense is None else dense.checkpoint.state,
+                state=state,
                 numbers=numbers,
                 allow_import=allow_import,
             )
