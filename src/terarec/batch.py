@@ -344,12 +344,20 @@ def column(batch: Batch, name: str) -> Tensor | pa.Array:
     """
     if name in batch.metadata:
         return batch.metadata[name]
+    _check_known(name, (*batch.metadata, *batch.sparse.names))
+    return feature_keys(batch, name)
+
+
+def feature_keys(batch: Batch, name: str) -> Tensor:
+    """Return the keys int64[B] of a feature with one key a sample, for which models have rows.
+
+    Metadata of the same name holds what a workflow made the keys of, so whoever wants keys reads it by this alone.
+
+    Raises:
+        ConfigError: No such feature, or one with more or fewer keys than samples.
+    """
     sparse = batch.sparse
-    if name not in sparse.names:
-        known = (*batch.metadata, *sparse.names)
-        raise ConfigError(
-            f"column {name!r}", f"not in the batch{did_you_mean(name, known)}, expected one of {', '.join(known)}"
-        )
+    _check_known(name, sparse.names)
     batch_size, first = batch.batch_size, sparse.names.index(name) * batch.batch_size
     offsets = sparse.offsets[first : first + batch_size + 1]
     if not torch.equal(offsets - offsets[0], torch.arange(batch_size + 1, device=offsets.device)):
@@ -388,6 +396,13 @@ def column_digests(batch: Batch, name: str) -> Tensor:
     ]
     codes = encoded.indices.fill_null(len(digests) - 1).to_numpy(zero_copy_only=False).astype("int64")
     return torch.tensor(digests)[torch.from_numpy(codes)]
+
+
+def _check_known(name: str, known: Sequence[str]) -> None:
+    if name not in known:
+        raise ConfigError(
+            f"column {name!r}", f"not in the batch{did_you_mean(name, known)}, expected one of {', '.join(known)}"
+        )
 
 
 def _check_covered(jagged: Jagged) -> None:

@@ -34,6 +34,7 @@ COLUMNS = DatasetSpec(
     labels=(LabelColumn(name="y"),),
     dense=(DenseColumn(name="x"), DenseColumn(name="z")),
     categorical=(CategoricalColumn(name="user", rows=9, hotness=1),),
+    workflow="workflow",  # so that user 0 is a missing one
     weight="w",
     metadata=(MetadataColumn(name="country", type="string"),),
 )

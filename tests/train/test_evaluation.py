@@ -1,20 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """Evaluation of graphs, of losses, and of what is no model of logits."""
 
+import dataclasses
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from terarec.data import InMemorySource, Reader
 from terarec.errors import ConfigError
 from terarec.metrics import AUC
 from terarec.metrics.means import LogLoss
 from terarec.models import GraphModel
-from terarec.spec import GraphLabel, GraphLayer, GraphSpec
+from terarec.spec import CategoricalColumn, GraphLabel, GraphLayer, GraphSpec
+from terarec.spec.dataset import MISSING_KEY
 from terarec.train import evaluate
 from terarec.train.evaluation import Evaluator
 from tests.errors import at
 from tests.hugectr.graphs import batch, embedding, layer, model, static
+from tests.metrics.oracles import gauc
+from tests.models.every import dataset
 
 BATCHES = [batch(*[[[n % 7] for n in range(40)]] * 2, seed=seed) for seed in range(3)]
 
@@ -95,3 +102,26 @@ def test_a_model_trains_again_at_once_where_an_evaluation_is_stopped():
     with pytest.raises(KeyboardInterrupt) as stopped:
         Evaluator().evaluate(graph, BATCHES, progress=stop)
     assert graph.training, stopped
+
+
+@pytest.mark.parametrize(("workflow", "missing"), [("w", 0), (None, 0), (None, MISSING_KEY)])
+def test_samples_without_a_group_do_not_count(workflow: str | None, missing: int) -> None:
+    """With another order than in the groups, so that a group of them would change the mean."""
+    column = CategoricalColumn(name="user", rows=None if missing else 4)
+    columns = dataclasses.replace(dataset(dense=1, categorical=()), categorical=(column,), workflow=workflow)
+    rng = np.random.default_rng(2)
+    users, numbers = np.array([1, 2, 3, missing] * 10), rng.normal(size=(40, 1)).astype(np.float32)
+    label = (numbers * np.where(users == missing, -1, 1)[:, None] + rng.normal(size=(40, 1)) > 0).astype(np.float32)
+
+    class Numbers(nn.Module):
+        def forward(self, batch):
+            return batch.dense
+
+    reader = Reader(InMemorySource(columns, label, numbers, [users]), batch_size=7)
+    found = Evaluator(metrics=["gauc"], group="user", slices=["user"]).evaluate(Numbers(), reader)
+    is_missing = (users == missing) & (workflow is not None or missing != 0)
+    groups = [None if absent else user for user, absent in zip(users.tolist(), is_missing, strict=True)]
+    weights = [1.0] * 40
+    rows = list(zip(numbers[:, 0].tolist(), weights, label[:, 0].tolist(), weights, groups, strict=True))
+    assert found.value("gauc") == pytest.approx(gauc(rows))
+    assert {of_value.value for of_value in found.results.slices["user"].values} == set(groups)

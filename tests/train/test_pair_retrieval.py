@@ -1,20 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models of users and items are ranked by their own scores, and know the positive items of the train split."""
 
+from dataclasses import replace
+
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
 from terarec.batch import Batch, Jagged
+from terarec.data import InMemorySource, Reader
 from terarec.errors import ConfigError
 from terarec.models import build_model
 from terarec.models.pairs import PairModel
-from terarec.spec import MFBPRSpec, NCFSpec, NegativesSpec
-from terarec.train.retrieval import evaluate_towers, user_column
+from terarec.spec import (
+    CategoricalColumn,
+    DatasetSpec,
+    DynamicTablesSpec,
+    MFBPRSpec,
+    NCFSpec,
+    NegativesSpec,
+    TwoTowerSpec,
+)
+from terarec.spec.dataset import MISSING_KEY
+from terarec.spec.model import ModelSpec
+from terarec.train.retrieval import Popularity, evaluate_towers, user_column
 from tests.errors import at
 from tests.models.every import dataset
 
 COLUMNS = dataset(dense=0, categorical=("a", "b"))
+DYNAMIC = DynamicTablesSpec()
 TRAIN = [(1, 1, 1), (1, 2, 1), (2, 3, 1), (2, 4, 0), (3, 5, 1), (3, 6, 1)]
 TEST = [(1, 3, 1), (2, 5, 1), (2, 6, 0), (3, 1, 1), (1, 5, 1)]
 
@@ -79,3 +94,54 @@ def test_no_positive_of_the_train_split_is_drawn(monkeypatch: pytest.MonkeyPatch
     for user, keys in zip((1, 2, 3), drawn[0].keys.view(3, 200), strict=True):
         own = {item for one, item, label in TRAIN if one == user and label}
         assert set(keys.tolist()) == set(range(1, 7)) - own
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        MFBPRSpec(user="b", item="a", width=2),
+        TwoTowerSpec(user=("b",), item=("a",), width=2, hidden=(), vector_width=2),
+    ],
+)
+def test_metadata_of_the_names_of_keys_are_no_keys(spec: ModelSpec) -> None:
+    """As ``--metadata userId,movieId`` keeps the raw values beside the ids."""
+
+    def with_metadata(triples: list[tuple[int, int, int]]) -> Batch:
+        users, items, _ = zip(*triples, strict=True)
+        raw = {"a": pa.array([10 * item for item in items]), "b": pa.array([f"user {user}" for user in users])}
+        return replace(batch_of(triples), metadata=raw)
+
+    found = []
+    for made in (batch_of, with_metadata):
+        model = build_model(spec, COLUMNS, seed=1)
+        if isinstance(model, PairModel):
+            model.learn_positives([made(TRAIN)])
+            model.training_loss(model(made(TRAIN)), made(TRAIN)).backward()
+        popular = Popularity.of_positives("a", [made(TRAIN)])
+        found.append(
+            [
+                evaluate_towers(one, [made(TEST)], [made(TRAIN)], user="b", k=[1], first_item=4)
+                for one in (model, popular)
+            ]
+        )
+    assert found[0] == found[1]
+    assert found[1][0].items == 3
+
+
+@pytest.mark.parametrize(
+    ("columns", "missing", "users"),
+    [
+        (replace(COLUMNS, workflow="w"), 0, 3),
+        (COLUMNS, 0, 4),
+        (replace(COLUMNS, workflow="w", categorical=tuple(replace(c, given=True) for c in COLUMNS.categorical)), 0, 4),
+        (replace(COLUMNS, categorical=(COLUMNS.categorical[0], CategoricalColumn(name="b"))), MISSING_KEY, 3),
+    ],
+    ids=["ids of a workflow", "ids of other data", "given ids", "keys"],
+)
+def test_missing_users_are_no_user(columns: DatasetSpec, missing: int, users: int) -> None:
+    users_of, items, label = map(np.array, zip(*TEST, (missing, 2, 1), (missing, 4, 1), strict=True))
+    source = InMemorySource(columns, label[:, None], np.empty((len(label), 0)), [items, users_of])
+    model = build_model(MFBPRSpec(user="b", item="a", width=2, tables=DYNAMIC), columns, seed=1)
+    assert isinstance(model, PairModel)
+    found = evaluate_towers(model, Reader(source, batch_size=4), user="b", k=[1])
+    assert (found.users, found.items) == (users, 6)

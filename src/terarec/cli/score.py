@@ -291,15 +291,14 @@ def _next_items(
 
 def _first_item(options: EvaluateOptions, column: str, described: DatasetSpec, lowest: int) -> int:
     """Return the lowest key of one item, at least `lowest`: ids of rare and unseen values stand for many."""
-    from terarec.etl.ops import GivenIds
     from terarec.etl.workflow import workflow_of
     from terarec.etl.workflow.datasets import IdValues
 
     if described.workflow is None:
         return lowest
     ids = IdValues(workflow_of(options.data, allow_import=options.allow_import or ()), column)
-    # Given ids are all values.
-    return lowest if ids.kind == GivenIds.kind else max(lowest, ids.num_reserved)
+    # Given ids and keys, which may be negative, are all values.
+    return ids.num_reserved or lowest
 
 
 def _counts(results: RetrievalResults) -> dict[str, int]:

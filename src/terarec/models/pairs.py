@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 from typing_extensions import override
 
-from terarec.batch import Batch, column, select
+from terarec.batch import Batch, feature_keys, select
 from terarec.embedding import EmbeddingCollection
 from terarec.embedding.output import PaddedKeys
 from terarec.models.columns import (
@@ -120,8 +120,8 @@ class PairModel(RetrievalModel):
         items: list[Tensor] = []
         for batch in batches:
             is_positive = batch.label[:, 0] > 0
-            users.append(self._keys(batch, self.user_key)[is_positive])
-            items.append(self._keys(batch, self.item_key)[is_positive])
+            users.append(feature_keys(batch, self.user_key)[is_positive])
+            items.append(feature_keys(batch, self.item_key)[is_positive])
         if users:
             device = device_of(self)
             self.know_positives(torch.cat(users).to(device), torch.cat(items).to(device))
@@ -137,7 +137,7 @@ class PairModel(RetrievalModel):
 
         Samples with a label of 0 have the loss -log(1 - p) with "bce", and none with the others.
         """
-        spec, items = self.spec, self._keys(batch, self.item_key)
+        spec, items = self.spec, feature_keys(batch, self.item_key)
         is_item = items >= FIRST_ID
         is_positive = is_item & (batch.label[:, 0] > 0)
         owners, known = self._owners(batch), [] if self._known is None else [self._known]
@@ -166,15 +166,9 @@ class PairModel(RetrievalModel):
                 losses = label * softplus(-own) + (1 - label) * softplus(own) + drawn
         return self.mean_loss(losses, counts, batch.weight)
 
-    @staticmethod
-    def _keys(batch: Batch, name: str) -> Tensor:
-        keys = column(batch, name)
-        assert isinstance(keys, Tensor)
-        return keys
-
     def _owners(self, batch: Batch) -> Tensor:
         """Return the numbers of the users int64[B]."""
-        users = self._keys(batch, self.user_key)
+        users = feature_keys(batch, self.user_key)
         if self._has_user_ids:
             return users
         if self._users is None:

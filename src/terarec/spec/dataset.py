@@ -53,12 +53,15 @@ class CategoricalColumn:
         hotness: 1 for one key a sample (a scalar column); more for a list column, the most keys of a list.
         vocabulary: Name, within the data set, of the vocabulary that made the ids: columns of different ones share no
             table. None where it is not known. It does not count when columns are compared.
+        given: Whether the ids are those of the source, among which `MISSING_ID` is a value as any other; None for not.
+            It does not count when columns are compared.
     """
 
     name: str
     rows: int | None = None
     hotness: int = 1
     vocabulary: str | None = field(default=None, compare=False)
+    given: bool | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         checks.name(self)
@@ -193,6 +196,11 @@ class DatasetSpec:
     def num_rows(self, split: str) -> int:
         """Return the number of samples in `split`."""
         return sum(shard.rows for shard in self.shards(split))
+
+    def missing_key(self, name: str) -> int:
+        """Return the key of a missing value of a categorical column: `MISSING_KEY`, which is no id, if it has none."""
+        made = (column.name for column in self.categorical if column.rows is not None and not column.given)
+        return MISSING_ID if self.workflow is not None and name in made else MISSING_KEY
 
 
 RecordKind = Literal["norm", "parquet", "raw", "raw_async"]

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -24,12 +24,37 @@ from terarec.models.contract import device_of, logits_of, training_loss
 from terarec.nn.objectives import BinaryObjective, Objective, untrained_labels
 from terarec.nn.precision import Precision, autocast
 from terarec.reports.text import metric_text
-from terarec.spec import TrainingSpec
+from terarec.spec import DatasetSpec, TrainingSpec
 from terarec.spec.codec import finite_data
+from terarec.spec.dataset import MISSING_KEY
 from terarec.train.devices import copied_ahead, share_of_reader
 from terarec.train.ranks_step import loss_share
 
 _logger = logging.getLogger(__name__)
+
+
+def described_by(batches: object) -> DatasetSpec | None:
+    """Return the columns of batches that a reader yields; None for those of others, such as batches in a list."""
+    spec = getattr(batches, "spec", None)
+    return spec if isinstance(spec, DatasetSpec) else None
+
+
+def known_values(batch: Batch, name: str, dataset: DatasetSpec | None) -> pa.Array:
+    """Return the values of a column as `terarec.batch.column` finds it, the keys of missing values as null.
+
+    Args:
+        batch: The batch.
+        name: Name of the column.
+        dataset: What says which key that is; None for `MISSING_KEY`.
+
+    Raises:
+        ConfigError: See `column`.
+    """
+    values = column(batch, name)
+    if not isinstance(values, Tensor):
+        return values
+    keys = values.cpu().numpy()
+    return pa.array(keys, mask=keys == (MISSING_KEY if dataset is None else dataset.missing_key(name)))
 
 
 class BatchOutputs(NamedTuple):
@@ -67,12 +92,13 @@ def score(
         objective: Loss of models that have none of their own; None for no losses.
         ranks: Processes that score together: each the same batches, of which it scores its share, or its own samples of
             them, if a reader takes a share; None for this alone.
-        columns: Columns that the yielded batches have where they are joined from the samples of ranks.
+        columns: Columns that the yielded batches have where they are joined from the samples of ranks, as
+            `known_values`.
 
     Raises:
         ConfigError: A model that gives no logits, or a graph with a label that no loss reads.
     """
-    was_training, device = model.training, device_of(model)
+    was_training, device, described = model.training, device_of(model), described_by(batches)
     is_share = share_of_reader(batches) is not None
     model.eval()
     try:
@@ -83,7 +109,8 @@ def score(
                     yield BatchOutputs(batch, *_forward(model, there, precision, objective))
                 elif is_share:
                     outputs = BatchOutputs(batch, *_forward(model, there, precision, objective))
-                    yield _of_all(ranks, outputs, model, objective, columns)
+                    arrays = {name: known_values(batch, name, described) for name in columns}
+                    yield _of_all(ranks, outputs, model, objective, arrays)
                 else:
                     yield BatchOutputs(batch, *_forward_on_ranks(model, there, precision, objective, ranks))
     finally:
@@ -117,7 +144,7 @@ def _forward_on_ranks(
 
 
 def _of_all(
-    ranks: Ranks, own: BatchOutputs, model: nn.Module, objective: Objective | None, columns: Sequence[str]
+    ranks: Ranks, own: BatchOutputs, model: nn.Module, objective: Objective | None, columns: Mapping[str, pa.Array]
 ) -> BatchOutputs:
     """Return the samples of all ranks with their logits, in the order of the ranks, and the mean loss of all.
 
@@ -130,14 +157,11 @@ def _of_all(
     logits, label, *weight = torch.split(rows, [part.shape[1] for part in parts], dim=1)
     metadata: dict[str, pa.Array] = {}
     if columns:
-        columns_of_rank = [column(batch, name) for name in columns]
-        arrays = [pa.array(values.numpy()) if isinstance(values, Tensor) else values for values in columns_of_rank]
+        rows_of_rank = pa.record_batch(columns)
         # Arrow columns as bytes, since collectives exchange tensors; the stream keeps their types.
         sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(
-            sink, pa.schema([(name, a.type) for name, a in zip(columns, arrays, strict=True)])
-        ) as out:
-            out.write_batch(pa.record_batch(arrays, names=list(columns)))
+        with pa.ipc.new_stream(sink, rows_of_rank.schema) as out:
+            out.write_batch(rows_of_rank)
         content = torch.frombuffer(bytearray(sink.getvalue()), dtype=torch.uint8)
         tables = [
             pa.ipc.open_stream(part.numpy()).read_all()
@@ -324,7 +348,7 @@ class Evaluator:
             model, "gives_probabilities", True
         )
         to_calibrated = getattr(self._objective, "calibrated_logits", None)
-        throughput = Throughput()
+        throughput, described = Throughput(), described_by(batches)
         objective = self._objective if self._reads_loss else None
         # Closed at once where `progress` raises: the model's mode must not wait for the garbage collector.
         columns = self._new_set(1).columns
@@ -339,7 +363,7 @@ class Evaluator:
                     logits=logits if to_calibrated is None else to_calibrated(logits),
                     scores=self._objective.scores(logits) if "scores" in metrics.reads else None,
                     weights=batch.weight,
-                    columns={name: column(batch, name) for name in metrics.columns},
+                    columns={name: known_values(batch, name, described) for name in metrics.columns},
                     loss=loss,
                 )
                 throughput.update(batch.batch_size)

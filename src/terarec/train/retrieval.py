@@ -7,7 +7,6 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from terarec.batch import Batch, column, select, to_device
+from terarec.batch import Batch, feature_keys, select, to_device
 from terarec.errors import ConfigError
 from terarec.metrics import evaluate_retrieval
 from terarec.metrics.ranking import DEFAULT_METRICS, RetrievalResults
@@ -32,6 +31,7 @@ from terarec.ragged import Ragged, offsets_of
 from terarec.spec import DatasetSpec, TwoTowerSpec
 from terarec.spec.dataset import MISSING_KEY
 from terarec.spec.retrieval import PairSpec
+from terarec.train.evaluation import described_by, known_values
 
 DEFAULT_K = (10, 50, 100)
 """Lengths of the lists of recommended items."""
@@ -96,7 +96,7 @@ def evaluate_towers(
     Raises:
         ConfigError: No samples, an unknown column, or a `k` above the number of items.
     """
-    was_training, device = model.training, device_of(model)
+    was_training, device, described = model.training, device_of(model), described_by(evaluated)
     users, items = _Numbering(), _Numbering()
     user_vectors: list[Tensor] = []
     item_vectors: list[Tensor] = []
@@ -108,10 +108,10 @@ def evaluate_towers(
         for is_train, batch in _both(evaluated, train):
             there = to_device(batch, device)
             with autocast(precision, device):
-                item, first = items.number(column(batch, model.item_key), lowest=first_item)
+                item, first = items.number(feature_keys(batch, model.item_key), lowest=first_item)
                 if len(first):
                     item_vectors.append(_rows(model.item_vectors(there), first))
-                person, first = users.number(column(batch, user), grows=not is_train)
+                person, first = users.number(known_values(batch, user, described), grows=not is_train)
                 if len(first):
                     user_vectors.append(_rows(model.user_vectors(there), first))
             # Samples without a user, and training samples of users who are not evaluated, only give items.
@@ -168,7 +168,7 @@ class Popularity(RetrievalModel):
     @classmethod
     def of_positives(cls, item: str, batches: Iterable[Batch]) -> Popularity:
         """Count the items of samples with a label above 0."""
-        keys = [cast(Tensor, column(batch, item))[batch.label[:, 0] > 0].cpu() for batch in batches]
+        keys = [feature_keys(batch, item)[batch.label[:, 0] > 0].cpu() for batch in batches]
         return cls(item, *torch.unique(torch.cat([torch.empty(0, dtype=torch.int64), *keys]), return_counts=True))
 
     @classmethod
@@ -202,7 +202,7 @@ class Popularity(RetrievalModel):
 
     @override
     def item_vectors(self, batch: Batch) -> Tensor:
-        return self.vectors_of_items(cast(Tensor, column(batch, self.item_key)))
+        return self.vectors_of_items(feature_keys(batch, self.item_key))
 
     def vectors_of_items(self, keys: Tensor) -> Tensor:
         """Return the scores float32[n, 1] of ``keys int64[n]``, 0 for an unknown one."""

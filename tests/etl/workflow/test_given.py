@@ -45,6 +45,7 @@ def test_values_are_taken_unchanged() -> None:
     encoded = workflow.encode({**RAW, "click": [0.0, 1.0, 1.0]})
     assert encoded.dense.tolist() == [[0.5], [-1.0], [2.0**60]]
     assert [column.name for column in workflow.dataset_spec().categorical] == ["tags", "shop", "user", "seen"]
+    assert [column.given for column in workflow.dataset_spec().categorical] == [True, True, None, None]
     tags, shop, user, seen = encoded.keys
     assert [part.tolist() for part in tags] == [[8, 0, 5, 5, 1], [0, 2, 2, 5]]
     assert np.asarray(shop).tolist() == [3, 0, 1]

@@ -138,7 +138,7 @@ class ValueNames:
         if column not in self._columns:
             self._columns[column] = IdValues(self._workflow, column)
         values = self._columns[column]
-        if values.kind == GivenIds.kind or not values.num_reserved:
+        if not values.num_reserved:
             return None
         named = zip(ids.tolist(), values.values(ids), strict=True)
         return [None if number == MISSING_ID else name for number, name in named]

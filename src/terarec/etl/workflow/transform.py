@@ -131,8 +131,13 @@ def data_set(plan: Plan, states: Mapping[int, State], storage: DatasetStorage) -
     def categorical(name: str, number: int | None) -> CategoricalColumn:
         # Hotness 1 is one value a row, and no list.
         hotness = max(types[name].max_length or 0, 2) if types[name].is_list else 1
+        step, output = producer(plan.operators, name, Operator.origin)
         return CategoricalColumn(
-            name=name, rows=number, hotness=hotness, vocabulary=_vocabulary_name(plan, states, name)
+            name=name,
+            rows=number,
+            hotness=hotness,
+            vocabulary=None if step is None else _vocabulary_name(plan, states, step, output),
+            given=True if step is None and number is not None else None,
         )
 
     return DatasetSpec(
@@ -150,9 +155,8 @@ def data_set(plan: Plan, states: Mapping[int, State], storage: DatasetStorage) -
     )
 
 
-def _vocabulary_name(plan: Plan, states: Mapping[int, State], column: str) -> str | None:
-    step, output = producer(plan.operators, column, Operator.origin)
-    vocabularies = {} if step is None else plan.operators[step].vocabularies(state_of(plan, step, states))
+def _vocabulary_name(plan: Plan, states: Mapping[int, State], step: int, output: str) -> str | None:
+    vocabularies = plan.operators[step].vocabularies(state_of(plan, step, states))
     first = next((name for name, ids in vocabularies.items() if ids is vocabularies.get(output)), None)
     return None if first is None else f"steps[{step}] {first}"
 
