@@ -96,6 +96,22 @@ def test_no_positive_of_the_train_split_is_drawn(monkeypatch: pytest.MonkeyPatch
         assert set(keys.tolist()) == set(range(1, 7)) - own
 
 
+@pytest.mark.parametrize("of_users", [COLUMNS.categorical[1], CategoricalColumn(name="b")], ids=["ids", "keys"])
+def test_the_loss_of_an_evaluation_is_that_of_a_loaded_model(of_users: CategoricalColumn) -> None:
+    """Which does not know the positives of the train split, nor which users were there."""
+    spec = NCFSpec(user="b", item="a", width=2, tables=DYNAMIC, negatives=NegativesSpec(count=20))
+    columns, losses = replace(COLUMNS, categorical=(COLUMNS.categorical[0], of_users)), []
+    for knows in (False, True):
+        model = build_model(spec, columns, seed=1)
+        assert isinstance(model, PairModel)
+        if knows:
+            model.learn_positives([batch_of(TRAIN)])
+        model(batch_of(TRAIN))  # in training, so that tables of keys have rows
+        batch = batch_of([*TEST, (4, 2, 1), (5, 3, 1)])
+        losses.append(model.eval().training_loss(model(batch), batch).item())
+    assert losses[0] == losses[1]
+
+
 @pytest.mark.parametrize(
     "spec",
     [

@@ -140,8 +140,8 @@ class PairModel(RetrievalModel):
         spec, items = self.spec, feature_keys(batch, self.item_key)
         is_item = items >= FIRST_ID
         is_positive = is_item & (batch.label[:, 0] > 0)
-        owners, known = self._owners(batch), [] if self._known is None else [self._known]
-        owned = [*known, Owned(owners[is_positive], items[is_positive], self.num_items)]
+        owners = self._owners(batch)
+        owned = [*self._known_items, Owned(owners[is_positive], items[is_positive], self.num_items)]
         if self.training:
             self.sampler.observe(items[is_positive])
         generator, own = self.draws(), output.logits[:, 0].float()
@@ -166,12 +166,17 @@ class PairModel(RetrievalModel):
                 losses = label * softplus(-own) + (1 - label) * softplus(own) + drawn
         return self.mean_loss(losses, counts, batch.weight)
 
+    @property
+    def _known_items(self) -> list[Owned]:
+        # Not in an evaluation: a loaded model does not know them, and has the same loss of the same samples.
+        return [self._known] if self.training and self._known is not None else []
+
     def _owners(self, batch: Batch) -> Tensor:
         """Return the numbers of the users int64[B]."""
         users = feature_keys(batch, self.user_key)
         if self._has_user_ids:
             return users
-        if self._users is None:
+        if self._users is None or not self._known_items:
             _, numbers = torch.unique(users, return_inverse=True)
             return cast(Tensor, numbers)
         places = torch.searchsorted(self._users, users).clamp(max=len(self._users) - 1)
