@@ -154,6 +154,12 @@ def horovod(_: Path) -> None:
         of_joined = tf.reduce_sum((rank + 1.0) * hvd.allgather(value))
     for one in (loss, of_joined):
         np.testing.assert_allclose(tape.gradient(one, value), np.full((2, 3), size * (size + 1) / 2))
+    of_rows = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]))
+    wrapped = hvd.DistributedOptimizer(sok.OptimizerWrapper(keras.optimizers.SGD(1.0)))
+    wrapped.apply_gradients([(tf.constant([rank + 1.0]), dense), (of_rows, rows)])
+    np.testing.assert_allclose(dense.numpy(), [size - 1 - (size + 1) / 2])
+    hvd.DistributedOptimizer(sok.SGD(1.0)).apply_gradients([(of_rows, rows)])
+    np.testing.assert_array_equal(rows.numpy()[0], [-1.0, -1.0])
     hvd.barrier()
 
 

@@ -309,6 +309,11 @@ def stock(name: str) -> Any:
     return KINDS[name](*AROUND_OTHERS.get(name, list)())
 
 
+    if name == "AdamW":
+        partial = kind(0.05)
+        partial.exclude_from_weight_decay(var_names=["bias"])
+        with pytest.raises(ConfigError, match="weight_decay"):
+            sok.OptimizerWrapper(partial)
 def test_an_optimizer_that_is_not_wrapped_is_refused_with_the_way_to_go() -> None:
     for name in STOCK:
         if name in rules.WRAPPED:
@@ -330,6 +335,12 @@ def test_stock_optimizers_of_keras_update_rows_as_a_dense_variable(rng: np.rando
     layer = sok.keras.Embedding(ROWS, WIDTH)
     layer.build()
     layer.set_weights([start])
+    late = sok.OptimizerWrapper(keras.optimizers.AdamW()), sok.keras.OptimizerWrapper(keras.optimizers.AdamW())
+    variable = sok.Variable(np.ones((2, 2)))
+    for own in late:
+        (own.optimizer if hasattr(own, "optimizer") else own.inner).exclude_from_weight_decay(var_names=["bias"])
+        with pytest.raises(ConfigError, match="weight_decay"):
+            own.apply_gradients([(tf.ones((2, 2)), variable)])
     theirs = keras.Variable(start, name="embeddings")  # Muon asks for the name
     optimizer, other = stock(name), stock(name)
     for _, values in gradients(rng, 3):
@@ -731,6 +742,9 @@ def test_files_of_the_first_generation_have_plain_keys_and_rows(rng: np.random.G
     np.testing.assert_array_equal(rows, start[[2, 0, 1]])
     for content in (b"", bytes(13)):
         keys.write_bytes(content)
+    before = own.layers[0].get_weights()[0]
+    own.optimizer.apply([tf.ones_like(one) for one in own.trainable_variables])  # of the variables that it has
+    assert (own.layers[0].get_weights()[0] < before).all()
         with pytest.raises(FormatError):
             saver.restore_from_file(variable, tmp_path)
     assert variable.size.numpy()[0] == 3

@@ -6,6 +6,7 @@ TensorFlow is imported by the calls that need it: `python -m terarec.hugectr` pr
 
 from __future__ import annotations
 
+import copy
 import importlib
 import sys
 from collections.abc import Iterable
@@ -214,6 +215,10 @@ def DistributedOptimizer(optimizer: Any, *_: object, op: int = Average, **__: ob
         methods = {"apply_gradients": apply_gradients}
     # Of the same name: what an optimizer does to rows is found by it.
     averaging: Any = type(kind.__name__, (kind,), methods)
+    if not hasattr(kind, "from_config"):  # those of embedding variables
+        own = copy.copy(optimizer)
+        own.__class__ = averaging
+        return own
     return averaging.from_config(optimizer.get_config())
 
 

@@ -17,7 +17,7 @@ from terarec.keras import EmbeddingBag as PlainBag
 from terarec.keras import Rows
 from terarec.tensorflow.lookups import combine, embedding_lookup
 from terarec.tensorflow.optimizers import apply_rule, parted, states_of
-from terarec.tensorflow.rules import learning_rate, rule_of
+from terarec.tensorflow.rules import check_decay, learning_rate, rule_of
 from terarec.tensorflow.tables import Growth, RowTable
 from terarec.tensorflow.variables import RowsVariable, Variable, live_variable, placement_of, rows_of
 
@@ -220,6 +220,7 @@ class OptimizerWrapper(keras.optimizers.Optimizer):
         """Make the states."""
         if self.built or not variables:  # Keras builds that of an HDF5 file without variables
             return
+        vars(self)["_trainable_variables"] = list(variables)  # Keras would track what is set, and save it as states
         self._embeddings = [rows for one in variables if (rows := rows_of(one)) is not None]
         for rows in self._embeddings:
             rows.table.have_states(self.rule)
@@ -227,8 +228,9 @@ class OptimizerWrapper(keras.optimizers.Optimizer):
         self.built: bool = True
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
-        """Update the variables; a gradient of None is skipped."""
-        variables = list(trainable_variables)
+        """Update the variables, or those that it was built with; a gradient of None is skipped."""
+        check_decay(self.inner)
+        variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
         if not self.built:
             with tf.init_scope():
                 self.build(variables)

@@ -14,7 +14,7 @@ import tensorflow as tf
 from terarec.errors import ConfigError
 from terarec.tensorflow import ops as table_ops
 from terarec.tensorflow.ops import Update
-from terarec.tensorflow.rules import learning_rate, rule_of
+from terarec.tensorflow.rules import check_decay, learning_rate, rule_of
 from terarec.tensorflow.tables import Rule
 from terarec.tensorflow.variables import RowsVariable, needed_rows, rows_of, slices_of
 
@@ -230,6 +230,7 @@ class OptimizerWrapper(tf.Module):
     @_as_it_is
     def apply_gradients(self, grads_and_vars: Iterable[Pair], global_step: object = None, name: object = None) -> None:
         """Update the variables; a gradient of None is skipped."""
+        check_decay(self.optimizer)
         ours, others = parted(grads_and_vars)
         rate = self.lr
         apply_rule(self.rule, rate, self.iterations.assign_add(1), ours)

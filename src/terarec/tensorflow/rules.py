@@ -56,15 +56,22 @@ def rule_of(optimizer: object, *, lazy: bool) -> Rule:
             raise ConfigError(f"optimizer.{option}", f"got {config[option]!r}, expected {neutral!r} for rows")
     rule = _RULES[name](config)
     if decay := config.get("weight_decay"):
-        is_partial = any(getattr(optimizer, f"_exclude_from_weight_decay{rest}", None) for rest in ("", "_pattern"))
-        if rule.kind != "adam" or is_partial:
+        if rule.kind != "adam":
             raise ConfigError("optimizer.weight_decay", f"got {decay!r}, expected None, or Adam or AdamW for all rows")
+        check_decay(optimizer)
         rule = replace(rule, kind="adamw", numbers={**rule.numbers, "weight_decay": decay})
     if is_legacy:  # whose updates by slices leave rows without a gradient alone, but for these two
         return replace(rule, is_global=not lazy and rule.kind in ("adam", "rmsprop"))
     if rule.kind in ("adagrad", "rmsprop"):  # which add epsilon under the root
         rule = replace(rule, numbers={**rule.numbers, "eps": 0.0, "eps_hat": rule.numbers["eps"]})
     return replace(rule, is_global=not lazy and rule.kind not in ("sgd", "adagrad"))
+
+
+def check_decay(optimizer: object) -> None:
+    """Raise `ConfigError` if an optimizer's weight decay leaves variables out; the user may say so late."""
+    names = (f"_exclude_from_weight_decay{rest}" for rest in ("", "_names", "_pattern"))
+    if getattr(optimizer, "weight_decay", None) and any(getattr(optimizer, name, None) for name in names):
+        raise ConfigError("optimizer.weight_decay", "got variables that are left out, expected the decay of all rows")
 
 
 def learning_rate(optimizer: Any, step: tf.Tensor) -> tf.Tensor:
