@@ -4,6 +4,7 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -126,28 +127,46 @@ void set_state(Table& table, int state, const Ids& ids, const Floats& values) {
   table.set_state(state, ids.data(), ids.size(), values.data(), table_threads());
 }
 
-// (ids, rows, one array of rows for each state).
+// What `read` returns, in place of all rows.
+void replace(Table& table, const Ids& ids, const Floats& rows, const std::vector<Floats>& states, const Ids& clock,
+             std::optional<float> initial) {
+  const int64_t count = ids.size(), width = table.width(), times = static_cast<int64_t>(clock.size()) - 1;
+  check(table.grows() || count == table.size(), "ids: expected all of fixed rows");
+  check_rows(rows, count, width, "rows: expected a row of the variable's width for each id");
+  check(times <= 0 || times == count, "clock: expected a number, and a time for each id or none");
+  std::vector<const float*> values;
+  for (const Floats& state : states) {
+    check_rows(state, count, width, "states: expected a row of the variable's width for each id");
+    values.push_back(state.data());
+  }
+  nb::gil_scoped_release unlocked;
+  table.replace(ids.data(), count, rows.data(), values, initial ? &*initial : nullptr, clock.data(), times + 1,
+                table_threads());
+}
+
+// (ids, rows, one array of rows for each state, clock, the first state of new ids).
 nb::tuple read_all(const Table& table) {
   const int64_t rows = table.size(), width = table.width();
   const int states = table.states();
-  int64_t* ids;
+  int64_t *ids, *clock;
   float* values;
   std::array<float*, Table::kMostStates> state_values{};
   nb::object keys = array_of<int64_t>(rows, 0, &ids), weights = array_of<float>(rows, width, &values);
+  nb::object times = array_of<int64_t>(1 + (table.forgets() ? rows : 0), 0, &clock);
   nb::list all;
   for (int state = 0; state < states; state++) all.append(array_of<float>(rows, width, &state_values[state]));
   {
     nb::gil_scoped_release unlocked;
-    table.read(0, rows, ids, values, state_values.data());
+    table.read(0, rows, ids, values, state_values.data(), clock);
   }
-  return nb::make_tuple(keys, weights, all);
+  return nb::make_tuple(keys, weights, all, times, table.initial_state());
 }
 
 // The table and its number. In one step: a pointer that is made of the Python object would not keep the number valid.
 nb::tuple new_table(const std::string& name, int64_t width, int64_t rows, int64_t most_rows, double offset,
-                    double scale, bool normal, uint64_t seed, bool forgets, double admitted) {
+                    double scale, bool normal, uint64_t seed, bool forgets, bool narrow, double admitted) {
   check(width > 0, "dimension: expected a number > 0");
-  const Growth growth{InitialRows{offset, scale, normal, seed}, admitted, forgets};
+  const Growth growth{InitialRows{offset, scale, normal, seed}, admitted, forgets, narrow};
   const auto table = std::make_shared<Table>(name, width, rows, most_rows, growth);
   return nb::make_tuple(table, add_table(table));
 }
@@ -224,8 +243,8 @@ NB_MODULE(_tensorflow, m) {
       .def("change", &change)
       .def("set_state", &set_state)
       .def("read", &read_all)
-      .def("since", &since)
-      .def("clear", &Table::clear);
+      .def("replace", &replace, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none())
+      .def("since", &since);
   m.def("new_table", &new_table);
   m.def("join", [](int rank, const std::vector<int>& sockets, double limit_seconds) {
     set_mesh_of_process(std::make_shared<Mesh>(rank, sockets, limit_seconds));

@@ -97,7 +97,7 @@ class Output {
 
 // The attributes of all ops; each op has some of them.
 struct Attributes {
-  int64_t table = 0, pooling = 0, absent = 0, change = 0, rule = 0;
+  int64_t table = 0, pooling = 0, weighted = 0, absent = 0, change = 0, rule = 0;
   int64_t home = Placement::kHere, all_rows = -1;
 
   Placement placement() const { return {home, all_rows}; }
@@ -106,9 +106,10 @@ struct Attributes {
 constexpr struct {
   const char* name;
   int64_t Attributes::* value;
-} kAttributes[] = {{"table", &Attributes::table}, {"pooling", &Attributes::pooling}, {"absent", &Attributes::absent},
-                   {"change", &Attributes::change}, {"rule", &Attributes::rule},      {"home", &Attributes::home},
-                   {"all_rows", &Attributes::all_rows}};
+} kAttributes[] = {{"table", &Attributes::table},       {"pooling", &Attributes::pooling},
+                   {"weighted", &Attributes::weighted}, {"absent", &Attributes::absent},
+                   {"change", &Attributes::change},     {"rule", &Attributes::rule},
+                   {"home", &Attributes::home},         {"all_rows", &Attributes::all_rows}};
 
 struct Op {
   const char* name;
@@ -116,17 +117,17 @@ struct Op {
   void (*compute)(const Attributes&, TF_OpKernelContext*);
 };
 
-// The bags of inputs `first`, `first` + 1 and `first` + 2: ids, offsets and weights, of which the last may be empty.
+// The bags of inputs `first`, `first` + 1 and `first` + 2: ids, offsets and weights.
 struct BagInputs {
-  BagInputs(TF_OpKernelContext* context, int first, int64_t pooling)
+  BagInputs(TF_OpKernelContext* context, int first, const Attributes& of)
       : ids(context, first), offsets(context, first + 1), weights(context, first + 2),
-        pooling(static_cast<Pooling>(pooling)) {
+        pooling(static_cast<Pooling>(of.pooling)) {
     ids.check("ids", {-1});
-    if (this->pooling != Pooling::kNone) offsets.check("row_splits", {-1});
-    if (this->pooling != Pooling::kNone && offsets.size() == 0) {
+    if (pooling != Pooling::kNone) offsets.check("row_splits", {-1});
+    if (pooling != Pooling::kNone && offsets.size() == 0) {
       throw TableError(TableError::kInvalid, "row_splits: got no number, expected one more than there are rows");
     }
-    if (weights.size() > 0) weights.check("weights", {ids.size()});
+    weights.check("weights", {of.weighted ? ids.size() : 0});
   }
 
   Bags plain() const {
@@ -149,7 +150,7 @@ std::shared_ptr<Mesh> mesh_of(const Attributes& of) {
 // The inputs of a lookup, which follow the handles of the variable and of the order of exchanges.
 struct LookupCall {
   LookupCall(const Attributes& of, TF_OpKernelContext* context)
-      : table(table_of(of.table)), mesh(mesh_of(of)), inputs(context, 2, of.pooling), bags(inputs.plain()) {}
+      : table(table_of(of.table)), mesh(mesh_of(of)), inputs(context, 2, of), bags(inputs.plain()) {}
 
   const std::shared_ptr<Table> table;
   const std::shared_ptr<Mesh> mesh;
@@ -192,7 +193,6 @@ void weight_gradient(const Attributes& of, TF_OpKernelContext* context) {
   const Input grad(context, 5);
   grad.check("grad", {call.bags.results(), call.table->width()});
   const Output out(context, 0, kFloat, {call.bags.num_ids});
-  if (!call.bags.weights) return;
   if (call.mesh) {
     weight_gradient_by_ranks(*call.mesh, *call.table, of.placement(), call.bags, grad.as<float>(), out.as<float>(),
                              table_threads());
@@ -241,7 +241,7 @@ void read(const Attributes& of, TF_OpKernelContext* context) {
   const std::shared_ptr<Table> table = table_of(of.table);
   const int64_t rows = table->size();
   const Output ids(context, 0, kInt64, {rows}), values(context, 1, kFloat, {rows, table->width()});
-  table->read(0, rows, ids.as<int64_t>(), values.as<float>(), nullptr);
+  table->read(0, rows, ids.as<int64_t>(), values.as<float>(), nullptr, nullptr);
 }
 
 void size(const Attributes& of, TF_OpKernelContext* context) {
@@ -261,17 +261,17 @@ const std::array<Op, kOps>& ops() {
       {"TerarecLookup",
        {kHandle, kOrder, "ids: int64", "row_splits: int64", "weights: float"},
        {"vectors: float", "evicted_ids: int64", "evicted_rows: float"},
-       {"table: int", "pooling: int", "absent: int", "home: int", "all_rows: int"},
+       {"table: int", "pooling: int", "weighted: int", "absent: int", "home: int", "all_rows: int"},
        &look_up},
       {"TerarecMerge",
        {kHandle, kOrder, "ids: int64", "row_splits: int64", "weights: float", "grad: float"},
        {"indices: int64", "values: float"},
-       {"table: int", "pooling: int", "home: int", "all_rows: int"},
+       {"table: int", "pooling: int", "weighted: int", "home: int", "all_rows: int"},
        &merge},
       {"TerarecWeightGradient",
        {kHandle, kOrder, "ids: int64", "row_splits: int64", "weights: float", "grad: float"},
        {"gradient: float"},
-       {"table: int", "pooling: int", "home: int", "all_rows: int"},
+       {"table: int", "pooling: int", "weighted: int", "home: int", "all_rows: int"},
        &weight_gradient},
       {"TerarecGather", {kOrder, "bytes: uint8"}, {"sizes: int64", "all: uint8"}, {}, &gather},
       {"TerarecApply",

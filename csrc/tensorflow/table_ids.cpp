@@ -65,6 +65,7 @@ void Table::find_or_insert(const int64_t* ids, int64_t num_ids, Absent absent, s
 }
 
 void Table::insert(const int64_t* ids, int64_t num_ids, int64_t* rows, IdRows* evicted, int threads) {
+  check_narrow(ids, num_ids);
   if (growth_.forgets && used_ + num_ids > most_rows_) make_room(ids, num_ids, evicted, threads);
   std::vector<int64_t> added(num_ids);
   const int64_t first = used_;
@@ -89,6 +90,14 @@ void Table::insert(const int64_t* ids, int64_t num_ids, int64_t* rows, IdRows* e
     std::fill(states_[state].row(first), states_[state].row(first + count), initial_state_[state]);
   }
   touch(rows, num_ids);
+}
+
+void Table::check_narrow(const int64_t* ids, int64_t num_ids) const {
+  for (int64_t i = 0; growth_.narrow && i < num_ids; i++) {
+    if (ids[i] == static_cast<int32_t>(ids[i])) continue;
+    throw TableError(TableError::kInvalid, "ids: got " + std::to_string(ids[i]) + ", expected those of variable '" +
+                                               name_ + "', which have 32 bits");
+  }
 }
 
 void Table::fail_full() const {
@@ -185,8 +194,6 @@ IdRows Table::since(int64_t microseconds) const {
 }
 
 void Table::clear() {
-  const Alone lock(mutex_);
-  if (!grows()) throw TableError(TableError::kInvalid, "variable '" + name_ + "' has fixed rows");
   const std::vector<int64_t> all(ids_.begin() + 1, ids_.end());
   std::vector<int64_t> rows(all.size());
   index_->erase({all.data(), static_cast<int64_t>(all.size())}, rows.data(), 1);

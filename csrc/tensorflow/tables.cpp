@@ -248,8 +248,14 @@ void Table::grow_states() {
 }
 
 void Table::have_states(int states, float initial) {
-  if (states < 0 || states > kMostStates) throw TableError(TableError::kInvalid, "states: expected 0 to 2");
   const Alone lock(mutex_);
+  add_states(states, initial);
+  // States that came from a file are there already, without what rows of new ids get.
+  if (states > 0) initial_state_[0] = initial;
+}
+
+void Table::add_states(int states, float initial) {
+  if (states < 0 || states > kMostStates) throw TableError(TableError::kInvalid, "states: expected 0 to 2");
   for (; num_states_ < states; num_states_++) {
     GrowingRows state(most_rows_, width_);
     state.grow(used_);
@@ -264,6 +270,11 @@ void Table::have_states(int states, float initial) {
 int Table::states() const {
   const Shared lock(mutex_);
   return num_states_;
+}
+
+float Table::initial_state() const {
+  const Shared lock(mutex_);
+  return initial_state_[0];
 }
 
 void Table::apply(const RowRule& rule, int64_t step, const int64_t* ids, int64_t num_ids, const float* grads,
@@ -333,7 +344,7 @@ void Table::set_state(int state, const int64_t* ids, int64_t num_ids, const floa
   }
 }
 
-void Table::read(int64_t first, int64_t count, int64_t* ids, float* rows, float* const* states) const {
+void Table::read(int64_t first, int64_t count, int64_t* ids, float* rows, float* const* states, int64_t* clock) const {
   const Shared lock(mutex_);
   const int64_t begin = first + (grows() ? 1 : 0);
   if (first < 0 || count < 0 || begin + count > used_) {
@@ -344,6 +355,42 @@ void Table::read(int64_t first, int64_t count, int64_t* ids, float* rows, float*
   for (int state = 0; states && state < num_states_; state++) {
     memcpy(states[state], states_[state].row(begin), bytes_of(count, width_));
   }
+  if (!clock) return;
+  *clock++ = static_cast<int64_t>(admissions_);
+  if (forgets()) std::copy_n(times_.begin() + begin, count, clock);
+}
+
+void Table::replace(const int64_t* ids, int64_t num_ids, const float* rows, const std::vector<const float*>& states,
+                    const float* initial, const int64_t* clock, int64_t clock_size, int threads) {
+  std::vector<int64_t> found(grows() ? num_ids : 0);
+  const int given = static_cast<int>(states.size());
+  const Alone lock(mutex_);
+  if (grows() && num_ids >= most_rows_) fail_full();
+  if (grows()) check_narrow(ids, num_ids);
+  else check_ids(ids, num_ids);
+  add_states(given, initial_state_[0]);
+  if (grows()) {
+    weights_.grow(num_ids + 1);
+    for (int state = 0; state < num_states_; state++) states_[state].grow(num_ids + 1);
+  }
+  if (initial) initial_state_[0] = *initial;
+  if (grows()) {
+    clear();
+    insert(ids, num_ids, found.data(), nullptr, threads);
+  }
+  for (int state = given; state < num_states_; state++) {
+    const int64_t first = grows() ? 1 : 0;
+    std::fill(states_[state].row(first), states_[state].row(used_), initial_state_[state]);
+  }
+  for (int64_t i = 0; i < num_ids; i++) {
+    const int64_t row = grows() ? found[i] : ids[i];
+    memcpy(weights_.row(row), rows + i * width_, bytes_of(1, width_));
+    for (int state = 0; state < given; state++) {
+      memcpy(states_[state].row(row), states[state] + i * width_, bytes_of(1, width_));
+    }
+    if (forgets() && clock_size > num_ids) times_[row] = clock[1 + i];
+  }
+  if (clock_size > 0) admissions_ = static_cast<uint64_t>(clock[0]);
 }
 
 namespace {

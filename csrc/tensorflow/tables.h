@@ -64,6 +64,7 @@ struct Growth {
   // Whether the table knows when ids came last, and gives the rows of those that did not come for longest to new ones
   // when it is full.
   bool forgets = false;
+  bool narrow = false;  // whether ids have to fit in 32 bits
 };
 
 // Ids and their rows, one after the other.
@@ -115,6 +116,7 @@ class Table {
   const std::string& name() const { return name_; }
   int64_t width() const { return width_; }
   bool grows() const { return index_ != nullptr; }
+  bool forgets() const { return growth_.forgets; }
   // Number of rows, or of ids of a table that grows.
   int64_t size() const;
 
@@ -131,9 +133,11 @@ class Table {
   // The gradient of the bags' weights, float[num_ids].
   void weight_gradient(const Bags& bags, const float* grad, float* out, int threads) const;
 
-  // Gives the first `states` states memory, filled with `initial` in rows that did not have it.
+  // Gives the first `states` states memory, filled with `initial` in rows that did not have it, as in those of new ids.
   void have_states(int states, float initial);
   int states() const;
+  // The first state of the rows of new ids.
+  float initial_state() const;
 
   // Updates each row once with the sum of its gradients.
   void apply(const RowRule& rule, int64_t step, const int64_t* ids, int64_t num_ids, const float* grads, int threads);
@@ -143,14 +147,17 @@ class Table {
   // The same for the state number `state`, of ids that the table has.
   void set_state(int state, const int64_t* ids, int64_t num_ids, const float* values, int threads);
 
-  // Writes the first `count` ids, rising in a table that does not grow, with their rows, or those of a state.
-  void read(int64_t first, int64_t count, int64_t* ids, float* rows, float* const* states) const;
+  // Writes the first `count` ids, rising in a table that does not grow, with their rows, or those of a state; and to
+  // `clock` the number of lookups that admitted, and for each id of a table that forgets when it came.
+  void read(int64_t first, int64_t count, int64_t* ids, float* rows, float* const* states, int64_t* clock) const;
+
+  // Puts what `read` has written in place of all rows, or changes nothing. States that are not given get their initial
+  // values. Ids come now without `clock`, and without the times in it, where `clock_size` is 1.
+  void replace(const int64_t* ids, int64_t num_ids, const float* rows, const std::vector<const float*>& states,
+               const float* initial, const int64_t* clock, int64_t clock_size, int threads);
 
   // The ids that came, or were set, at or after a time in microseconds since 1970, and their rows.
   IdRows since(int64_t microseconds) const;
-
-  // Removes all ids of a table that grows.
-  void clear();
 
  private:
   using Shared = std::shared_lock<std::shared_mutex>;
@@ -166,9 +173,12 @@ class Table {
   void insert(const int64_t* ids, int64_t num_ids, int64_t* rows, IdRows* evicted, int threads);
   void make_room(const int64_t* ids, int64_t num_ids, IdRows* evicted, int threads);
   void touch(const int64_t* rows, int64_t count);
+  void clear();
+  void check_narrow(const int64_t* ids, int64_t num_ids) const;
   [[noreturn]] void fail_full() const;
   void initialize(const int64_t* ids, int64_t count, int64_t first_row, int threads);
   void pool(const Bags& bags, const int64_t* rows, float* out, int threads) const;
+  void add_states(int states, float initial);
   void grow_states();
   void name_ids(MergedRows& merged) const;
   void check_ids(const int64_t* ids, int64_t num_ids) const;

@@ -68,14 +68,14 @@ def test_tables_become_files_of_sok_and_models_of_hugectr(workshop: Workshop, tm
     for name, table in held.items():
         rows = table.export(table.keys())
         header = f"{name:>256}".encode() + bytes(4) + b" " * 32
-        content = (tmp_path / "sok" / f"{name}-key").read_bytes()
+        content = (tmp_path / "sok" / f"{name}_0-key").read_bytes()
         assert content[:296] == header + (1).to_bytes(4, "big")
         keys = np.frombuffer(content[296:], "<i8")
-        vectors = np.fromfile(tmp_path / "sok" / f"{name}-weight", "<f4", offset=296).reshape(len(table), -1)
+        vectors = np.fromfile(tmp_path / "sok" / f"{name}_0-weight", "<f4", offset=296).reshape(len(table), -1)
         np.testing.assert_array_equal(keys[np.argsort(keys)], rows.keys.sort().values)
         np.testing.assert_array_equal(vectors[np.argsort(keys)], rows.weights[rows.keys.argsort()])
         (piece,) = load(find_checkpoint(workshop.run, load_run(workshop.run / "run.json"))).table_files().pieces(name)
-        sums = np.fromfile(tmp_path / "sok" / f"{name}-Adagrad-accumulator", "<f4", offset=296).reshape(vectors.shape)
+        sums = np.fromfile(tmp_path / "sok" / f"{name}_0-Adagrad-accumulator", "<f4", offset=296).reshape(vectors.shape)
         rows_with_states = piece.get("keys", np.arange(len(piece["state.sum"])))
         kept = dict(zip(rows_with_states.tolist(), piece["state.sum"], strict=True))
         np.testing.assert_array_equal(sums, [kept.get(key, np.zeros(table.width)) for key in keys.tolist()])
@@ -88,7 +88,7 @@ def test_tables_become_files_of_sok_and_models_of_hugectr(workshop: Workshop, tm
         error=DataNotFoundError,
         where=tmp_path / "models",
     )
-    (tmp_path / "sok" / "C1-weight").write_bytes(content)
+    (tmp_path / "sok" / "C1_0-weight").write_bytes(content)
     rejected("convert", tmp_path / "sok", "--to", "sparse", "--out", tmp_path / "x", error=FormatError)
     # Only a run may name code.
     allowed = ("--allow-import", "shop", "--out", tmp_path / "y")

@@ -233,6 +233,28 @@ def graphs(_: Path) -> None:
         np.testing.assert_allclose(found, expected[variable.table.placement.rows], rtol=1e-5)
 
 
+def empty(_: Path) -> None:
+    """Let one rank have no ids of a weighted feature, in and outside of a graph."""
+    variable, last = sok.Variable(np.ones((ROWS, WIDTH)), name="weighted"), sok.rank() == sok.num_gpus() - 1
+    rows: list[list[int]] = [[], []] if last else [[1, 2], [3]]
+    ids = ragged(rows, tf.int64)
+    factors = ragged([[2.0 * one for one in row] for row in rows], tf.float32)
+
+    def run(ids: tf.RaggedTensor, factors: tf.RaggedTensor) -> tuple[tf.IndexedSlices, tf.Tensor]:
+        with tf.GradientTape() as tape:
+            tape.watch(factors.flat_values)
+            loss = tf.reduce_sum(sok.lookup_sparse(variable, ids, factors, "sum"))
+        of_rows, of_factors = tape.gradient(loss, [variable, factors.flat_values])
+        return of_rows, of_factors
+
+    for wrap in (lambda function: function, tf.function):
+        for _ in range(2):
+            of_rows, of_factors = wrap(run)(ids, factors)
+            np.testing.assert_array_equal(of_factors, np.full(0 if last else 3, WIDTH))
+            sums = hvd.allreduce(tf.reduce_sum(of_rows.values), op=hvd.Sum)
+            np.testing.assert_array_equal(sums, (sok.num_gpus() - 1) * 12.0 * WIDTH)
+
+
 def checkpoints(folder: Path) -> None:
     """Save and restore the part of each rank; what another one has written, and Keras's files, are refused."""
     size, rank = sok.num_gpus(), sok.rank()
@@ -307,6 +329,7 @@ CASES = {
     "keras": in_keras,
     "faults": faults,
     "graphs": graphs,
+    "empty": empty,
     "checkpoints": checkpoints,
     "write": write,
     "read": read,

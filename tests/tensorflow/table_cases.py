@@ -27,7 +27,9 @@ ZEROS, INSERT, ADMIT = range(3)
 def table(
     rows: int | None, width: int, most: int = 10_000, *, forgets: bool = False, admitted: float = 1.0
 ) -> core.Table:
-    made, _ = core.new_table("t", width, -1 if rows is None else rows, most, 0.25, 0.0, False, 0, forgets, admitted)
+    made, _ = core.new_table(
+        "t", width, -1 if rows is None else rows, most, 0.25, 0.0, False, 0, forgets, False, admitted
+    )
     return made
 
 
@@ -120,14 +122,18 @@ def test_new_ids_get_rows_and_states_and_are_refused_when_it_is_full() -> None:
     np.testing.assert_array_equal(rows_of(own, [9, 5, 9]), [[1, 1], [0.25, 0.25], [1, 1]])
     with pytest.raises(MemoryError, match="is full"):
         rows_of(own, [5, 6])
-    ids, rows, (states,) = own.read()
+    ids, rows, (states,), *_ = own.read()
     assert ids.tolist() == [9, -4, 5]
     np.testing.assert_array_equal(rows, [[1, 1], [1, 1], [0.25, 0.25]])
     np.testing.assert_array_equal(states, np.full((3, 2), 0.5))
     np.testing.assert_array_equal(rows_of(own, [6], ZEROS), [[0, 0]])
     with pytest.raises(ValueError, match="expected ids that variable 't' has"):
         own.apply(np.array([6]), np.ones((1, 2), np.float32), SGD, 1, core.rule_number("sgd"))
-    own.clear()
+    nothing = np.zeros((0, 2), np.float32)
+    with pytest.raises(MemoryError, match="is full"):
+        own.replace(np.arange(4), np.ones((4, 2), np.float32), [], np.zeros(0, np.int64), None)
+    assert own.size() == 3
+    own.replace(np.zeros(0, np.int64), nothing, [nothing], np.zeros(0, np.int64), None)
     assert own.size() == 0
 
 
@@ -160,7 +166,7 @@ def test_a_full_table_that_forgets_gives_new_ids_the_rows_of_the_oldest() -> Non
         own.set_state(0, np.array(ids), np.full((len(ids), 2), -step, np.float32))
         for one in ids:
             expected[one] = step
-        names, rows, (state,) = own.read()
+        names, rows, (state,), *_ = own.read()
         assert sorted(names.tolist()) == sorted(expected)
         np.testing.assert_array_equal(rows[:, 0], [expected[one] for one in names.tolist()])
         np.testing.assert_array_equal(state, -rows)

@@ -109,7 +109,7 @@ def test_launchers_start_ranks_that_train_as_one_process_does(launcher: str, tmp
 @pytest.mark.slow
 @needs_tensorflow
 @pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("case", ["train", "horovod", "keras", "faults", "graphs", "checkpoints"])
+@pytest.mark.parametrize("case", ["train", "horovod", "keras", "faults", "graphs", "empty", "checkpoints"])
 def test_training_on_ranks(size: int, case: str, tmp_path: Path) -> None:
     assert outputs(run_ranks(size, ["-m", PROGRAM, case, tmp_path], timeout=900)) == ["done\n"] * size
 

@@ -18,7 +18,7 @@ from terarec.export.table_rows import TableChunk, table_chunks
 from terarec.formats.hugectr.weights import SparseRows, write_sparse_folder
 from terarec.io.directories import atomic_dir, check_replaceable
 from terarec.models.artifact import find_checkpoint
-from terarec.tensorflow.sok_files import KEY, STATE, WEIGHT, file_name, header_of, read_numbers
+from terarec.tensorflow.sok_files import KEY, STATE, WEIGHT, file_names, header_of, read_numbers
 
 _KERAS_STATES = {
     ("exp_avg", "exp_avg_sq"): ("Adam", ("m", "v")),
@@ -45,7 +45,7 @@ def write_dump(run: Path, out: Path, *, allow_import: Sequence[str] = ()) -> dic
 
     Raises:
         DataNotFoundError: `run` is not a run, or holds no complete checkpoint.
-        ConfigError: `out` holds something.
+        ConfigError: `out` holds something, or the files of two tables would have one name.
         FormatError: A damaged file.
     """
     check_replaceable(out)
@@ -53,18 +53,19 @@ def write_dump(run: Path, out: Path, *, allow_import: Sequence[str] = ()) -> dic
     names = load(find_checkpoint(run, spec)).table_files().names
     optimizers = (spec.sparse_optimizer, *spec.row_optimizers.values())
     initial = {getattr(one, "initial_accumulator", 0.0) for one in optimizers}
+    files = file_names(f"{name}:0" for name in names)  # as of a variable in TensorFlow
     with atomic_dir(out) as partial:
         return {
-            name: _write_table(partial, name, table_chunks(run, name, allow_import=allow_import), initial)
-            for name in names
+            name: _write_table(partial / file, name, table_chunks(run, name, allow_import=allow_import), initial)
+            for name, file in zip(names, files, strict=True)
         }
 
 
-def _write_table(folder: Path, name: str, chunks: Iterator[TableChunk], initial: set[float]) -> int:
+def _write_table(path: Path, name: str, chunks: Iterator[TableChunk], initial: set[float]) -> int:
     """Write the files of a table, and return the number of its rows.
 
     Args:
-        folder: Where they belong.
+        path: What the names of the files begin with.
         name: Name of the table.
         chunks: Its rows.
         initial: Initial sums of AdaGrad and FTRL, which rows have that training has not changed.
@@ -73,7 +74,7 @@ def _write_table(folder: Path, name: str, chunks: Iterator[TableChunk], initial:
     with ExitStack() as opened:
 
         def start(end: str, kind: int, state: str = "", dtype: type[np.generic] = np.float32) -> BinaryIO:
-            file = opened.enter_context((folder / f"{file_name(name)}-{end}").open("wb"))
+            file = opened.enter_context(Path(f"{path}-{end}").open("wb"))
             file.write(header_of(name, kind, state, np.dtype(dtype)))
             return file
 
@@ -108,7 +109,7 @@ def write_sparse_models(dump: Path, out: Path) -> dict[str, int]:
 
     Args:
         dump: Directory that `sok.dump` has written.
-        out: New directory for one folder for each table, of the name of its files.
+        out: New directory for one folder for each table, of the name of its files without TensorFlow's "_0".
 
     Returns:
         Number of rows of each table.
@@ -124,7 +125,7 @@ def write_sparse_models(dump: Path, out: Path) -> dict[str, int]:
         raise DataNotFoundError(dump, "no file of keys, expected a directory that sok.dump has written")
     counts = {}
     with atomic_dir(out) as partial:
-        for name in names:
+        for table, name in {name.removesuffix("_0"): name for name in names}.items():
             keys = read_numbers(dump / f"{name}-key", KEY).astype(np.int64)
             numbers = read_numbers(dump / f"{name}-weight", WEIGHT).astype(np.float32)
             if not len(keys) or len(numbers) % len(keys):
@@ -132,5 +133,5 @@ def write_sparse_models(dump: Path, out: Path) -> dict[str, int]:
                     dump / f"{name}-weight",
                     f"has {len(numbers)} numbers, expected as many for each of {len(keys)} keys",
                 )
-            counts[name] = write_sparse_folder(partial / name, [SparseRows(keys, numbers.reshape(len(keys), -1))])
+            counts[table] = write_sparse_folder(partial / table, [SparseRows(keys, numbers.reshape(len(keys), -1))])
     return counts

@@ -17,7 +17,8 @@ from terarec.io.files import atomic_file
 from terarec.tensorflow.communication import current, gathered, send_to_all
 from terarec.tensorflow.dynamic_variables import DynamicVariable
 from terarec.tensorflow.rules import rule_of
-from terarec.tensorflow.sok_files import KEY, STATE, WEIGHT, file_name, header_of, read_numbers, read_rows
+from terarec.tensorflow.sok_files import KEY, STATE, WEIGHT, file_name, file_names, header_of, read_numbers, read_rows
+from terarec.tensorflow.tables import Rule
 from terarec.tensorflow.variables import RowsVariable, needed_rows
 
 if TYPE_CHECKING:
@@ -36,14 +37,14 @@ def dump(path: str | Path, dump_vars: RowsVariable | Sequence[RowsVariable], opt
         optimizer: `OptimizerWrapper`, or an optimizer that it wraps; or a list of one. None for no states.
 
     Raises:
-        ConfigError: Another kind of variable or optimizer, or states that a variable does not have yet.
+        ConfigError: Another kind of variable or optimizer, states that a variable does not have yet, or variables whose
+            files would have one name.
     """
-    folder = Path(path)
-    for variable in _variables("dump_vars", dump_vars):
+    folder, (kinds, rule), variables = Path(path), _rule(optimizer), _variables("dump_vars", dump_vars)
+    for variable, name in zip(variables, file_names(one.name for one in variables), strict=True):
         table = variable.table
         ids, rows, states = table.read()
-        files = _state_files(optimizer)
-        if len(states) < len(files):
+        if len(states) < len(rule.states):
             raise ConfigError("optimizer", f"has no states of {table.name!r} yet, expected a step before")
         order = np.argsort(ids, kind="stable")
         keys = table.placement.all_ids(ids[order]).astype(_key_type(variable).as_numpy_dtype)
@@ -51,10 +52,11 @@ def dump(path: str | Path, dump_vars: RowsVariable | Sequence[RowsVariable], opt
             ("key", KEY, "", keys),
             ("weight", WEIGHT, "", rows[order]),
         ]
-        parts += [(file, STATE, slot, state[order]) for (file, slot), state in zip(files, states, strict=False)]
+        for slot, state in zip(rule.states, states, strict=False):
+            parts.append((f"{kinds[0]}-{slot}", STATE, slot, state[order]))
         for file, kind, slot, numbers in parts:
             header = header_of(table.name, kind, slot, numbers.dtype)
-            write_of_all(folder / f"{file_name(table.name)}-{file}", header, numbers, table.width)
+            write_of_all(folder / f"{name}-{file}", header, numbers, table.width)
 
 
 def write_of_all(path: Path, header: bytes, numbers: NDArray[Any], width: int) -> None:
@@ -97,19 +99,28 @@ def load(path: str | Path, load_vars: RowsVariable | Sequence[RowsVariable], opt
 
     Raises:
         DataNotFoundError: A file is missing.
-        FormatError: A file that is damaged, or of another dimension or number of rows; nothing was changed then.
+        FormatError: A file that is damaged, of another variable, or of another dimension or number of rows.
+        ConfigError: More rows than a variable has room for. Nothing was changed then.
     """
-    folder, variables, contents = Path(path), _variables("load_vars", load_vars), []
-    for variable in variables:
-        base = folder / file_name(variable.table.name)
-        ids = read_numbers(Path(f"{base}-key"), KEY).astype(np.int64)
-        width = variable.table.width
-        rows = [read_rows(Path(f"{base}-weight"), WEIGHT, len(ids), width)]
-        rows += [read_rows(Path(f"{base}-{file}"), STATE, len(ids), width) for file, _ in _state_files(optimizer)]
-        ids, rows = own_part(variable, ids, rows, f"{base}-key")
-        contents.append((variable, ids, rows))
-    for variable, ids, (weights, *states) in contents:
-        variable.restore(ids, weights, states)
+    folder, contents, (kinds, rule) = Path(path), [], _rule(optimizer)
+    for variable in _variables("load_vars", load_vars):
+        table = variable.table
+        base = file_name(variable.name)
+        if not (folder / f"{base}-key").exists() and (folder / f"{file_name(table.name)}-key").exists():
+            base = file_name(table.name)  # of an older version
+        keys = folder / f"{base}-key"
+        ids = read_numbers(keys, KEY, table.name).astype(np.int64)
+        files = [(folder / f"{base}-weight", WEIGHT)]
+        for slot in rule.states:
+            every = [folder / f"{base}-{kind}-{slot}" for kind in kinds]
+            files.append((next((file for file in every if file.exists()), every[0]), STATE))
+        rows = [read_rows(file, kind, len(ids), table.width, table.name) for file, kind in files]
+        ids, rows = own_part(variable, ids, rows, str(keys))
+        variable.check_saved(ids, rows[0])
+        contents.append((table, ids, rows))
+    for table, ids, (weights, *states) in contents:
+        table.have_states(rule)
+        table.write(ids, weights, states)
 
 
 def own_part(
@@ -138,7 +149,7 @@ def incremental_model_dump(
 
     Args:
         sok_vars: Variables of "hybrid".
-        time_threshold: Time with a time zone, or one for each variable.
+        time_threshold: Time with a time zone, for all or for each variable.
         sess: None.
 
     Returns:
@@ -148,7 +159,8 @@ def incremental_model_dump(
         ConfigError: Another kind of variable, another number of times, or one without a time zone.
     """
     variables = _variables("sok_vars", sok_vars)
-    times = list(time_threshold) if isinstance(time_threshold, list | tuple) else [time_threshold] * len(variables)
+    times = list(time_threshold) if isinstance(time_threshold, list | tuple) else [time_threshold]
+    times = times * len(variables) if len(times) == 1 else times
     if len(times) != len(variables):
         raise ConfigError("time_threshold", f"got {len(times)}, expected {len(variables)}, one for each variable")
     keys, values = [], []
@@ -195,13 +207,15 @@ def _variables(argument: str, variables: object) -> list[RowsVariable]:
     return [needed_rows(argument, one) for one in (variables if isinstance(variables, list | tuple) else [variables])]
 
 
-def _state_files(optimizer: Any | None) -> list[tuple[str, str]]:
-    """Return (end of the file's name, name of the state) of each state of an optimizer."""
+def _rule(optimizer: Any | None) -> tuple[list[str], Rule]:
+    """Return the names that an optimizer may have in files, that of SOK first, and its rule."""
     if isinstance(optimizer, list | tuple):
         if len(optimizer) != 1:
             raise ConfigError("optimizer", f"got {len(optimizer)}, expected one")
         optimizer = optimizer[0]
     if optimizer is None:
-        return []
+        return [], Rule(kind="sgd", numbers={})
     wrapped = getattr(optimizer, "optimizer", optimizer)
-    return [(f"{type(wrapped).__name__}-{state}", state) for state in rule_of(wrapped, lazy=True).states]
+    name = type(wrapped).__name__
+    # SOK takes everything with "Adam" in its name for Adam.
+    return ["Adam", name] if "Adam" in name else [name], rule_of(wrapped, lazy=True)

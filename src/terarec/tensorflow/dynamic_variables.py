@@ -24,7 +24,7 @@ class DynamicVariable(RowsVariable):
         name: Name; None for ``sok_dynamic_Variable_<n>``.
         constraint: None.
         trainable: Whether gradient tapes watch it by themselves.
-        key_type: int64 or int32; None for int64.
+        key_type: int64 or int32, beyond which ids raise `tf.errors.InvalidArgumentError`; None for int64.
         dtype: float32.
         mode: None or "distributed": id k is on rank k % N. "localized:k": all ids are on rank k.
         max_capacity: The most ids of "hybrid" on each rank. A new one then takes the row of the id that did not come
@@ -73,9 +73,10 @@ class DynamicVariable(RowsVariable):
             raise ConfigError("filter_ratio", f"got {ratio!r}, expected 0 <= ratio <= 1")
         own_name = new_name(name, "sok_dynamic_Variable")
         growth = Growth(
-            initial=_initial_rows(initializer, own_name, is_hybrid=is_hybrid),
+            initial=_initial_rows(initializer, is_hybrid=is_hybrid),
             capacity=max_capacity if is_hybrid else None,
             forgets=is_hybrid,
+            is_narrow=self.key_type == tf.int32,
             admitted=ratio,
         )
         table = RowTable(own_name, self.dimension, growth, placement=placement_of(mode))
@@ -100,16 +101,14 @@ _MEMORY_OPTIONS = {
 }
 
 
-def _initial_rows(initializer: str | None, name: str, *, is_hybrid: bool) -> InitialRows:
-    # Of the name, so that tables differ; Python's own hash of a text differs in every process.
-    seed = int.from_bytes(name.encode()[-8:].ljust(8, b"\0"), "little")
+def _initial_rows(initializer: str | None, *, is_hybrid: bool) -> InitialRows:
     word = initializer or "random"
     if word in ("ones", "zeros"):
         return InitialRows(offset=float(word == "ones"))
     if word == "uniform" or (word == "random" and not is_hybrid):
-        return InitialRows(offset=0.5, scale=0.5, seed=seed)
+        return InitialRows(offset=0.5, scale=0.5)
     if word in ("normal", "random"):
-        return InitialRows(scale=1.0, is_normal=True, seed=seed)
+        return InitialRows(scale=1.0, is_normal=True)
     try:
         return InitialRows(offset=float(word))
     except (TypeError, ValueError):

@@ -179,14 +179,16 @@ def _bags(argument: str, ids: object, weights: object, combiner: object) -> Bags
         sizes = (factors.shape[0], values.shape[0])
         if None not in sizes and sizes[0] != sizes[1]:
             raise ConfigError("sp_weights", f"got {sizes[0]} weights, expected {sizes[1]}, one for each id")
-    return Bags(whole_numbers(argument, values), row_splits, factors, POOLINGS[str(combiner)])
+    return Bags(whole_numbers(argument, values), row_splits, factors, POOLINGS[str(combiner)], weights is not None)
 
 
 def _flat(argument: str, rows: object) -> tuple[tf.Tensor, tf.Tensor]:
     """Return values [N] and where their rows begin and end, int64[B + 1]."""
     if isinstance(rows, tf.SparseTensor):
-        first = tf.range(rows.dense_shape[0] + 1, dtype=tf.int64)
-        return rows.values, tf.searchsorted(rows.indices[:, 0], first, out_type=tf.int64)
+        first, of_values = tf.range(rows.dense_shape[0] + 1, dtype=tf.int64), rows.indices[:, 0]
+        message = f"{argument}: rows are not in order, expected those of tf.sparse.reorder"
+        tf.debugging.assert_less_equal(of_values[:-1], of_values[1:], message)
+        return rows.values, tf.searchsorted(of_values, first, out_type=tf.int64)
     if isinstance(rows, tf.RaggedTensor):
         if rows.ragged_rank != 1 or rows.flat_values.shape.rank != 1:
             raise ConfigError(argument, f"got shape {rows.shape}, expected [rows, (ids)]")

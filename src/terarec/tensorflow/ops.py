@@ -38,12 +38,14 @@ class Bags:
         row_splits: int64[B + 1]; int64[0] without pooling, which gives a vector for each id.
         weights: float32[N], or float32[0] for none.
         pooling: Number of the combiner in the core.
+        is_weighted: Whether there are weights: where there are no ids, their number does not say it.
     """
 
     ids: tf.Tensor
     row_splits: tf.Tensor
     weights: tf.Tensor
     pooling: int
+    is_weighted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +78,8 @@ class CompiledOps:
         """
         variable_accessed(variable)
         order = variable.handle if home == HERE else exchange_order()
-        call: dict[str, int] = {"table": table.number, "pooling": bags.pooling, "absent": int(absent)}
-        call |= {"home": home, "all_rows": table.placement.all_rows}
+        call: dict[str, int] = {"table": table.number, "pooling": bags.pooling, "weighted": int(bags.is_weighted)}
+        call |= {"absent": int(absent), "home": home, "all_rows": table.placement.all_rows}
         inputs = (variable.handle, order, bags.ids, bags.row_splits, bags.weights)
         return list(_in_order(home, lambda: OPS.terarec_lookup(*inputs, **call)))
 
@@ -142,12 +144,11 @@ if OPS is not None:
 
     @tf.RegisterGradient("TerarecLookup")
     def _lookup_gradient(op: tf.Operation, grad: tf.Tensor, *_: object) -> list[tf.IndexedSlices | tf.Tensor | None]:
-        variable, _, _, _, weights = op.inputs
-        call = {name: op.get_attr(name) for name in ("table", "pooling", "home", "all_rows")}
+        call = {name: op.get_attr(name) for name in ("table", "pooling", "weighted", "home", "all_rows")}
         inputs = (*op.inputs, tf.convert_to_tensor(grad))
         indices, values = _in_order(call["home"], lambda: OPS.terarec_merge(*inputs, **call))
-        slices = _slices(indices, values, OPS.terarec_size(variable, table=call["table"]))
-        if weights.shape == [0]:
+        slices = _slices(indices, values, OPS.terarec_size(op.inputs[0], table=call["table"]))
+        if not call["weighted"]:
             return [slices, None, None, None, None]
         of_weights = _in_order(call["home"], lambda: OPS.terarec_weight_gradient(*inputs, **call))
         return [slices, None, None, None, of_weights]
@@ -165,7 +166,13 @@ class NumPyOps(CompiledOps):
         pooling, of = bags.pooling, table.core
         inputs = [bags.ids, bags.row_splits, bags.weights]
         variable_accessed(variable)
-        vectors, *evicted = _call(lambda i, s, w: of.lookup(i, s, w, pooling, int(absent)), inputs, "fif")
+
+        def run(ids: NDArray[Any], row_splits: NDArray[Any], weights: NDArray[Any]) -> tuple[object, ...]:
+            if bags.is_weighted and len(weights) != len(ids):
+                raise ValueError(f"weights: got {len(weights)}, expected {len(ids)}")
+            return of.lookup(ids, row_splits, weights, pooling, int(absent))
+
+        vectors, *evicted = _call(run, inputs, "fif")
 
         def gradient(grad: tf.Tensor) -> list[tf.IndexedSlices | tf.Tensor]:
             arguments = [*inputs, tf.convert_to_tensor(grad)]

@@ -7,7 +7,6 @@ Each process counts as a GPU. As in SOK, all of them make and call layers in the
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-_layers: weakref.WeakValueDictionary[str, keras.layers.Layer] = weakref.WeakValueDictionary()
+_layers: dict[str, keras.layers.Layer] = {}
 _DONE = "OK"
 _VARIABLE = "EmbeddingVariable"
 """SOK's name of a layer's table, after which it names files; later ones are EmbeddingVariable_1, ..."""
@@ -265,7 +264,8 @@ class Saver:
             )
         ids = np.frombuffer(keys, "<u4" if len(keys) == 4 * count else "<i8").astype(np.int64)
         ids, parts = own_part(variable, ids, [np.frombuffer(values, "<f4").reshape(count, -1)], variable.table.name)
-        variable.restore(ids, parts[0], [])
+        variable.check_saved(ids, parts[0])
+        variable.table.write(ids, parts[0])
         return tf.constant(_DONE)
 
     def load_embedding_values(self, embedding_variable: Any, tensors: Any) -> tf.Tensor:
@@ -306,11 +306,12 @@ def _listed(argument: str, variables: Any) -> Iterable[Any]:
 def _new_rows(initializer: Any) -> InitialRows:
     """Return the initial values of new keys, of which there is no array to draw."""
     name, config = type(initializer).__name__, initializer.get_config()
+    seed = str(config.get("seed"))
     if name == "RandomUniform":
         low, high = float(config["minval"]), float(config["maxval"])
-        return InitialRows(offset=(low + high) / 2, scale=(high - low) / 2)
+        return InitialRows(offset=(low + high) / 2, scale=(high - low) / 2, seed=seed)
     if name == "RandomNormal":
-        return InitialRows(offset=float(config["mean"]), scale=float(config["stddev"]), is_normal=True)
+        return InitialRows(offset=float(config["mean"]), scale=float(config["stddev"]), is_normal=True, seed=seed)
     constants = {"Zeros": 0.0, "Ones": 1.0, "Constant": config.get("value", 0.0)}
     if name not in constants:
         raise ConfigError(

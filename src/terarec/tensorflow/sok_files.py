@@ -8,6 +8,7 @@ numbers of all rows, in the order of the keys in the file of keys.
 from __future__ import annotations
 
 import string
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +29,22 @@ _TYPES = ("int32", "int64", "uint32", "uint64", "float16", "float32", "float64")
 
 
 def file_name(name: str) -> str:
-    """Return the beginning of the names of a table's files."""
+    """Return the beginning of the names of a table's files; TensorFlow's name of a variable ends with ":0"."""
     return "".join("_" if letter in string.punctuation else letter for letter in name)
+
+
+def file_names(names: Iterable[str]) -> list[str]:
+    """Return `file_name` of each name.
+
+    Raises:
+        ConfigError: Two names have one.
+    """
+    name_of: dict[str, str] = {}
+    for name in names:
+        if (file := file_name(name)) in name_of:
+            raise ConfigError("name", f"{name_of[file]!r} and {name!r} have one name of files, {file!r}")
+        name_of[file] = name
+    return list(name_of)
 
 
 def header_of(name: str, kind: int, state: str, dtype: np.dtype[Any]) -> bytes:
@@ -52,12 +67,17 @@ def header_of(name: str, kind: int, state: str, dtype: np.dtype[Any]) -> bytes:
     return of_table + kind.to_bytes(4, "big") + of_state + _TYPES.index(dtype.name).to_bytes(4, "big")
 
 
-def read_numbers(path: Path, kind: int) -> NDArray[Any]:
+def read_numbers(path: Path, kind: int, name: str = "") -> NDArray[Any]:
     """Return the numbers of a file.
+
+    Args:
+        path: The file.
+        kind: `KEY`, `WEIGHT` or `STATE`.
+        name: Name of the table; another one of the same `file_name` may have written the file. "" for any.
 
     Raises:
         DataNotFoundError: There is no such file.
-        FormatError: It is damaged, or of another kind.
+        FormatError: It is damaged, of another kind or another table.
     """
     with open_file(path) as file:
         header = file.read(HEADER_BYTES)
@@ -65,6 +85,9 @@ def read_numbers(path: Path, kind: int) -> NDArray[Any]:
         number = int.from_bytes(header[type_at:], "big")
         if len(header) < HEADER_BYTES or int.from_bytes(header[kind_at : kind_at + 4], "big") != kind:
             raise FormatError(path, f"has no header of SOK, expected {HEADER_BYTES} bytes with kind {kind}")
+        of_table = header[:_NAME_BYTES].decode(errors="replace").strip()  # SOK leaves it blank
+        if of_table != name and file_name(of_table) == file_name(name):
+            raise FormatError(path, f"has the rows of {of_table!r}, expected those of {name!r}")
         if number >= len(_TYPES):
             raise FormatError(path, f"has type {number}, expected 0 to {len(_TYPES) - 1}")
         content = file.read()
@@ -74,14 +97,14 @@ def read_numbers(path: Path, kind: int) -> NDArray[Any]:
     return np.frombuffer(content, dtype)
 
 
-def read_rows(path: Path, kind: int, rows: int, width: int) -> NDArray[np.float32]:
-    """Return the rows float32[rows, width] of a file.
+def read_rows(path: Path, kind: int, rows: int, width: int, name: str) -> NDArray[np.float32]:
+    """Return the rows float32[rows, width] of a file; see `read_numbers`.
 
     Raises:
         DataNotFoundError: There is no such file.
-        FormatError: It is damaged, of another kind, or has another number of numbers.
+        FormatError: It is damaged, of another kind or table, or has another number of numbers.
     """
-    numbers = read_numbers(path, kind)
+    numbers = read_numbers(path, kind, name)
     if len(numbers) != rows * width:
         raise FormatError(path, f"has {len(numbers)} numbers, expected {rows} rows of {width}")
     return numbers.astype(np.float32).reshape(rows, width)

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
@@ -67,13 +69,13 @@ class InitialRows:
         offset: Number that is added to all.
         scale: Half-width of the uniform, standard deviation of the normal distribution; 0 for neither.
         is_normal: Whether the distribution is the normal one.
-        seed: With the key it determines a row.
+        seed: With the name of the table and the key it determines a row.
     """
 
     offset: float = 0.0
     scale: float = 0.0
     is_normal: bool = False
-    seed: int = 0
+    seed: str = ""
 
 
 class Absent(IntEnum):
@@ -93,12 +95,14 @@ class Growth:
         capacity: The most ids; None for what memory holds.
         forgets: Whether new ids get the rows of those that did not come for longest when it is full, and the table
             knows when ids came last.
+        is_narrow: Whether ids have to fit in 32 bits.
         admitted: Chance of a new id in a lookup with `Absent.ADMIT`.
     """
 
     initial: InitialRows = InitialRows()
     capacity: int | None = None
     forgets: bool = False
+    is_narrow: bool = False
     admitted: float = 1.0
 
 
@@ -180,6 +184,7 @@ class RowTable:
         core: The table of the compiled core.
         number: Its number, by which ops find it.
         placement: The ranks that have the other rows.
+        capacity: The most rows of a table that grows.
 
     Args:
         name: Name.
@@ -200,18 +205,22 @@ class RowTable:
         initial = growth.initial
         self.name, self.width = name, width
         self.placement = placement
+        self.capacity = growth.capacity if growth.capacity is not None else _memory_bytes() // (4 * width)
+        # Python's own hash of a text differs in every process.
+        seed = hashlib.blake2b(f"{name}\0{initial.seed}".encode(), digest_size=8).digest()
         self.core: core.Table
         self.number: int
         self.core, self.number = core.new_table(
             name,
             width,
             rows if isinstance(rows, int) else -1,
-            growth.capacity if growth.capacity is not None else _memory_bytes() // (4 * width),
+            self.capacity,
             initial.offset,
             initial.scale,
             initial.is_normal,
-            initial.seed % 2**64,
+            int.from_bytes(seed, "little"),
             growth.forgets,
+            growth.is_narrow,
             growth.admitted,
         )
 
@@ -226,23 +235,34 @@ class RowTable:
 
     def read(self) -> tuple[NDArray[np.int64], NDArray[np.float32], list[NDArray[np.float32]]]:
         """Return copies of all ids int64[n], their rows float32[n, D], and the states, which have the same shape."""
-        return self.core.read()
+        ids, rows, states, *_ = self.core.read()
+        return ids, rows, states
 
     def write(
-        self, ids: NDArray[np.int64], rows: NDArray[np.float32], states: list[NDArray[np.float32]] | None = None
+        self,
+        ids: NDArray[np.int64],
+        rows: NDArray[np.float32],
+        states: Sequence[NDArray[np.float32]] = (),
+        clock: NDArray[np.int64] | None = None,
+        initial: float | None = None,
     ) -> None:
-        """Replace rows and states of `ids`; a table that grows has these ids alone then.
+        """Replace all rows and states, or change nothing; states that are not given get their initial values.
+
+        Args:
+            ids: All ids int64[n]; of fixed rows 0 to n - 1.
+            rows: Their rows float32[n, D].
+            states: Their states float32[n, D].
+            clock: Number of lookups that admitted, and when each id of a table that forgets came, int64[1 + n] or
+                int64[1]; None for now.
+            initial: The first state of the rows of new ids; None for what it is.
 
         Raises:
             ValueError: An id outside a table of fixed rows, or rows of another shape.
+            MemoryError: More ids than it has room for.
         """
-        if self.grows:
-            self.core.clear()
-        self.core.change(np.ascontiguousarray(ids, np.int64), np.ascontiguousarray(rows, np.float32), SET)
-        if states:
-            self.core.have_states(len(states), 0.0)
-        for number, state in enumerate(states or ()):
-            self.core.set_state(number, np.ascontiguousarray(ids, np.int64), np.ascontiguousarray(state, np.float32))
+        numbers = [np.ascontiguousarray(part, np.float32) for part in (rows, *states)]
+        clock = np.zeros(0, np.int64) if clock is None else clock
+        self.core.replace(np.ascontiguousarray(ids, np.int64), numbers[0], numbers[1:], clock, initial)
 
     def set_state(self, number: int, state: NDArray[np.float32]) -> None:
         """Replace a state float32[V, D] of all rows of a table of fixed ones.
@@ -261,7 +281,7 @@ class RowTable:
         return self.core.since(microseconds)
 
     def have_states(self, rule: Rule) -> None:
-        """Allocate the states of a rule, with its initial values, unless the table has them."""
+        """Allocate the states of a rule unless the table has them; new ids get its initial values from then on."""
         self.core.have_states(len(rule.states), rule.initial)
 
 

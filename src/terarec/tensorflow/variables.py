@@ -21,6 +21,8 @@ from terarec.tensorflow.ops import Bags, single_ids
 from terarec.tensorflow.tables import ADD, HERE, SET, SPREAD, SUBTRACT, Absent, Placement, RowTable
 
 _live: weakref.WeakValueDictionary[str, RowsVariable] = weakref.WeakValueDictionary()
+_SAVED = ("clock", "ids", "initial", "place", "rows", "state_0", "state_1")
+"""What checkpoints have of a variable; see `RowTable.write`."""
 _numbers = {"sok_static_Variable": itertools.count(), "sok_dynamic_Variable": itertools.count()}
 
 
@@ -77,7 +79,9 @@ class RowsVariable(ResourceVariable):
         self._resource = resource
 
     def __tf_tracing_type__(self, signature_context: Any) -> VariableSpec:
-        number = signature_context.alias_global_id(self.handle._id)
+        # Ops have the number of the table, so a function is traced for each; TensorFlow's own numbers, those of the
+        # arguments of one call, would be the same for other variables.
+        number = 2**40 + self.table.number
         signature_context.add_placeholder(number, self)
         return VariableSpec(shape=self.shape, dtype=self.dtype, trainable=self.trainable, alias_id=number)
 
@@ -114,6 +118,9 @@ class RowsVariable(ResourceVariable):
 
     def __array__(self, dtype: np.dtype[Any] | None = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self.numpy(), dtype)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.table.name!r} shape={self.shape}>"
 
     @property
     def target_gpu(self) -> int:
@@ -181,10 +188,12 @@ class RowsVariable(ResourceVariable):
         return self.rows_of(indices, name, HERE)
 
     def gather_nd(self, indices: tf.Tensor, name: str | None = None) -> tf.Tensor:
-        """Return rows by ids [..., 1]."""
+        """Return rows of a table of fixed ones by ids [..., 1]."""
         return tf.gather_nd(self.read_value(), indices, name=name)
 
     def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
+        if self.table.grows:
+            self.check_whole()
         _, rows = table_ops.ops.read(self.table, self)
         rows.set_shape(self.shape)
         return rows
@@ -262,46 +271,51 @@ class RowsVariable(ResourceVariable):
 
         def part(number: int) -> tf.Tensor:
             if number == 0 or not contents:  # they are read one after the other, of one state of the table
-                ids, rows, states = self.table.read()
+                ids, rows, states, clock, initial = self.table.core.read()
                 states += [np.zeros((0, self.table.width), np.float32)] * (2 - len(states))
-                contents[:] = [ids, rows, *states, self._place()]
+                contents[:] = [clock, ids, np.array([initial], np.float32), self._place(), rows, *states]
             return tf.constant(contents[number])
 
-        types = {"ids": tf.int64, "rows": tf.float32, "state_0": tf.float32, "state_1": tf.float32, "place": tf.int64}
+        types = [tf.int64 if name in ("clock", "ids", "place") else tf.float32 for name in _SAVED]
         return {
             name: TensorCallable(lambda number=number: part(number), dtype, self.device)
-            for number, (name, dtype) in enumerate(types.items())
+            for number, (name, dtype) in enumerate(zip(_SAVED, types, strict=True))
         }
 
+    def _copy_trackable_to_cpu(self, object_map: Any) -> None:
+        raise ConfigError(
+            f"variable {self.table.name!r}", "cannot be in an asynchronous checkpoint, expected enable_async=False"
+        )
+
     def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> tf.Operation:
-        names = ("ids", "rows", "state_0", "state_1", "place")
-        ids, rows, *states, place = (restored_tensors[name].numpy() for name in names)
+        clock, ids, initial, place, rows, *states = (restored_tensors[name].numpy() for name in _SAVED)
         if not np.array_equal(place, own := self._place()):
             raise ConfigError(
                 f"variable {self.table.name!r}",
                 f"got a checkpoint of rank {place[0]} of {place[1]}, expected one of rank {own[0]} of {own[1]}: "
                 "sok.dump writes files for any number of ranks",
             )
-        self.restore(ids, rows, [state for state in states if len(state)])
+        states = [state for state in states if len(state)]
+        self.check_saved(ids, rows)
+        self.table.write(ids, rows, states, clock, float(initial[0]) if states else None)
         return tf.no_op()
 
     def _place(self) -> np.ndarray:
         """Return this rank and the number of ranks, int64[2]."""
         return np.array([self.table.placement.rank, self.table.placement.size], np.int64)
 
-    def restore(self, ids: np.ndarray, rows: np.ndarray, states: Sequence[np.ndarray]) -> None:
-        """Replace ids int64[n], rows float32[n, D] and states float32[n, D] by saved ones.
-
-        Raises:
-            ConfigError: Rows of another width, or another number of them for a table of fixed rows.
-        """
+    def check_saved(self, ids: np.ndarray, rows: np.ndarray) -> None:
+        """Raise `ConfigError` if saved ids [n] and rows [n, D] cannot be those of the table."""
         expected = f"{'n' if self.table.grows else len(self.table)} x {self.table.width}"
         if rows.ndim != 2 or rows.shape[1] != self.table.width or not (self.table.grows or len(ids) == len(self.table)):
             raise ConfigError(
                 f"variable {self.table.name!r}",
                 f"got saved rows {' x '.join(map(str, rows.shape))}, expected {expected}",
             )
-        self.table.write(ids, rows, list(states))
+        if self.table.grows and len(ids) > self.table.capacity:
+            raise ConfigError(
+                f"variable {self.table.name!r}", f"got {len(ids)} saved rows, expected at most {self.table.capacity}"
+            )
 
     def _export_to_saved_model_graph(self, *_: object, **__: object) -> list[tf.Tensor]:
         raise ConfigError(
