@@ -9,13 +9,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from terarec.batch import Batch, one_hot
+from terarec.batch import Batch, one_hot, select
 from terarec.dist import Ranks, RowWise, same_for_all, shard
 from terarec.embedding import EmbeddingCollection
 from terarec.errors import ConfigError
 from terarec.models import build_model
+from terarec.nn import MLP
 from terarec.nn.activations import Dice
+from terarec.nn.attention import TargetAttention
 from terarec.nn.layer import TensorShape
+from terarec.nn.negatives import Sampler
 from terarec.nn.normalization import BatchNorm
 from terarec.nn.objectives import Objective, PairwiseObjective
 from terarec.nn.registry import build_layer
@@ -28,6 +31,7 @@ from terarec.spec import (
     GraphModelSpec,
     GraphSpec,
     LabelColumn,
+    NegativesSpec,
     SGDSpec,
     TrainingSpec,
     TwoTowerSpec,
@@ -89,6 +93,44 @@ def net(*middle: nn.Module) -> nn.Module:
     return made
 
 
+class Attending(Net):
+    """Attention to histories of one vector, which samples with a label above 0 have."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(4, 1))
+        inner = MLP(8, (5, 1), generator=torch.Generator().manual_seed(7), activation="dice")
+        self.first, self.attention = nn.Linear(3, 4), TargetAttention(inner, 2)
+
+    def forward(self, batch: Batch) -> Tensor:
+        target, values = self.first(batch.dense).split(2, dim=1)
+        has_history = batch.label[:, 0] > 0
+        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), has_history.cumsum(0)])
+        out: Tensor = self.layers(torch.cat([target, self.attention(target, values[has_history], offsets)], dim=1))
+        return out
+
+
+def attending() -> nn.Module:
+    torch.manual_seed(3)
+    return Attending()
+
+
+class Counting(Net):
+    """Draws by popularity, the counts of which are no number of its loss; a further term of the loss in training."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(3)
+        super().__init__(nn.Linear(3, 1))
+        self.sampler = Sampler(NegativesSpec(draw="popularity"), 1, 5, where="negatives")
+
+    def forward(self, batch: Batch) -> Tensor:
+        if self.training:
+            self.sampler.observe(select(batch.sparse, ["item"]).keys)
+        return super().forward(batch)
+
+    def auxiliary_loss(self, output: Tensor, batch: Batch) -> Tensor:
+        return output.square().mean()
+
+
 def graph() -> nn.Module:
     return build_model(GraphModelSpec(graph=PENALTY), DATASET, num_outputs=1, seed=2)
 
@@ -104,6 +146,9 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Objective | None]] = {
     "pairs": (lambda: net(), PairwiseObjective(PairwiseSpec())),
     "pairs by key": (lambda: net(), PairwiseObjective(PairwiseSpec(group="item"))),
     "pairs by text": (lambda: net(), PairwiseObjective(PairwiseSpec(group="session"))),
+    "pairs and a further term": (Counting, PairwiseObjective(PairwiseSpec())),
+    "a further term": (Counting, None),
+    "attention to histories that few ranks have": (attending, None),
     "two towers": (lambda: build_model(TOWERS, DATASET, num_outputs=1, seed=4), None),
     "graph with a penalty": (graph, None),
 }

@@ -3,9 +3,11 @@
 
 A model is a module that turns a `Batch` into logits float[B, C]. One whose ``forward`` returns something else has
 ``output_logits(output) -> Tensor``; one with a loss of its own has ``training_loss(output, batch) -> Tensor``, and one
-with a term that training adds to the objective's loss ``auxiliary_loss(output, batch) -> Tensor``. One that is to know
-the items of each user has ``learn_positives(batches)``, which a run calls with the train split before it trains. A loss
-of its own, as an objective, may have ``takes_probabilities = True``: its labels are then from 0 to 1.
+with a term that training alone adds to the loss, a mean over the samples, ``auxiliary_loss(output, batch) -> Tensor``.
+One that is to know the items of each user has ``learn_positives(batches)``, which a run calls with the train split
+before it trains. A loss of its own, as an objective, may have ``takes_probabilities = True``, so that its labels are
+from 0 to 1, and ``adds_up = True``, where the loss of a rank is its part of that of the whole batch, and no mean over
+its own samples.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ class VectorModel(Protocol):
         """Return the vectors of the items float[B, D]; columns of users are not read."""
 
 
-def training_loss(model: nn.Module, output: object, batch: Batch, objective: Objective) -> Tensor:
+def training_loss(
+    model: nn.Module, output: object, batch: Batch, objective: Objective, *, share: float = 1.0
+) -> Tensor:
     """Return the scalar that training minimises: the model's own loss if it has one, else the objective's.
 
     Args:
@@ -39,6 +43,7 @@ def training_loss(model: nn.Module, output: object, batch: Batch, objective: Obj
         output: Output of its ``forward`` for `batch`.
         batch: The batch.
         objective: The loss for models that return logits.
+        share: Part of the whole batch that `batch` is, where ranks have the others: the factor of what is a mean.
 
     Raises:
         ConfigError: Logits of another shape than the objective takes, or no logits.
@@ -46,8 +51,15 @@ def training_loss(model: nn.Module, output: object, batch: Batch, objective: Obj
     # By attribute and not by a base class, so that any `torch.nn.Module` is a model.
     own = getattr(model, "training_loss", None)
     loss: Tensor = objective.loss(logits_of(model, output), batch) if own is None else own(output, batch)
+    if share != 1.0 and not adds_up(model, objective):
+        loss = loss * share
     auxiliary = getattr(model, "auxiliary_loss", None)
-    return loss if auxiliary is None else loss + auxiliary(output, batch)
+    return loss if auxiliary is None or not model.training else loss + auxiliary(output, batch) * share
+
+
+def adds_up(model: nn.Module, objective: Objective) -> bool:
+    """Return whether the loss of a rank is its part of that of the whole batch, and no mean over its own samples."""
+    return bool(getattr(model if hasattr(model, "training_loss") else objective, "adds_up", False))
 
 
 def check_labels(model: nn.Module, objective: Objective, labels: Sequence[str], batch: Batch) -> None:

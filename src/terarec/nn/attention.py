@@ -291,15 +291,17 @@ class TargetAttention(HistoryPooling):
 
     def forward(self, target: Tensor, values: Tensor, offsets: Tensor) -> Tensor:
         """Pool each history by attention to its target, an empty one to zeros; see `HistoryPooling`."""
-        if not values.shape[0]:
-            # The empty sum keeps the values in the graph, which get a gradient of their own shape.
-            return torch.zeros_like(target) + values.sum(0)
         lengths = offsets.diff()
         # The size is given, because torch would wait for the device to sum the lengths.
         sample = torch.repeat_interleave(lengths, output_size=values.shape[0])
         targets = target.index_select(0, sample)
         # In float32 under autocast, too: the sum over a long history would lose small terms in 16 bits.
-        weights = self.mlp(torch.cat([targets, values, targets - values, targets * values], dim=1)).float()
+        inputs = torch.cat([targets, values, targets - values, targets * values], dim=1)
+        weights: Tensor = self.mlp(inputs).float()
+        if not values.shape[0]:
+            # Behind the MLP, whose statistics are those of all ranks. The empty sum keeps both in the graph: the MLP's
+            # backward pass has a collective, too, and the values get a gradient of their own shape.
+            return torch.zeros_like(target) + (weights * values).sum(0).to(target.dtype)
         if self.softmax:
             weights = segment_softmax(weights, offsets, sample)
         pooled: Tensor = torch.segment_reduce(weights * values.float(), "sum", offsets=offsets, axis=0, initial=0)

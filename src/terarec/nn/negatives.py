@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from terarec.errors import ConfigError
+from terarec.nn.batch_ranks import BatchRanks, rows_of_all
 from terarec.spec.negatives import NegativesSpec
 
 _MOST_DRAWS = 16
@@ -125,6 +126,10 @@ class Sampler(nn.Module):
 
     By popularity, it counts the positive items of training in a buffer, which checkpoints have.
 
+    Attributes:
+        batch_ranks: The processes that have a part of each batch, whose items are counted on each; None for this one
+            alone.
+
     Args:
         spec: How negatives are drawn.
         low: Lowest item.
@@ -136,6 +141,7 @@ class Sampler(nn.Module):
     """
 
     counts: Tensor
+    batch_ranks: BatchRanks | None = None
 
     def __init__(self, spec: NegativesSpec, low: int, high: int | None, *, where: str) -> None:
         super().__init__()
@@ -152,6 +158,8 @@ class Sampler(nn.Module):
     def observe(self, keys: Tensor) -> None:
         """Count the positive items int64[n] of a batch in training, before negatives are drawn for it."""
         if self.spec.draw == "popularity":
+            if self.batch_ranks is not None:
+                keys, _ = rows_of_all(self.batch_ranks, "items that are counted", keys)
             self.counts += keys.bincount(minlength=len(self.counts))
 
     def draw(

@@ -15,6 +15,7 @@ from terarec.dist.gradients import GradientSums
 from terarec.dist.ranks import Ranks
 from terarec.dist.shard import ShardedCollection, named_memory
 from terarec.errors import ConfigError
+from terarec.models.contract import adds_up
 from terarec.nn.normalization import BatchNorm1d
 from terarec.nn.objectives import Objective
 from terarec.spec import TrainingSpec
@@ -61,9 +62,9 @@ class RanksStep(TrainingStep):
         total, losses, followers = sum(step.sizes), [], (*step.batches[1:], step.following)
         for number, (batch, size, following) in enumerate(zip(step.batches, step.sizes, followers, strict=True), 1):
             own = self._announce(batch, following, step)
-            share = size / total * loss_share(self._model, self._objective, own.batch_size, size)
+            part = own.batch_size / size if size else 0.0
             during = self._sums.during_backward() if number == len(step.batches) else nullcontext()
-            losses.append(self._backward(own, share, step, during))
+            losses.append(self._backward(own, size / total, step, during, part=part))
         return self._sum_over_ranks(losses[0] if len(losses) == 1 else torch.stack(losses).sum(), step)
 
     def _announce(self, batch: Batch, following: Batch | None, step: StepInput) -> Batch:
@@ -151,7 +152,6 @@ def loss_share(model: nn.Module, objective: Objective, own: int, whole: int) -> 
         own: Samples of this rank.
         whole: Samples of the batch.
     """
-    source = model if hasattr(model, "training_loss") else objective
-    if getattr(source, "adds_up", False):
+    if adds_up(model, objective):
         return 1.0
     return own / whole if whole else 0.0

@@ -128,18 +128,27 @@ class TrainingStep:
         losses = [self._backward(batch, batch.batch_size / total, step, nullcontext()) for batch in step.batches]
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
-    def _backward(self, batch: Batch, share: float, step: StepInput, during: AbstractContextManager[object]) -> Tensor:
+    def _backward(
+        self,
+        batch: Batch,
+        share: float,
+        step: StepInput,
+        during: AbstractContextManager[object],
+        *,
+        part: float = 1.0,
+    ) -> Tensor:
         """Add the gradients of `batch`; return its share of the loss.
 
         Args:
-            batch: The batch.
-            share: Its share of the step's samples.
+            batch: The batch, or the samples of it that are this rank's.
+            share: Share of the whole batch in the step's samples.
             step: The step.
             during: Context of the backward pass.
+            part: This rank's part of the samples of the batch.
         """
         with autocast(self._spec.precision, self._device):
             output = self.module(batch)
-            loss = training_loss(self._model, output, batch, self._objective)
+            loss = training_loss(self._model, output, batch, self._objective, share=part)
         if share != 1.0:
             loss = loss * share
         loss = self._checked(loss, batch, step)
