@@ -11,25 +11,30 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from terarec.checkpoint import complete_checkpoints
+from terarec.batch import column
+from terarec.checkpoint import complete_checkpoints, load
 from terarec.checkpoint.directory import read_chain, read_manifest, state_id
 from terarec.config import load_run
 from terarec.errors import ConfigError
 from terarec.formats import read_dataset, write_dataset
 from terarec.formats.parquet import ParquetShardWriter
-from terarec.models.artifact import load_model, tables
+from terarec.models.artifact import dense_state, load_model, tables
 from terarec.ragged import Ragged
+from terarec.serve import InferenceSession
 from terarec.spec import (
     AdaGradSpec,
     AdamSpec,
     DLRMSpec,
     DynamicTablesSpec,
+    MFBPRSpec,
+    NegativesSpec,
     RunSpec,
     SGDSpec,
     ShardSpec,
     StaticTablesSpec,
     Tiers,
     TrainingSpec,
+    TwoTowerSpec,
 )
 from terarec.train import Callback, build
 from tests.errors import at
@@ -192,6 +197,35 @@ def test_tables_in_tiers_grow_where_their_initial_weights_do_not_depend_on_the_r
     assert links(run)[FIRST + 1]
     loaded, held = tables(load_model(tmp_path / "fourth").model)["user"], tables(run.model)["user"]
     assert torch.equal(loaded.export(loaded.keys()).weights, held.export(held.keys()).weights)
+
+
+POPULAR = NegativesSpec(draw="popularity")
+COUNTING = {
+    "two_tower": TwoTowerSpec(width=4, user=("age", "item"), item=("user",), hidden=(), vector_width=4),
+    "mf_bpr": MFBPRSpec(width=4, user="item", item="user", negatives=POPULAR),
+}
+
+
+@pytest.mark.parametrize("kind", COUNTING)
+def test_counts_of_items_go_on_and_begin_at_zero_for_those_that_are_added(tmp_path, spec, grown_day, kind):
+    spec = dataclasses.replace(spec, model=COUNTING[kind])
+    first_day(spec, tmp_path / "first")
+    run = next_day(spec, grown_day, tmp_path / "second", tmp_path / "first", max_steps=1)
+    run.fit()
+    before, after = (dense_state(load_model(tmp_path / day).model) for day in ("first", "second"))
+    assert_same(after, dense_state(run.model))
+    name = "sampler.counts" if kind == "mf_bpr" else "frequency.sightings"
+    batch = next(iter(run.reader("train")))
+    counts = batch.label[:, 0] > 0
+    items = column(batch, "user")[counts] if kind == "mf_bpr" else column(batch, "user").unique()
+    assert len(after[name]) == 400
+    assert items.max() >= 300
+    expected = torch.cat([before[name], torch.zeros(100, dtype=torch.int64)]) + items.bincount(minlength=400)
+    assert torch.equal(after[name], expected)
+    # A replica of the first day moves on to it.
+    session = InferenceSession.open(tmp_path / "first")
+    session.move_on(load(complete_checkpoints(run.directory.checkpoints)[-1]))
+    assert session.step == FIRST + 1
 
 
 def test_an_interrupted_day_resumes_to_the_bit(tmp_path, spec, small_day):

@@ -275,13 +275,27 @@ def dense_state(model: nn.Module) -> dict[str, Tensor]:
     return state
 
 
-def load_dense_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+def load_dense_state(model: nn.Module, state: Mapping[str, Tensor], *, may_grow: bool = False) -> None:
     """Copy `state`, as `dense_state` gives it, into `model`.
+
+    Args:
+        model: Model of the same spec.
+        state: The tensors by name.
+        may_grow: Whether one side may have further ids: the shorter of two buffers with an element for each id, which
+            the attribute ``id_buffers`` of a module names, gets zeros for them.
 
     Raises:
         ConfigError: A tensor is missing, unknown or of another shape; nothing was copied then.
     """
     mine = dense_state(model)
+    of_ids = _id_buffers(model) if may_grow else set()
+    grown: dict[str, Tensor] = {}
+    for key in of_ids & state.keys():
+        own, length = mine[key], max(mine[key].shape[:1], state[key].shape[:1])
+        state = {**state, key: _lengthened(state[key], length)}
+        mine[key] = _lengthened(own, length)
+        if mine[key] is not own:
+            grown[key] = mine[key]
     for key in (*mine, *state):
         # All keys are compared before the first copy; `load_state_dict` would copy what fits and then raise.
         got = list(state[key].shape) if key in state else None
@@ -290,5 +304,21 @@ def load_dense_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
             raise ConfigError(
                 f"weights {key!r}", f"got shape {got}, expected {expected}; was the model described otherwise?"
             )
+    for key, longer in grown.items():
+        path, _, name = key.rpartition(".")
+        setattr(model.get_submodule(path), name, longer)
     # Not strict, since the collections' own entries are absent from `state`.
     model.load_state_dict(state, strict=False)
+
+
+def _id_buffers(model: nn.Module) -> set[str]:
+    """Return the names in `dense_state` of the buffers with an element for each id."""
+    names = ((path, name) for path, module in model.named_modules() for name in getattr(module, "id_buffers", ()))
+    return {f"{path}.{name}" if path else name for path, name in names}
+
+
+def _lengthened(values: Tensor, length: tuple[int, ...]) -> Tensor:
+    """Return `values` with zeros behind them where they are shorter than `length`, the first of their dimensions."""
+    if not values.dim() or values.shape[:1] >= length:
+        return values
+    return torch.cat([values, values.new_zeros(length[0] - len(values), *values.shape[1:])])

@@ -7,7 +7,8 @@ with a term that training alone adds to the loss, a mean over the samples, ``aux
 One that is to know the items of each user has ``learn_positives(batches)``, which a run calls with the train split
 before it trains. A loss of its own, as an objective, may have ``takes_probabilities = True``, so that its labels are
 from 0 to 1, and ``adds_up = True``, where the loss of a rank is its part of that of the whole batch, and no mean over
-its own samples.
+its own samples. A module with buffers that have an element for each id, such as counts, names them in ``id_buffers``:
+where ids are added, these elements begin at 0.
 """
 
 from __future__ import annotations

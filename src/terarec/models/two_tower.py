@@ -198,6 +198,9 @@ class ItemFrequency(nn.Module):
     1 / decay of them on, a new one counts `decay`, so that the estimate follows changes. The paper starts from a guess
     instead. The cells are buffers: checkpoints have them.
 
+    Attributes:
+        id_buffers: Names of the buffers with a cell for each item, to which a further training may add items.
+
     Args:
         num_items: Number of items, each of which has its own cell; None for any int64 keys.
         buckets: Number of cells for any keys; items that share one by their hash look more frequent.
@@ -214,6 +217,7 @@ class ItemFrequency(nn.Module):
         self.is_hashed = num_items is None
         self.decay = decay
         size = buckets if num_items is None else num_items
+        self.id_buffers = () if self.is_hashed else ("last_batch", "sightings", "interval")
         self.register_buffer("last_batch", torch.zeros(size, dtype=torch.int64))
         self.register_buffer("sightings", torch.zeros(size, dtype=torch.int64))
         self.register_buffer("interval", torch.zeros(size))

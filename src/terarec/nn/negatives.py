@@ -129,6 +129,7 @@ class Sampler(nn.Module):
     Attributes:
         batch_ranks: The processes that have a part of each batch, whose items are counted on each; None for this one
             alone.
+        id_buffers: Names of the buffers with an element for each item, to which a further training may add items.
 
     Args:
         spec: How negatives are drawn.
@@ -152,8 +153,10 @@ class Sampler(nn.Module):
         if high is not None and high - low < 2:
             raise ConfigError(where, f"got {max(0, high - low)} items to draw negatives from, expected at least 2")
         self.spec, self.low, self.high = spec, low, high
+        self.id_buffers: tuple[str, ...] = ()
         if spec.draw == "popularity" and high is not None:
             self.register_buffer("counts", torch.zeros(high, dtype=torch.int64))
+            self.id_buffers = ("counts",)
 
     def observe(self, keys: Tensor) -> None:
         """Count the positive items int64[n] of a batch in training, before negatives are drawn for it."""

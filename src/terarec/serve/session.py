@@ -288,7 +288,7 @@ class InferenceSession:
         former = self._weights.current
         inputs = self._newest(former.inputs)
         model = copy.deepcopy(former.trained)  # a batch that is being scored keeps the weights that it began with
-        load_dense_state(model, checkpoint.dense())
+        load_dense_state(model, checkpoint.dense(), may_grow=True)
         if lookups is not None:
             _connect(model, lookups)
         weights = self._of(model, inputs, checkpoint.step, checkpoint.state)

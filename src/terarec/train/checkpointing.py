@@ -276,7 +276,7 @@ def start_from(trainer: Trainer, spec: RunSpec, dataset: DatasetSpec) -> Checkpo
         check_growth(trainer, checkpoint)
     # Layers first: they show another model before large tables are read.
     try:
-        load_dense_state(trainer.model, checkpoint.dense())
+        load_dense_state(trainer.model, checkpoint.dense(), may_grow=spec.extend_chain)
     except ConfigError as error:
         raise ConfigError("init_from", f"{checkpoint.path}: {error}") from None
     try:
