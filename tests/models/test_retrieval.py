@@ -245,17 +245,24 @@ def divergence(w: Any, keys: list[int]) -> float:
 
 
 def test_items_are_left_out_of_the_input_in_training_alone() -> None:
-    """The mean over many draws of the sum that the encoder reads is that of evaluation."""
+    """What is kept counts 1 / (1 - dropout): the mean over many draws is what the encoder reads in evaluation."""
     spec = MultVAESpec(**NEXT, hidden=(6,), latent=3, dropout=0.4)  # type: ignore[arg-type]
     model = build_model(spec, HISTORIES)
     assert isinstance(model, MultVAE)
     torch.manual_seed(0)
-    kept, lengths = model._kept(model.without_missing(LISTS))
-    assert lengths.tolist() == [3, 0, 1, 3, 1, 2]
+    lengths = torch.tensor([3, 0, 1, 3, 1, 2])
+    kept, factors = model._kept(model.without_missing(LISTS))
+    assert factors is not None
     assert kept.keys[:6].tolist() == ITEMS
+    # The table divides the sum by the root of the number that is kept.
+    number = kept.offsets.diff()[6:]
+    is_some = number > 0
+    torch.testing.assert_close((factors / number.sqrt())[is_some], (1 / 0.6 / lengths.sqrt())[is_some])
     share = np.mean([len(model._kept(model.without_missing(LISTS))[0].keys) - 6 for _ in range(2000)]) / 10
     assert share == pytest.approx(0.6, abs=0.02)
-    assert torch.equal(model.eval()._kept(model.without_missing(LISTS))[0].offsets.diff()[6:], lengths)
+    every, factors = model.eval()._kept(model.without_missing(LISTS))
+    assert torch.equal(every.offsets.diff()[6:], lengths)
+    assert factors is None
 
 
 @pytest.mark.parametrize("name", ["mf_bpr", "ncf", "youtube_dnn", "mult_vae"])

@@ -219,7 +219,7 @@ class MultVAE(NextItemModel):
             [spec.tables.table(name, rows=rows, width=width) for name in dict.fromkeys((item, encoder))],
             [
                 FeatureSpec(name=item, table=item, pooling="sum"),
-                FeatureSpec(name=spec.history, table=encoder, pooling="sum"),
+                FeatureSpec(name=spec.history, table=encoder, pooling="sqrtn"),
             ],
             seed=seed,
         )
@@ -247,14 +247,13 @@ class MultVAE(NextItemModel):
     def forward(self, batch: Batch) -> NextItemVectors:
         """Return the vectors of users and items; in training the divergence too."""
         jagged = self.without_missing(batch)
-        keys, lengths = self._kept(jagged)
+        keys, factor = (jagged, None) if isinstance(jagged, PaddedKeys) else self._kept(jagged)
         pooled = self.embedding(keys).pooled
         width = self.spec.hidden[0]
         row, read = pooled[:, :width], pooled[:, width:]
-        factor = lengths.clamp(min=1).to(read.dtype).rsqrt()
-        if self.training:
-            factor = factor / (1.0 - self.spec.dropout)
-        hidden = torch.tanh(read * factor.unsqueeze(1) + self.first_bias)
+        if factor is not None:
+            read = read * factor.unsqueeze(1)
+        hidden = torch.tanh(read + self.first_bias)
         mean, log_variance = self.encoder(hidden).chunk(2, dim=1)
         latent, penalty = mean, None
         if self.training:
@@ -290,19 +289,18 @@ class MultVAE(NextItemModel):
         rows = self.embedding(jagged).pooled[:, : self.spec.hidden[0]]
         return torch.cat([rows, self.biases(jagged).pooled], dim=1)
 
-    def _kept(self, jagged: Jagged | PaddedKeys) -> tuple[Jagged, Tensor]:
-        """Return the keys, in training without those that are left out, and the lengths of the histories int64[B]."""
-        if isinstance(jagged, PaddedKeys):  # in an exported program
-            return jagged, jagged.masks[self.history].sum(1)  # type: ignore[return-value]
+    def _kept(self, jagged: Jagged) -> tuple[Jagged, Tensor | None]:
+        """Return the keys, in training without those that are left out, and factors float32[B] in place of these."""
         jagged = select(jagged, (self.item_key, self.history))
-        size = jagged.batch_size
-        lengths = jagged.offsets[size:].diff()
         if not self.training or not self.spec.dropout:
-            return jagged, lengths
+            return jagged, None
+        size = jagged.batch_size
         is_kept = torch.rand(jagged.keys.shape, device=jagged.keys.device) >= self.spec.dropout
         is_kept[: int(jagged.offsets[size])] = True  # the items
         ends = torch.cat([jagged.offsets[:1], is_kept.cumsum(0)])
         keys = dataclasses.replace(
             jagged, keys=jagged.keys[is_kept], offsets=ends[jagged.offsets], weights=None, ends=None
         )
-        return keys, lengths
+        # The sum of the kept ones is divided by the root of their number, and not by that of all.
+        kept, every = (offsets[size:].diff().float() for offsets in (keys.offsets, jagged.offsets))
+        return keys, (kept / every.clamp(min=1)).sqrt() / (1.0 - self.spec.dropout)
