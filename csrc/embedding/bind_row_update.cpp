@@ -68,13 +68,23 @@ T* state_at(nb::handle tensor) {
   return tensor.is_none() ? nullptr : HostTensor(tensor).as<T>();
 }
 
+// int64[V], or int64[count, 3] for segments.
+RowNumbers numbers_in(const std::optional<HostTensor>& tensor) {
+  if (!tensor) return {};
+  const int64_t* const numbers = tensor->as<const int64_t>();
+  if (tensor->dimensions() == 1) return {numbers, nullptr, 0};
+  return {nullptr, numbers, tensor->size(0)};
+}
+
 // States are None where the rule has none.
 Report run_row_update(nb::handle weights, nb::handle state0, nb::handle state1, nb::handle last_steps,
                       nb::handle gradients, const RowRule& rule, int64_t step, uint64_t rounding_seed,
-                      nb::handle table_lr, int threads) {
+                      nb::handle table_lr, int threads, nb::handle row_numbers) {
   const HeldGradients held(weights, table_lr, gradients, threads);
+  std::optional<HostTensor> held_numbers;
+  if (!row_numbers.is_none()) held_numbers.emplace(row_numbers);
   const UpdateCall call{state_at<float>(state0), state_at<float>(state1), state_at<int32_t>(last_steps), rule, step,
-                        rounding_seed, held.plain()};
+                        rounding_seed, held.plain(), numbers_in(held_numbers)};
   nb::gil_scoped_release unlocked;
   return report(row_update(call));
 }
@@ -115,7 +125,7 @@ void bind_row_update(nb::module_& module) {
       .def_rw("updates_all_rows", &RowRule::updates_all_rows)
       .def_rw("catches_up", &RowRule::catches_up);
   module.def("row_update", &run_row_update, nb::arg("weights"), nb::arg("state0").none(),
-             nb::arg("state1").none(), nb::arg("last_steps").none(), nb::arg("gradients"), nb::arg("rule"), nb::arg("step"), nb::arg("rounding_seed"), nb::arg("table_lr").none(), nb::arg("threads"));
+             nb::arg("state1").none(), nb::arg("last_steps").none(), nb::arg("gradients"), nb::arg("rule"), nb::arg("step"), nb::arg("rounding_seed"), nb::arg("table_lr").none(), nb::arg("threads"), nb::arg("row_numbers").none() = nb::none());
   module.def("gradient_squares", &run_gradient_squares, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg());
 }
 

@@ -155,6 +155,7 @@ struct UpdateRows {
   int64_t groups;
   const int64_t* rows;
   const int64_t* places;  // `rows` where rows lie in their order
+  const int64_t* numbers;  // on which the bits of a rounding depend, mostly `rows`
   const float* const* grads;
   const float* scales;  // factors of the gradients, or null
   float* buffer;  // update_floats(width) floats

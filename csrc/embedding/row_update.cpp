@@ -36,6 +36,12 @@ struct Update {
     rows.constants = constants;
     rows.constants.lr *= lr_factor;
     rows.extras = has_extras ? &extras : nullptr;
+    rows.numbers = rows.rows;
+    std::vector<int64_t> numbers;
+    if (rows.row_type != RowType::kFloat32 && !call.numbers.are_rows()) {
+      numbers = call.numbers.of(rows.rows, rows.groups);
+      rows.numbers = numbers.data();
+    }
     kernels().update_rows(rows);
   }
 
@@ -100,6 +106,28 @@ int64_t end_of(const std::vector<UpdateTable>& tables) {
 }
 
 }  // namespace
+
+std::vector<int64_t> RowNumbers::of(const int64_t* rows, int64_t num_rows) const {
+  std::vector<int64_t> numbers(num_rows);
+  int64_t at = 0;
+  for (int64_t i = 0; i < num_rows; i++) {
+    const int64_t row = rows[i];
+    if (of_rows) {
+      numbers[i] = of_rows[row];
+      continue;
+    }
+    // Mostly that of the row before: a unit has rows of one table.
+    if (row < segments[3 * at] || (at + 1 < count && row >= segments[3 * (at + 1)])) {
+      int64_t end = count;
+      for (at = 0; end - at > 1;) {
+        const int64_t middle = (at + end) / 2;
+        (segments[3 * middle] <= row ? at : end) = middle;
+      }
+    }
+    numbers[i] = row * segments[3 * at + 1] + segments[3 * at + 2];
+  }
+  return numbers;
+}
 
 const Rule* RowRule::formula_of(const char* kind) {
   static constexpr struct {

@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <vector>
 
 #include "embedding/bag_lookup.h"
 #include "embedding/kernels.h"
@@ -43,6 +44,16 @@ struct RowRule {
   bool is_coupled() const { return formula != Rule::kFtrl && (l1 > 0 || l2 > 0); }
 };
 
+// The numbers of arena rows on which the bits of their rounding depend; by default the rows themselves.
+struct RowNumbers {
+  const int64_t* of_rows = nullptr;   // of each arena row
+  const int64_t* segments = nullptr;  // [count, 3]: the first row of a segment, in their order, a factor and a shift
+  int64_t count = 0;
+
+  bool are_rows() const { return !of_rows && !segments; }
+  std::vector<int64_t> of(const int64_t* rows, int64_t num_rows) const;
+};
+
 struct UpdateCall {
   float* state0;
   float* state1;
@@ -51,6 +62,7 @@ struct UpdateCall {
   int64_t step;
   uint64_t rounding_seed;
   UpdateGradients gradients;
+  RowNumbers numbers = {};
 };
 
 // Updates each row once, with the sum of its gradients; the same bits for any number of threads.

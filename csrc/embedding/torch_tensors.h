@@ -41,6 +41,7 @@ class HostTensor {
     return static_cast<T*>(data_);
   }
 
+  int dimensions() const { return kind_.dimensions; }
   int64_t size(int dimension) const { return kind_.sizes[dimension]; }
 
   // Elements from one row to the next.

@@ -42,7 +42,7 @@ from terarec.spec import (
     ttl,
 )
 from terarec.spec.tables import RowType
-from terarec.storage import DynamicArena
+from terarec.storage import DynamicArena, RowValues
 from tests.embedding.plain import random_jagged
 from tests.errors import at
 
@@ -415,3 +415,18 @@ def test_of_a_bad_batch_no_key_is_resumed(keys: list[int], offsets: list[int], p
     with pytest.raises((ConfigError, KeyOutOfRangeError), check=at(*place)):
         mine(wrong)
     torch.testing.assert_close([dict(mine.state_dict()), mine.arenas[0].next_row], before, rtol=0, atol=0)
+
+
+def test_rows_of_16_bits_are_rounded_by_their_keys() -> None:
+    """And not by their places, which differ after a checkpoint was loaded."""
+    keys, found = torch.tensor([5, -3, 9, 2**62]), []
+    for order in ([0, 1, 2, 3], [2, 3, 0, 1]):
+        spec = DynamicTableSpec(name="t", width=8, dtype="bfloat16")
+        collection = EmbeddingCollection([spec], [FeatureSpec(name="t", table="t")])
+        collection.tables["t"].import_(RowValues(keys=keys[order], weights=torch.ones(4, 8, dtype=torch.bfloat16)))
+        optimizer = RowOptimizer(collection, SGDSpec(lr=0.003))
+        collection(one_hot(("t",), keys[None])).pooled.sum().backward()
+        optimizer.step()
+        found.append(collection.tables["t"].export(keys).weights)
+    assert torch.equal(found[0], found[1])
+    assert found[0].unique().numel() == 2

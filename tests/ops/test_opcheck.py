@@ -110,7 +110,7 @@ def test_row_update(kind, mode, pooling, dtype, is_weighted):
         (
             *(weights.to(dtype), list(make_state(rule, weights))),
             [part for held in laid for part in held],
-            *(kind, mode, numbers, 1, 7, table_lr, "auto"),
+            *(kind, mode, numbers, [1, 7], None, table_lr, "auto"),
         ),
     )
 

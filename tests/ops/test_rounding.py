@@ -6,8 +6,11 @@ import math
 import pytest
 import torch
 
+from terarec.errors import ConfigError
 from terarec.kernels.row_rules import RULE_KINDS
 from terarec.ops.row_update import BagGradient, row_gradient_norm, row_update_
+from tests.errors import at
+from tests.ops.bags import IMPLEMENTATIONS as EVERY_IMPLEMENTATION
 from tests.ops.bags import one_feature
 from tests.ops.hosts import on_every_host
 from tests.ops.rules import make_gradients, make_rule, make_state
@@ -106,6 +109,34 @@ def test_the_bits_depend_on_seed_and_step_and_not_on_order_or_threads(set_thread
         assert torch.equal(rounded(values, torch.bfloat16, seed=3, step=5), first)
     assert not torch.equal(rounded(values, torch.bfloat16, seed=4, step=5), first)
     assert not torch.equal(rounded(values, torch.bfloat16, seed=3, step=6), first)
+
+
+@pytest.mark.parametrize("mode", ["local", "global"])
+@pytest.mark.parametrize("implementation", EVERY_IMPLEMENTATION)
+def test_the_bits_depend_on_the_numbers_of_the_rows(implementation, mode):
+    """Rows of other numbers, by row and by segments, as where they have these places; one segment is passed twice."""
+    segments = torch.tensor([[0, 0, 29], [1, 0, 3], [2, 2, 0], [9, 1, 21]])
+    numbers = torch.cat([torch.tensor([29, 3]), 2 * torch.arange(2, 9), torch.arange(9, 12) + 21])
+    keys = torch.tensor([10, 0, 3, 11, 1, 2])
+    grad, start = torch.randn(6, 6), torch.randn(12, 6).bfloat16()
+    rule = make_rule("sgd" if mode == "local" else "momentum", mode)
+
+    def moved(rows, keys, row_numbers):
+        gradient = BagGradient(keys, torch.arange(7), grad, one_feature(len(rows), 6))
+        weights, state = rows.clone(), make_state(rule, rows.float())
+        how = {"step": 3, "rounding_seed": 5, "row_numbers": row_numbers, "implementation": implementation}
+        row_update_(weights, state, [gradient], rule, **how)
+        return weights
+
+    apart = torch.zeros(40, 6, dtype=torch.bfloat16)
+    apart[numbers] = start
+    expected = moved(apart, numbers[keys], None)[numbers]
+    for row_numbers in (numbers, segments):
+        assert torch.equal(moved(start, keys, row_numbers), expected)
+    assert not torch.equal(moved(start, keys, None), expected)
+    for wrong in (numbers.int(), segments[:, :2]):
+        with pytest.raises(ConfigError, check=at("row_numbers")):
+            moved(start, keys, wrong)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -164,6 +164,20 @@ class PlacedTable:
         hot, _ = self._on(rows.device)
         return torch.where(rows < self._num_hot, hot[rows.clamp(max=self._num_hot - 1)], keys)
 
+    def numbers(self, rank: int, base: int, whole_base: int) -> list[tuple[int, int, int]]:
+        """Return the segments of the rows of the part on `rank` that begins at arena row `base`.
+
+        Their numbers are the arena rows of one process, in which the table begins at `whole_base`: rows of 16 bits are
+        rounded by them, or copies of a row would drift apart. See `terarec.ops.row_update.row_update_`.
+        """
+        if self.keeps_numbers:
+            return [(base, 1, whole_base - base)]
+        hot, size = self._constants[_CPU][0].tolist(), len(self.ranks)
+        # Rows that no key has may have any number.
+        first = whole_base + (self.ranks.index(rank) if rank in self.ranks else 0)
+        of_others = (base + self._num_hot, size, first - (base + self._num_hot) * size)
+        return [*((base + row, 0, whole_base + key) for row, key in enumerate(hot)), of_others]
+
     def _is_hot(self, keys: Tensor) -> Tensor:
         if not self._num_hot:
             return torch.zeros(keys.shape, dtype=torch.bool, device=keys.device)

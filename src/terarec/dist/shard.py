@@ -135,6 +135,8 @@ class ShardedCollection(nn.Module):
             seed=collection.seed,
         )
         self.local.is_exchanged = True
+        if ranks.size > 1:
+            _number_rows(collection, self.local, self.placed, rank)
         split = [table for table in self.placed if table.by_column]
         self.local.split_columns = ColumnParts(split, ranks, is_exact=plan.deterministic) if split else None
         self.local.has_hot_rows = any(table.has_hot_rows for table in self.placed) and ranks.size > 1
@@ -401,6 +403,21 @@ class ShardedCollection(nn.Module):
         out = self._lookups.output(pending, jagged, self.local.rows if is_trained else None)
         dtype = self.local.rows.dtype
         return out if dtype == torch.float32 else cast(out, dtype)
+
+
+def _number_rows(
+    whole: EmbeddingCollection, local: EmbeddingCollection, tables: Sequence[PlacedTable], rank: int
+) -> None:
+    """Let the rows of static tables be rounded as in one process, wherever they lie here."""
+    sizes, bases = {spec.name: spec.rows for spec in whole.specs if isinstance(spec, TableSpec)}, {}
+    for arena in whole.arenas:
+        # By the specs: tables that were only recorded have fewer rows.
+        of_tables = [sizes.get(name, 0) for name in arena.table_names]
+        bases |= dict(zip(arena.table_names, accumulate(of_tables, initial=0), strict=False))
+    placed = {table.spec.name: table for table in tables}
+    for arena in local.arenas:
+        places = zip(arena.table_names, arena.table_base, strict=True)
+        arena.number_by([part for name, base in places for part in placed[name].numbers(rank, base, bases[name])])
 
 
 class ColumnParts:

@@ -233,6 +233,11 @@ def _table_seed(table: str, seed: int) -> int:
     return int.from_bytes(hashlib.blake2b(f"{seed}/{table}".encode(), digest_size=8).digest(), "little")
 
 
+def key_stream(table: str) -> int:
+    """Return a number of 64 bits, as int64, by which equal keys of several tables differ."""
+    return int.from_bytes(_table_seed(table, 0).to_bytes(8, "little"), "little", signed=True)
+
+
 def rows_at_most(scores: Tensor, limit: float, spared: Tensor) -> Tensor:
     """Return the rows with a score of at most `limit`, but those that are spared, in rising order.
 

@@ -103,6 +103,7 @@ def row_update_(
     step: int,
     table_lr: Tensor | None = None,
     rounding_seed: int = 0,
+    row_numbers: Tensor | None = None,
     implementation: str = "auto",
 ) -> None:
     """Update the rows that move under `rule`, each once, by the sum of its gradients.
@@ -118,6 +119,9 @@ def row_update_(
         table_lr: float32[T] in host memory, factors of the learning rate for the tables of the layouts; 0 leaves a
             table's rows and state as they are.
         rounding_seed: Seed of the random bits that round weights of 16 bits.
+        row_numbers: Numbers of the rows on which these bits depend, int64 on the device of the weights: [V] of all
+            rows; or [S, 3] of S segments of rows, the first row of each, rising from 0, and the factor and the shift
+            that make numbers of its rows. None for the rows themselves.
         implementation: "auto", or one of `terarec.kernels.registry.IMPLEMENTATIONS` by name.
 
     Raises:
@@ -133,6 +137,9 @@ def row_update_(
         raise ConfigError("mode", "got 'global' for rows with places, expected 'local' or 'lazy_global'")
     _check_state(weights, state, rule, step)
     _check_factors(table_lr, gradients, rule)
+    if weights.dtype == torch.float32:
+        row_numbers = None
+    _check_numbers(row_numbers, weights)
     flat_gradients = _kernel_gradients(gradients)
     try:
         if traced:
@@ -144,14 +151,14 @@ def row_update_(
                 rule.mode,
                 # A truth value passes as 0.0 or 1.0.
                 [float(getattr(rule, name)) for name in number_names(type(rule))],
-                step,
-                rounding_seed,
+                [step, rounding_seed],
+                row_numbers,
                 table_lr,
                 implementation,
             )
         else:
             kernel = choose(Op.ROW_UPDATE, weights.device, implementation, (*rule.kernels, "ref"))
-            kernel(weights, state, flat_gradients, rule, step, table_lr, rounding_seed)
+            kernel(weights, state, flat_gradients, rule, step, table_lr, rounding_seed, row_numbers)
             # The kernel writes past autograd, which knows a write by the tensor's version .
             torch.autograd.graph.increment_version((weights, *state))
     except BadKeyError as error:
@@ -255,6 +262,15 @@ def _check_factors(table_lr: Tensor | None, gradients: Sequence[BagGradient], ru
             )
 
 
+def _check_numbers(row_numbers: Tensor | None, weights: Tensor) -> None:
+    if row_numbers is None:
+        return
+    fits = row_numbers.dim() == 1 or (row_numbers.dim() == 2 and row_numbers.shape[1] == 3)
+    if row_numbers.dtype != torch.int64 or not fits or row_numbers.device != weights.device:
+        got = f"{_listed([(row_numbers.dtype, tuple(row_numbers.shape))])} on {row_numbers.device}"
+        raise ConfigError("row_numbers", f"got {got}, expected int64[V] or int64[S, 3] on {weights.device}")
+
+
 def _listed(tensors: Sequence[tuple[torch.dtype, tuple[int, ...]]]) -> str:
     names = [f"{str(dtype).removeprefix('torch.')}{list(shape)}" for dtype, shape in tensors]
     return ", ".join(names) or "nothing"
@@ -269,8 +285,8 @@ def _row_update(
     rule_kind: str,
     rule_mode: str,
     rule_numbers: Sequence[float],
-    step: int,
-    rounding_seed: int,
+    step_and_seed: Sequence[int],
+    row_numbers: Tensor | None,
     table_lr: Tensor | None,
     implementation: str,
 ) -> None:
@@ -280,7 +296,8 @@ def _row_update(
     flat: Sequence[Any] = gradients
     kernel_gradients = [KernelGradient(*flat[first : first + parts]) for first in range(0, len(gradients), parts)]
     kernel = choose(Op.ROW_UPDATE, weights.device, implementation, (*rule.kernels, "ref"))
-    kernel(weights, state, kernel_gradients, rule, step, table_lr, rounding_seed)
+    step, rounding_seed = step_and_seed
+    kernel(weights, state, kernel_gradients, rule, step, table_lr, rounding_seed, row_numbers)
 
 
 _row_update_op = torch.library.custom_op("terarec::row_update_", mutates_args=("weights", "state"))(_row_update)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from terarec.errors import ConfigError
+from terarec.kernels.ref.row_update import rounding_numbers
 from terarec.kernels.row_rules import RowRule, row_rule
 from terarec.ops.layout import BagLayout, single_layout
 from terarec.ops.row_update import BagGradient, key_gradients, row_update_, summed_gradients
@@ -57,6 +58,13 @@ def num_row_sums(rule: RowRule) -> int:
     return len(rule.row_states) + (rule.clip_norm < math.inf)
 
 
+class _Rounding(NamedTuple):
+    """Seed of the random bits that round weights of 16 bits, and numbers of the rows on which they depend."""
+
+    seed: int
+    row_numbers: Tensor | None
+
+
 class _Touched(NamedTuple):
     """The distinct rows of a table, in the order in which they first occur: that order is the same on all ranks.
 
@@ -92,6 +100,7 @@ def split_row_update_(
     step: int,
     table_lr: Tensor | None = None,
     rounding_seed: int = 0,
+    row_numbers: Tensor | None = None,
 ) -> Tensor | None:
     """Update the rows of an arena's tables that are split by column; other tables of the arena are left alone.
 
@@ -104,6 +113,7 @@ def split_row_update_(
         step: Number of this update, from 1.
         table_lr: float32[T], factors of the learning rate by table; None for ones.
         rounding_seed: Seed of the random bits that round weights of 16 bits.
+        row_numbers: Numbers of the rows on which these bits depend, as in `row_update_`.
 
     Returns:
         `table_lr` with zeros for the split tables, for `row_update_` of the others.
@@ -119,11 +129,12 @@ def split_row_update_(
     if not split:  # on all ranks: all of these tables are frozen
         return table_lr
     touched = {name: _touched(weights, gradients, number) for name, number in split.items()}
+    rounding = _Rounding(rounding_seed, row_numbers)
     if columns.is_exact:
         rates = {name: factors[number : number + 1].clone() for name, number in split.items()}
-        _update_whole_rows_(weights, state, touched, rule, columns, rates, step=step, rounding_seed=rounding_seed)
+        _update_whole_rows_(weights, state, touched, rule, columns, rates, step=step, rounding=rounding)
     else:
-        _update_by_sums_(weights, state, touched, rule, columns, factors, step=step, rounding_seed=rounding_seed)
+        _update_by_sums_(weights, state, touched, rule, columns, factors, step=step, rounding=rounding)
     for number in split.values():
         # These rows are done: 0 keeps the caller's update of the whole arena from moving them again.
         factors[number] = 0.0
@@ -139,7 +150,7 @@ def _update_by_sums_(
     factors: Tensor,
     *,
     step: int,
-    rounding_seed: int,
+    rounding: _Rounding,
 ) -> None:
     """Update the columns of rows here, with the sums over all columns that the rule takes."""
     grads = {name: _clipped(one.grad, rule) for name, one in touched.items()}
@@ -181,7 +192,8 @@ def _update_by_sums_(
                 kernel_rule,
                 step=step,
                 table_lr=only,
-                rounding_seed=rounding_seed,
+                rounding_seed=rounding.seed,
+                row_numbers=rounding.row_numbers,
             )
 
 
@@ -264,7 +276,7 @@ def _update_whole_rows_(
     factors: Mapping[str, Tensor],
     *,
     step: int,
-    rounding_seed: int,
+    rounding: _Rounding,
 ) -> None:
     """Update rows by their gradients in all columns, which are brought together here: D times the bytes of sums.
 
@@ -296,7 +308,8 @@ def _update_whole_rows_(
             rule,
             step=step,
             table_lr=factors[name],
-            rounding_seed=rounding_seed,
+            rounding_seed=rounding.seed,
+            row_numbers=rounding_numbers(one.keys + one.layout.table_base[one.table], rounding.row_numbers),
         )
         # Repetitions of the first row get what it became.
         chosen = torch.where(one.is_used[:, 0], numbers, 0)

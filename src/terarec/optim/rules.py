@@ -241,6 +241,7 @@ def update_arenas(parts: Sequence[ArenaStep], *, clipping: float, step: int, see
                 step=step,
                 table_lr=table_lr,
                 rounding_seed=rounding_seed,
+                row_numbers=arena.row_numbers,
             )
         row_update_(
             arena.weights,
@@ -250,6 +251,7 @@ def update_arenas(parts: Sequence[ArenaStep], *, clipping: float, step: int, see
             step=step,
             table_lr=others_lr,
             rounding_seed=rounding_seed,
+            row_numbers=arena.row_numbers,
         )
         _note_changes(arena, gradients, rule, table_lr)
         if gradients:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from terarec.errors import ConfigError, NoSpaceError, StorageError
 from terarec.kernels import memory
+from terarec.kernels.rows import key_stream
 from terarec.memory.growing_rows import GrowingRows, GrowingTensor, check_has_memory
 from terarec.memory.tiered_rows import TieredRows
 from terarec.spec import DynamicTableSpec
@@ -22,6 +23,10 @@ from terarec.storage.store import shared_row_type
 
 Change = Callable[[], object]
 
+NUMBER_BYTES = torch.int64.itemsize
+"""Bytes for each row of 16 bits besides weights, state and uses."""
+
+_NUMBER = "number"  # beside the uses: what a rounding of the row depends on
 _FEWEST_BYTES = 1 << 20  # at a time, so that a small arena does not grow in each batch
 _GROWTH = 8  # an eighth more at a time: only address space until rows are written
 
@@ -147,6 +152,8 @@ class DynamicArena:
             else TieredRows(specs, tiers, seed=seed, num_defaults=self.num_defaults)
         )
         self._uses: dict[str, GrowingTensor] = {}
+        if self.dtype.itemsize < 4:
+            self.track(_NUMBER, torch.int64)
         self._grow(self.next_row, "the default rows")
         self.reset_defaults()
 
@@ -178,7 +185,7 @@ class DynamicArena:
     @property
     def uses(self) -> Mapping[str, Tensor]:
         """Name -> tracked use of each row [V]; has the names that `track` was called for."""
-        return {name: use.tensor for name, use in self._uses.items()}
+        return {name: use.tensor for name, use in self._uses.items() if name != _NUMBER}
 
     @property
     def row_bytes(self) -> int:
@@ -210,6 +217,22 @@ class DynamicArena:
         if name not in self._uses:
             self._uses[name] = GrowingTensor((), dtype, self.device)
             self._uses[name].grow(self.num_rows)
+
+    @property
+    def row_numbers(self) -> Tensor | None:
+        """Numbers int64[V] of the rows of 16 bits, on which their rounding depends; None for others.
+
+        They depend on table and key alone: rows of a key differ between ranks, and after a checkpoint was loaded.
+        """
+        return self._uses[_NUMBER].tensor if _NUMBER in self._uses else None
+
+    def number_by(self, segments: Sequence[tuple[int, int, int]]) -> None:
+        """Do nothing: rows are numbered by their keys."""
+
+    def number_rows(self, table: int, rows: Tensor, keys: Tensor) -> None:
+        """Note that rows int64[n] now have the keys int64[n] of table number `table`."""
+        if self.row_numbers is not None:
+            self.row_numbers[rows] = keys ^ key_stream(self.table_names[table])
 
     def allocate_rows(self, count: int, purpose: str) -> Tensor:
         """Allocate rows for the next `count` keys, whose initial values ``data.begin`` writes.

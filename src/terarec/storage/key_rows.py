@@ -245,6 +245,7 @@ class KeyRows:
         demand = self._demand(wanted, num_rows=len(self.index) - wanted)
         new_rows = arena.allocate_rows(wanted, f"table {spec.name!r}: {demand}")
         arena.data.begin(self.number, new_rows, new_keys)
+        arena.number_rows(self.number, new_rows, new_keys)
         mark_changes(arena, new_rows)
         return rows
 

@@ -136,8 +136,7 @@ class Arena(FixedRows):
         }
         self.weights = moved.pop("weights")
         self.state = moved
-        if self.changes is not None:
-            self.changes.move(device)
+        self.move_notes(device)
 
     def share_weights(self, path: Path) -> None:
         """Read the weights, which must not change any more, from a file that other processes map, too."""

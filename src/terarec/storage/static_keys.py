@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 
 import torch
@@ -29,12 +29,28 @@ class FixedRows:
         lock: A context without effect, since no rows are allocated or freed.
         transaction: A context without effect, since no keys change.
         changes: Rows that changed since a checkpoint; None until a table asks for them.
+        row_numbers: Numbers of the rows on which the rounding of 16 bits depends, int64[S, 3] by segments as in
+            `terarec.ops.row_update.row_update_`; None for the rows themselves.
     """
 
     is_dynamic = False
     generation = num_defaults = 0
     lock = transaction = nullcontext()
     changes: ChangedRows | None = None
+    row_numbers: Tensor | None = None
+    dtype: torch.dtype
+
+    def number_by(self, segments: Sequence[tuple[int, int, int]]) -> None:
+        """Set `row_numbers`, if the rows have 16 bits."""
+        if self.dtype.itemsize < 4:
+            self.row_numbers = torch.tensor(segments)
+
+    def move_notes(self, device: torch.device) -> None:
+        """Move what is known of the rows to their device."""
+        if self.changes is not None:
+            self.changes.move(device)
+        if self.row_numbers is not None:
+            self.row_numbers = self.row_numbers.to(device)
 
     def pin(self) -> None:
         """Do nothing: no row is freed while gradients for it may be pending."""

@@ -98,8 +98,7 @@ class TieredArena(FixedRows):
     def move(self, device: torch.device) -> None:
         """Move the fast tier to `device`; see `TieredRows.move`."""
         self.data.move(device)
-        if self.changes is not None:
-            self.changes.move(self.device)
+        self.move_notes(self.device)
 
 
 class TieredTable(StaticKeys):

@@ -27,6 +27,7 @@ from terarec.ops.row_update import state_dtype, state_shapes
 from terarec.optim.rules import table_rules
 from terarec.spec import DatasetSpec, DynamicTableSpec, RunSpec, TableSpec, Tiers
 from terarec.spec.checks import did_you_mean
+from terarec.storage.dynamic_arena import NUMBER_BYTES
 from terarec.storage.key_rows import USES, needed_uses
 
 INDEX_BYTES = 20.1
@@ -268,7 +269,8 @@ def _index_bytes(table: TableSpec | DynamicTableSpec) -> float:
     if isinstance(table, TableSpec):
         return in_file
     tracked = sum(USES[name].itemsize for name in (tuple(USES) if table.track_uses else needed_uses(table.evict)))
-    return INDEX_BYTES + tracked + in_file
+    numbers = NUMBER_BYTES if getattr(torch, table.dtype).itemsize < 4 else 0
+    return INDEX_BYTES + tracked + numbers + in_file
 
 
 def _table_memory(table: _Rows, fast: int, below: int, buffer_bytes: int, *, is_gpu: bool) -> TableMemory:

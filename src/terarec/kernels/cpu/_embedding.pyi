@@ -82,6 +82,7 @@ def row_update(
     rounding_seed: int,
     table_lr: Tensor | None,
     threads: int,
+    row_numbers: Tensor | None = None,
 ) -> _Report: ...
 def gradient_squares(
     weights: Tensor, first_row: int, gradients: Sequence[KernelGradient], table_lr: Tensor | None, threads: int, /

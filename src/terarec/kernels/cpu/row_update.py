@@ -26,6 +26,7 @@ def row_update_(
     step: int,
     table_lr: Tensor | None = None,
     rounding_seed: int = 0,
+    row_numbers: Tensor | None = None,
 ) -> None:
     """Update rows; see `terarec.kernels.ref.row_update.row_update_`. It gives the same bits for any number of threads.
 
@@ -48,6 +49,7 @@ def row_update_(
         rounding_seed=rounding_seed,
         table_lr=table_lr,
         threads=torch.get_num_threads(),
+        **({} if row_numbers is None else {"row_numbers": row_numbers}),
     )
     if report[0]:
         raise _error_of(report, gradients)

@@ -3,8 +3,8 @@
 
 Rows of bfloat16 and float16 are rounded stochastically, with bits that depend on counters alone: `mix` being
 SplitMix64's finalizer and STEP its increment, as in `terarec.kernels.ref.rows`, update number `step` has
-``stream = mix(mix(seed) + step * STEP)``, its arena row r ``stream_r = mix(stream + (r + 1) * STEP)``, and columns 2 j
-and 2 j + 1 of the row take the high and the low half of ``mix(stream_r + (j + 1) * STEP)``.
+``stream = mix(mix(seed) + step * STEP)``, its row of number r ``stream_r = mix(stream + (r + 1) * STEP)``, and columns
+2 j and 2 j + 1 of the row take the high and the low half of ``mix(stream_r + (j + 1) * STEP)``.
 
 Of the bits that the narrow type has no room for, as many random bits are added before they are cut off: a value
 between two neighbours becomes the upper one with the probability of its distance from the lower, so the mean is the
@@ -37,7 +37,7 @@ def round_rows(values: Tensor, dtype: torch.dtype, rows: Tensor, *, seed: int, s
     Args:
         values: float32[n, D].
         dtype: `torch.bfloat16` or `torch.float16`.
-        rows: Arena rows int64[n], on which the random bits depend.
+        rows: Numbers int64[n] of the rows, on which the random bits depend.
         seed: Any integer.
         step: Number of the update.
 
@@ -131,6 +131,7 @@ def row_update_(
     step: int,
     table_lr: Tensor | None = None,
     rounding_seed: int = 0,
+    row_numbers: Tensor | None = None,
 ) -> None:
     """Update the rows of `weights` and `state` that move under `rule`, in place.
 
@@ -142,6 +143,7 @@ def row_update_(
         step: Number of this update, from 1.
         table_lr: float32[T] in host memory, factors of the learning rate by table of the layouts; 0: the table stays.
         rounding_seed: Seed of the random bits that round weights of 16 bits.
+        row_numbers: Numbers of the rows on which these bits depend; see `rounding_numbers`.
 
     Raises:
         BadKeyError: A key outside its table; nothing is changed.
@@ -164,10 +166,30 @@ def row_update_(
         state_of_rows[-1].fill_(step)
     rule.update_(moved, state_of_rows, grad, lr, step)
     is_narrow = weights.dtype in (torch.bfloat16, torch.float16)
-    # Rounded by arena row, not by position, so that a row in a slot of a fast tier gets the same bits.
-    weights[places] = round_rows(moved, weights.dtype, rows, seed=rounding_seed, step=step) if is_narrow else moved
+    if is_narrow:
+        # By number, not by position, so that a row in a slot of a fast tier, or on another rank, gets the same bits.
+        numbers = rounding_numbers(rows, row_numbers)
+        moved = round_rows(moved, weights.dtype, numbers, seed=rounding_seed, step=step)
+    weights[places] = moved
     for tensor, values in zip(state, state_of_rows, strict=True):
         tensor[places] = values
+
+
+def rounding_numbers(rows: Tensor, row_numbers: Tensor | None) -> Tensor:
+    """Return the numbers int64[n] of ``rows int64[n]`` of an arena on which the bits of their rounding depend.
+
+    Args:
+        rows: Arena rows.
+        row_numbers: int64[V], the numbers of all rows; or int64[S, 3], the first row of each of S segments, rising
+            from 0, and the factor and the shift that make numbers of rows; or None for the rows themselves.
+    """
+    if row_numbers is None:
+        return rows
+    if row_numbers.dim() == 1:
+        return row_numbers[rows]
+    first, factor, shift = row_numbers.T.contiguous().unbind()
+    segment = torch.searchsorted(first, rows, right=True) - 1
+    return rows * factor[segment] + shift[segment]
 
 
 def row_gradient_norm(

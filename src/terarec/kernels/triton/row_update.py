@@ -13,6 +13,7 @@ from torch import Tensor
 
 from terarec.errors import KernelError
 from terarec.kernels.contract import KernelGradient, full_update_ranges
+from terarec.kernels.ref.row_update import rounding_numbers
 from terarec.kernels.row_rules import RULE_KINDS, RowRule
 from terarec.kernels.triton.device.update import squares_kernel, update_kernel
 from terarec.kernels.triton.launch import on_its_device, step_stream, whole_rows
@@ -28,6 +29,7 @@ def row_update_(
     step: int,
     table_lr: Tensor | None = None,
     rounding_seed: int = 0,
+    row_numbers: Tensor | None = None,
     *,
     is_checked: bool = True,
 ) -> None:
@@ -45,11 +47,20 @@ def row_update_(
     touched = torch.zeros(weights.shape[0] if rule.updates_all_rows else 0, dtype=torch.uint8, device=weights.device)
     update = _Update(weights, tuple(state), touched, segments, rule, step, step_stream(rounding_seed, step))
     if segments.num_keys:
-        update.launch(segments.num_keys, rule.rate, 0, is_rest=False)
+        numbers = None
+        if row_numbers is not None:
+            rows = segments.located.rows.long()
+            # `no_row` lies behind all rows.
+            known = rows.clamp(max=row_numbers.shape[0] - 1) if row_numbers.dim() == 1 else rows
+            numbers = rounding_numbers(known, row_numbers)
+        update.launch(segments.num_keys, rule.rate, 0, numbers, is_rest=False)
     if rule.updates_all_rows:
         # A second launch, as programs of the first are sorted by key and do not see rows without one.
         for base, rows, factor in full_update_ranges(gradients, table_lr):
-            update.launch(rows, rule.rate * factor, base, is_rest=True)
+            numbers = None
+            if row_numbers is not None:
+                numbers = rounding_numbers(torch.arange(base, base + rows, device=weights.device), row_numbers)
+            update.launch(rows, rule.rate * factor, base, numbers, is_rest=True)
 
 
 class _Update(NamedTuple):
@@ -73,8 +84,11 @@ class _Update(NamedTuple):
     step: int
     stream: int
 
-    def launch(self, rows: int, lr: float, first_row: int, *, is_rest: bool) -> None:
-        """Update the rows of `rows` sorted keys, or those of the `rows` from `first_row` on that no key touched."""
+    def launch(self, rows: int, lr: float, first_row: int, numbers: Tensor | None, *, is_rest: bool) -> None:
+        """Update the rows of `rows` sorted keys, or those of the `rows` from `first_row` on that no key touched.
+
+        `numbers` are those on which the roundings of these rows depend; None for the rows themselves.
+        """
         weights, segments, rule = self.weights, self.segments, self.rule
         wide_state = self.state[:-1] if rule.catches_up else self.state
         tile_rows, block = whole_rows(weights.shape[1])
@@ -88,6 +102,7 @@ class _Update(NamedTuple):
             *segments.of_keys(),
             segments.factors,
             segments.located.targets,
+            segments.located.targets if numbers is None else numbers,
             *segments.of_rows(),
             segments.num_keys,
             segments.located.no_row,
@@ -106,6 +121,7 @@ class _Update(NamedTuple):
             HAS_MAX=segments.has_max,
             HAS_FACTORS=segments.has_factors,
             HAS_TARGETS=segments.has_targets,
+            HAS_NUMBERS=numbers is not None,
             IS_TRANSFORMED=rule.is_transformed,
             CATCHES_UP=rule.catches_up,
             UPDATES_ALL=rule.updates_all_rows,

@@ -38,7 +38,7 @@ def _to_float16(magnitude, noise):
 
 @triton.jit
 def round_rows(values, row, column, stream, dtype: tl.constexpr):
-    """Return ``values float32 [ROWS, BLOCK]`` of arena rows as `dtype`, bfloat16 or float16."""
+    """Return ``values float32 [ROWS, BLOCK]`` of rows of these numbers as `dtype`, bfloat16 or float16."""
     noise = column_bits(stream, row, column)
     bits = values.to(tl.uint32, bitcast=True)
     magnitude, sign = bits & MAGNITUDE, (bits >> 16) & 0x8000
@@ -217,6 +217,7 @@ def update_kernel(
     winners,
     factors,  # float32[N]: of the learning rate of each key's table, if HAS_FACTORS
     targets,  # int64[N]: the rows of weights and states in which the rows lie, if HAS_TARGETS
+    numbers,  # int64[N], or int64[num_rows] if IS_REST: on which the roundings of rows depend, if HAS_NUMBERS
     sorted_rows,
     segments,
     starts,
@@ -255,6 +256,7 @@ def update_kernel(
     HAS_MAX: tl.constexpr,
     HAS_FACTORS: tl.constexpr,
     HAS_TARGETS: tl.constexpr,
+    HAS_NUMBERS: tl.constexpr,
     IS_TRANSFORMED: tl.constexpr,
     CATCHES_UP: tl.constexpr,
     UPDATES_ALL: tl.constexpr,
@@ -275,6 +277,7 @@ def update_kernel(
         if IS_REST:
             row = first_row + first + one
             is_row = is_row & (tl.load(touched + row, mask=is_row, other=1) == 0)
+            start = first + one
             grad = tl.zeros((SEGMENTS, BLOCK), tl.float32)
         else:
             start = tl.load(starts + first + one, mask=is_row, other=0)
@@ -290,7 +293,10 @@ def update_kernel(
                 tl.store(touched + row, tl.full((SEGMENTS,), 1, tl.uint8), mask=is_row)
             if HAS_FACTORS:
                 rate *= tl.load(factors + start, mask=is_row, other=1.0)[:, None]
-        # Random bits depend on the arena row, not on where it lies, so that tiers do not change a result.
+        # Random bits depend on the row's number, not on where it lies: neither tiers nor ranks change a result.
+        number = row
+        if HAS_NUMBERS:
+            number = tl.load(numbers + start, mask=is_row, other=0)
         target = row
         if HAS_TARGETS:
             target = tl.load(targets + start, mask=is_row, other=0)
@@ -313,7 +319,7 @@ def update_kernel(
             first_scale, root_scale, weight_decay, beta, l1, l2, WIDTH, RULE,
         )  # fmt: skip
         _store_states(first_state, second_state, one_state, other_state, target, place, is_row, mask, RULE, STATES)
-        _store_weights(weights, weight, row, column, place, mask, stream)
+        _store_weights(weights, weight, number, column, place, mask, stream)
 
 
 @triton.jit(do_not_specialize=["num_keys", "no_row", "first_row"])
