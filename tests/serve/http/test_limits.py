@@ -267,6 +267,33 @@ def test_s3_slow_bodies_give_way_to_others(models: ServedModels, trained: Traine
                 assert answer(connection)[0] == 400  # which is no JSON, but was received
 
 
+def test_s3_a_request_for_whose_bytes_there_was_no_place_is_forgotten(
+    trained: TrainedRun, session: InferenceSession
+) -> None:
+    """It was taken for one that still sends: the next one waited for its bytes for ever, and all others with it."""
+    request = infer_bytes(trained)
+    spec = ServingSpec(max_request_bytes=len(request.partition(b"\r\n\r\n")[2]))
+    with (
+        waiting_models(trained, session) as (models, model),
+        served(models, spec) as server,
+        contextlib.ExitStack() as stack,
+    ):
+        calling = [stack.enter_context(server.connect()) for _ in range(4)]
+        for connection in calling:
+            connection.sendall(request)
+        assert model.is_scoring.wait(timeout=PATIENCE)
+        wait_for(lambda: models.get("dlrm").num_waiting == 3)
+        for _ in range(2):
+            with server.connect() as another:
+                another.sendall(request)
+                assert answer(another)[0] == 503
+        with server.connect() as probe:
+            probe.sendall(b"GET /v2/health/live HTTP/1.1\r\n\r\n")
+            assert answer(probe)[0] == 200
+        model.may_score.set()
+        assert [answer(connection)[0] for connection in calling] == [200] * 4
+
+
 @pytest.mark.parametrize("is_reset", [False, True])
 def test_s3_a_client_that_left_is_one_debug_line(
     models: ServedModels, caplog: pytest.LogCaptureFixture, is_reset: bool

@@ -113,9 +113,8 @@ class _Exchange:
         if self.is_in_flight:
             self.is_in_flight = False
             intake.end()
-        if self.num_bytes:
-            intake.release(self, self.num_bytes)
-            self.num_bytes = 0
+        intake.release(self, self.num_bytes)
+        self.num_bytes = 0
         # Frames of the handler may refer to the request for longer than its memory counts.
         self.request.body = b""
 
@@ -349,10 +348,11 @@ class Connection(asyncio.Protocol):
         if exchange is None:
             return
         exchange.is_received = True
+        self.server.intake.complete(exchange)
         # Probes and questions about models are answered however many requests wait.
         if exchange.response is None and exchange.route is not None and exchange.route.access == "use":
             try:
-                self.server.intake.begin(exchange)
+                self.server.intake.begin()
                 exchange.is_in_flight = True
             except TerarecError as error:
                 exchange.reject(error)

@@ -32,6 +32,8 @@ class Intake:
     hold bytes alone, and where these are all taken, the one that has been silent for longest gives way: clients that
     send slowly do not keep others from being answered.
 
+    `_senders` has exactly those whose body holds bytes and is not complete.
+
     Args:
         max_request_bytes: Limit of the bytes of a body.
         max_in_flight: Limit of the requests in flight.
@@ -62,18 +64,19 @@ class Intake:
         """
         if present + more > self._max_request_bytes:
             raise self._too_large(f"more than {self._max_request_bytes} bytes")
-        self._senders.add(sender)
         # Counted as received, not as declared, so that clients that declare much and send nothing do not block others.
         while self._num_bytes + more > HELD_REQUESTS * self._max_request_bytes:
             # The loop's clock stands still while it handles what has arrived: of those heard at once, the sender stays.
-            silent = min(self._senders, key=lambda other: (other.heard, other is sender))
+            silent = min((*self._senders, sender), key=lambda other: (other.heard, other is sender))
             if silent is sender:
                 raise ServerBusyError(
                     "server", f"requests in flight hold {self._num_bytes} bytes, which is the limit; try again"
                 )
+            self._senders.discard(silent)  # here, so that the loop ends whatever the sender does
             silent.reject(
                 RequestTimeoutError("the body", "others arrived faster, expected the complete body by then; try again")
             )
+        self._senders.add(sender)
         self._num_bytes += more
 
     def release(self, sender: Sender, num_bytes: int) -> None:
@@ -81,13 +84,16 @@ class Intake:
         self._senders.discard(sender)
         self._num_bytes -= num_bytes
 
-    def begin(self, sender: Sender) -> None:
+    def complete(self, sender: Sender) -> None:
+        """Keep a body that is complete until it is released: it gives way to no other."""
+        self._senders.discard(sender)
+
+    def begin(self) -> None:
         """Count a request for scores whose body is complete.
 
         Raises:
             ServerBusyError: As many requests are in flight as may be.
         """
-        self._senders.discard(sender)
         if self._num_in_flight >= self._max_in_flight:
             limit = self._max_in_flight
             raise ServerBusyError("server", f"{limit} requests are in flight, which is the limit; try again")
