@@ -74,6 +74,13 @@ def test_versions_are_side_by_side_and_the_last_is_active(tmp_path: Path) -> Non
             server.unload("dcn", 1)
         with pytest.raises(ConfigError, check=at("version")):
             server.lookup("dcn", "user", torch.tensor([1]), 2)
+        server.load(model(folder(tmp_path / "3", 3.0), 3)).wait()
+        server.unload("dcn", 3, also_active=True)
+        assert np.array_equal(looked_up(server), VECTORS)
+        server.unload("dcn", 1, also_active=True)
+        assert server.versions == {}
+        with pytest.raises(ConfigError, check=at("model")):
+            server.active("dcn")
 
 
 def test_a_damaged_version_is_rejected_and_the_old_one_stays(tmp_path: Path) -> None:

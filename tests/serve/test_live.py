@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sessions that follow a run: after any checkpoint they score as the trainer's model does."""
 
+import errno
 import os
 import shutil
 import threading
@@ -16,9 +17,10 @@ from torch import Tensor
 from terarec.checkpoint import complete_checkpoints, load
 from terarec.config import load_run
 from terarec.errors import ConfigError, FormatError, StorageError
+from terarec.export.dense_part import DensePart
 from terarec.kernels.slots import RowBatch
 from terarec.memory.cache import Cache
-from terarec.serve import InferenceClient, InferenceSession, LiveUpdates, RunningServer, ServedTables, serve
+from terarec.serve import InferenceClient, InferenceSession, LiveUpdates, RunningServer, ServedTables, executors, serve
 from terarec.spec import (
     CacheSpec,
     DLRMSpec,
@@ -37,6 +39,7 @@ from tests.errors import at
 from tests.params import in_every_run
 from tests.ps.redis_processes import needs_redis, running
 from tests.serve.conftest import TrainedRun
+from tests.serve.counted_executor import count_batches
 from tests.waiting import PATIENCE, wait_for
 
 
@@ -198,6 +201,34 @@ def test_a_gap_is_rejected_until_a_base_comes(live: Live, trained: TrainedRun) -
         live.add(10)
         assert updates.poll()
         assert_as_the_trainer(session, live, trained, 10)
+
+
+@pytest.mark.parametrize("file", ["checkpoints/step-00000010/dense.safetensors", "dataset/dataset.json"])
+def test_a_base_that_is_rejected_leaves_the_rows_of_the_former_state(
+    live: Live, trained: TrainedRun, tmp_path: Path, file: str
+) -> None:
+    """Its rows stayed, and the next delta was laid over them."""
+    with (
+        InferenceSession.open(live.path, tables=ServedTables(server=ParameterServerSpec())) as session,
+        LiveUpdates(session, live.path, every_seconds=None) as updates,
+    ):
+        assert session.served is not None
+        live.add(10)
+        sound = (live.path / file).read_bytes()
+        other = sound.replace(b'"C26"', b'"C27"') if file.endswith("json") else sound[:-1] + bytes([sound[-1] ^ 1])
+        (live.path / file).write_bytes(other)
+        with pytest.raises((ConfigError, FormatError)):
+            updates.poll()
+        (live.path / file).write_bytes(sound)
+        assert session.served.server.versions == {"model": (2,)}
+        (live.path / "checkpoints" / "step-00000010").rename(tmp_path / "base")
+        live.add(4)
+        assert updates.poll()
+        assert_as_the_trainer(session, live, trained, 4)
+        (tmp_path / "base").rename(live.path / "checkpoints" / "step-00000010")
+        assert updates.poll()
+        assert_as_the_trainer(session, live, trained, 10)
+        assert session.served.server.versions == {"model": (10,)}
 
 
 def test_updates_in_the_background(live: Live, trained: TrainedRun) -> None:
@@ -380,6 +411,36 @@ def test_new_weights_reach_the_executor(live: Live, trained: TrainedRun, executo
         assert set(session.executors.values()) == {executor}
         expected = InferenceSession.open(live.path, 4).predict(records)
         assert np.abs(session.predict(records) - expected).max() <= 1e-5
+
+
+def test_an_executor_that_could_not_be_built_is_built_by_the_next_poll(
+    live: Live, trained: TrainedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session went on in eager torch for good."""
+    sizes = count_batches(monkeypatch)
+
+    def full(part: DensePart, folder: Path) -> executors.Program:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with (
+        InferenceSession.open(
+            live.path, tables=ServedTables(server=ParameterServerSpec()), executor="onnxruntime"
+        ) as session,
+        LiveUpdates(session, live.path, every_seconds=None) as updates,
+    ):
+        for step in (4, 10):  # by a delta, and by a base
+            live.add(step)
+            with monkeypatch.context() as on_a_full_disk:
+                on_a_full_disk.setattr(executors, "EXECUTORS", {**executors.EXECUTORS, "onnxruntime": full})
+                with pytest.raises(ConfigError, check=at("executor 'onnxruntime'", "No space left")):
+                    updates.poll()
+            assert_as_the_trainer(session, live, trained, step)
+            assert (session.executors, updates.statistics().unwritten) == ({}, 0)
+            assert not updates.poll()
+            assert set(session.executors.values()) == {"onnxruntime"}
+            sizes.clear()
+            assert_as_the_trainer(session, live, trained, step)
+            assert sizes == [200]
 
 
 def test_the_number_of_deltas_after_a_state(finished: Path) -> None:

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
@@ -195,11 +196,14 @@ def test_a_version_that_scores_otherwise_than_its_run_is_refused(
 ) -> None:
     shutil.rmtree(shop.path / "2" / "checkpoints")
     shutil.copytree(shop.path / "1" / "checkpoints", shop.path / "2" / "checkpoints")
-    with served(repository, trained) as server:
+    loader = VersionLoader(tables=ServedTablesSpec())
+    with served(repository, trained, loader) as server:
         shop.promote(2, ALL)
         server.poll()
         assert server.version() == "1"
         assert "off those of the run, expected at most 0.0001" in server.reason("2")
+        assert loader._server is not None
+        assert loader._server.versions == {"shop": (1,)}
 
 
 def test_a_version_that_does_not_fit_in_memory_is_refused_before_it_is_read(
@@ -556,6 +560,27 @@ def test_versions_share_tiers_and_leave_them(repository: Path, shop: RepositoryM
             assert np.array_equal(scores_of(answer), expected[version])
         assert loader._server is not None
         wait_for(lambda: loader._server.versions == {"shop": (1,)})  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("place", ["terarec.serve.loading.served_model", "terarec.serve.session._open_programs"])
+def test_a_version_that_cannot_be_loaded_leaves_no_rows_in_shared_tiers(
+    repository: Path, shop: RepositoryModel, trained: TrainedRun, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    loader = VersionLoader(tables=ServedTablesSpec())
+    with served(repository, trained, loader) as server:
+        assert loader._server is not None
+        before = scores_of(server.models.submit(request_of(trained, 0, 20), "shop").result(PATIENCE))
+        with monkeypatch.context() as failing:
+            failing.setattr(place, mock.Mock(side_effect=RuntimeError("a defect")))
+            shop.promote(2, ALL)
+            server.poll()
+        assert "a defect" in server.reason("2")
+        assert loader._server.versions == {"shop": (1,)}
+        assert loader._server.active("shop") == 1
+        answer = server.models.submit(request_of(trained, 0, 20), "shop").result(PATIENCE)
+        assert np.array_equal(scores_of(answer), before)
+        server.watcher.unload("shop")  # also the last one
+        assert loader._server.versions == {}
 
 
 def test_versions_with_the_same_rows_leave_tiers_one_by_one(

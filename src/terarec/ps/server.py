@@ -268,8 +268,13 @@ class ParameterServer:
         with self._lock:
             self._active[model] = version
 
-    def unload(self, model: str, version: int) -> None:
-        """Remove a version that is not active from all tiers that can be written.
+    def unload(self, model: str, version: int, *, also_active: bool = False) -> None:
+        """Remove a version from all tiers that can be written.
+
+        Args:
+            model: Name of the model.
+            version: Version of the model.
+            also_active: Whether the active one may go, too; the highest of the others, if there is one, is active then.
 
         Raises:
             ConfigError: No such version, or the active one.
@@ -278,7 +283,12 @@ class ParameterServer:
         served = self._version(model, version)
         with self._lock:
             if self._active.get(model) == version:
-                raise ConfigError("version", f"got {version}, the active one of {model!r}, expected another")
+                if not also_active:
+                    raise ConfigError("version", f"got {version}, the active one of {model!r}, expected another")
+                del self._active[model]
+                others = [number for name, number in self._versions if name == model and number != version]
+                if others:
+                    self._active[model] = max(others)
             del self._versions[model, version]  # first, so that no lookup finds a table that is half empty
         try:
             for table in served.tables.values():

@@ -101,6 +101,7 @@ class LiveUpdates(Repeating):
         """Move on to the newest checkpoint; return whether there was a newer one.
 
         Raises:
+            ConfigError: An executor cannot compute the new weights; eager torch does, and the next call tries again.
             FormatError: It is damaged; the session is as before.
             StorageError: No tier of a table can be written; the next call continues with what is in memory.
         """
@@ -111,8 +112,11 @@ class LiveUpdates(Repeating):
                 # By its content: a training that began anew has the steps of the former one.
                 is_newer = newest is not None and state_id(newest, step_of(newest)) != self._session.state
                 has_moved = newest is not None and is_newer and self._move_to(load(newest))
-                if newest is not None:
-                    self._write(newest)
+                try:
+                    if newest is not None:
+                        self._write(newest)
+                finally:
+                    self._session.build_programs()
             except TerarecError as error:
                 self._count["rejected"] += 1
                 self._last_error = str(error)
@@ -152,13 +156,11 @@ class LiveUpdates(Repeating):
         if num_deltas == 0:
             return False
         if num_deltas is None:
-            # Unloaded below, when no batch reads it any more.
-            former = self._served.version
-            self._session.move_on(checkpoint, self._served.load(checkpoint))
-            self._unwritten = None
-            self._count["snapshots"] += 1
-            if former != self._served.version:
-                self._served.server.unload(self._served.name, former)
+            checkpoint.dense()  # first: where it is damaged, each poll would load all rows for nothing
+            with self._served.loaded(checkpoint) as lookups:
+                self._session.move_on(checkpoint, lookups)
+                self._unwritten = None
+                self._count["snapshots"] += 1
             return True
         changes = self._read(checkpoint, num_deltas)
         rows = sum(change.keys.numel() for parts in changes.values() for change in parts)
@@ -166,11 +168,8 @@ class LiveUpdates(Repeating):
         if self._unwritten is not None:
             changes = {name: [*self._unwritten.changes[name], *parts] for name, parts in changes.items()}
         tables = self._served.overlaid(changes)
-        try:
-            self._session.move_on(checkpoint, tables.lookups)
-        finally:
-            if self._session.state == checkpoint.state:  # also where its executor fails after that
-                self._unwritten = _Unwritten(tables.changes)
+        self._session.move_on(checkpoint, tables.lookups)
+        self._unwritten = _Unwritten(tables.changes)
         self._count["rows"] += rows
         self._count["removed"] += removed
         self._count["deltas"] += num_deltas

@@ -104,10 +104,7 @@ class VersionLoader:
             self._shared.forget(identity)
         served = model.session.served
         if self._server is not None and served is not None and served.server is self._server:
-            others = [number for number in self._server.versions[served.name] if number != served.version]
-            if others:  # the active one does not go; nothing here looks rows up without a version
-                self._server.activate(served.name, others[-1])
-            self._server.unload(served.name, served.version)
+            served.unload()
 
     def close(self) -> None:
         """Close the tiers that all versions share; their models are closed before."""
@@ -162,7 +159,7 @@ class VersionLoader:
                 self._shared.forget(identity)
             if updates is not None:
                 updates.close()
-            session.close()
+            session.discard()
             raise
 
     def _tables_of(self, name: str, version: int, *, follows: bool) -> ServedTables | None:

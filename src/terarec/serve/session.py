@@ -123,6 +123,7 @@ class InferenceSession:
         self.numbers = numbers or Numbers()
         self._dataset_dir = dataset_dir
         self._times_lookups = False
+        self._programs: Programs | None = None  # the last ones, also after they were for former weights
         self.served = served
         inputs = RecordInputs(workflow, dataset, dataset_dir, allow_import)
         self._weights = CurrentWeights(self._of(model.eval(), inputs, step, state))
@@ -225,9 +226,9 @@ class InferenceSession:
         # Also on a signal, since the server's threads and files must be closed.
         except BaseException:
             if served is not None:
-                served.close()
+                served.discard()
             raise
-        session._weights.current.programs = programs
+        session._weights.current.programs = session._programs = programs
         return session
 
     @property
@@ -248,7 +249,20 @@ class InferenceSession:
         """
         weights = self._weights.current
         dataset = weights.inputs.dataset
-        weights.programs = _open_programs(weights.trained, self.run, dataset, run_dir, executor, self.numbers)
+        programs = _open_programs(weights.trained, self.run, dataset, run_dir, executor, self.numbers)
+        weights.programs = self._programs = programs
+
+    def build_programs(self) -> None:
+        """Compute the dense part in the executors of the session again, where its weights have moved on since.
+
+        Raises:
+            ConfigError: An executor cannot compute the model, or has no room for its files; eager torch goes on.
+            MissingDependencyError: The library of one is not installed any more.
+        """
+        weights = self._weights.current
+        if self._programs is not None and weights.programs is None:
+            part = _dense_part(weights.trained, self.run, weights.inputs.dataset)
+            weights.programs = self._programs = self._programs.moved(part)
 
     def _of(self, trained: nn.Module, inputs: RecordInputs, step: int, state: StateId | None) -> SessionWeights:
         """Return the weights of a model with the numbers of this session."""
@@ -271,11 +285,17 @@ class InferenceSession:
         if self.served is not None:
             self.served.close()
 
+    def discard(self) -> None:
+        """Close the session after an error, and remove the rows that it loaded into a parameter server of others."""
+        if self.served is not None:
+            self.served.discard()
+
     def move_on(self, checkpoint: Checkpoint, lookups: ServedLookups | None = None) -> None:
         """Score with the dense weights of another checkpoint from the next batch on.
 
         When this returns, no batch uses the former weights and lookups any more. Threads that score do not wait. Where
-        the files of the run have further ids by then, records are encoded with them.
+        the files of the run have further ids by then, records are encoded with them. The dense part is computed in
+        eager torch until `build_programs` is called. After an error the session is as before.
 
         Args:
             checkpoint: A checkpoint of the same run, or of one that extends its chain.
@@ -291,10 +311,7 @@ class InferenceSession:
         load_dense_state(model, checkpoint.dense(), may_grow=True)
         if lookups is not None:
             _connect(model, lookups)
-        weights = self._of(model, inputs, checkpoint.step, checkpoint.state)
-        self._weights.replace(weights)
-        if former.programs is not None:  # until they are built, eager torch has the new weights
-            weights.programs = former.programs.moved(_dense_part(model, self.run, inputs.dataset))
+        self._weights.replace(self._of(model, inputs, checkpoint.step, checkpoint.state))
 
     def _newest(self, former: RecordInputs) -> RecordInputs:
         inputs = former.newest()

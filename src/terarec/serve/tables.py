@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from terarec.errors import StorageError
 from terarec.formats.delta import StateId
 from terarec.kernels.hash_index import new_hash_index
 from terarec.models.artifact import ModelWithoutTables
-from terarec.ps import DefaultRows, ParameterServer, TableTiers, default_rows
+from terarec.ps import DefaultRows, ParameterServer, default_rows
 from terarec.ps.cache import EmbeddingCache
 from terarec.ps.group_cache import CacheStatistics
 from terarec.ps.loading import state_name
@@ -159,35 +160,54 @@ class ServedRun:
         self._is_own = self.server is not server
         self.name = described.name
         self._number = self.version = described.version
+        self._has_rows = False  # whether there is such a version
+        self._has_loaded = False  # whether it is there on account of this session
         self.tables = tables
         self._cache = described.cache
         self._device = device
 
-    def load(self, checkpoint: Checkpoint) -> ServedLookups:
-        """Load the rows of a checkpoint, unless its version is there, and return the lookups of the tables.
+    @contextmanager
+    def loaded(self, checkpoint: Checkpoint) -> Iterator[ServedLookups]:
+        """Load the rows of a checkpoint, unless a version has them, and look them up in the block.
+
+        If the block succeeds, they replace the former version, which is unloaded; if it fails, that one stays.
 
         Raises:
             ConfigError: A name that a parameter server does not take.
             FormatError: A damaged file.
             StorageError: A tier cannot be written, or not enough memory.
         """
+        version, is_new = self._load(checkpoint)
+        former = self.version if self._has_rows else version
+        try:
+            yield self._lookups(version)
+        except BaseException:
+            if is_new:
+                self.server.unload(self.name, version, also_active=True)
+            raise
+        self.version, self._has_rows, self._has_loaded = version, True, is_new
+        if former != version:
+            self.server.unload(self.name, former, also_active=True)
+
+    def _load(self, checkpoint: Checkpoint) -> tuple[int, bool]:
+        """Return the version with the rows of a checkpoint, and whether it is a new one."""
         source = str(checkpoint.path)
         tables = [ServedTableSpec(name=name, width=table.width, source=source) for name, table in self.tables.items()]
         spec = ServedModelSpec(name=self.name, version=self._number, tables=tuple(tables))
         # Sessions may share a server: the first one loads a version, the others find it there.
         version = self.server.version_of(spec)
-        if version is None:
-            files, others = checkpoint.table_files(), self.server.versions.get(self.name, ())
-            version = self._number or checkpoint.step
-            # A training that began anew has the steps of the former one.
-            version = version if version not in others else max(others) + 1
-            # A checkpoint may leave out rows that training did not change; their initial values follow from its seed.
-            defaults = {
-                name: default_rows(_sized(table, files), files.shape(name).seed) for name, table in self.tables.items()
-            }
-            self.server.load(replace(spec, version=version), defaults).wait()
-        self.version = version
-        return self.lookups()
+        if version is not None:
+            return version, False
+        files, others = checkpoint.table_files(), self.server.versions.get(self.name, ())
+        version = self._number or checkpoint.step
+        # A training that began anew has the steps of the former one.
+        version = version if version not in others else max(others) + 1
+        # A checkpoint may leave out rows that training did not change; their initial values follow from its seed.
+        defaults = {
+            name: default_rows(_sized(table, files), files.shape(name).seed) for name, table in self.tables.items()
+        }
+        self.server.load(replace(spec, version=version), defaults).wait()
+        return version, True
 
     def lookups(self) -> ServedLookups:
         """Return the lookups of the tables of the version.
@@ -195,15 +215,18 @@ class ServedRun:
         Raises:
             StorageError: Not enough memory for the caches.
         """
+        return self._lookups(self.version)
+
+    def _lookups(self, version: int) -> ServedLookups:
         if self._cache is None:
-            return ServedLookups({name: self._tiers(name).lookup for name in self.tables})
-        caches = self.server.caches(self.name, self.version, self._device, self._cache)
+            return ServedLookups({name: self.server.table(self.name, name, version).lookup for name in self.tables})
+        caches = self.server.caches(self.name, version, self._device, self._cache)
         return ServedLookups({name: cache.lookup for name, cache in caches.caches.items()}, caches.bags)
 
     def overlaid(self, changes: Mapping[str, Sequence[TableChange]]) -> OverlaidTables:
         """Return lookups that find changed rows before those of the version, which has to get them later."""
         overlays = {
-            name: TableOverlay(changes[name], table.width, self._tiers(name).default)
+            name: TableOverlay(changes[name], table.width, self.server.table(self.name, name, self.version).default)
             for name, table in self.tables.items()
         }
         rows = overlaid(self.lookups().rows, overlays)
@@ -262,8 +285,19 @@ class ServedRun:
             for name in self.tables
         }
 
-    def _tiers(self, table: str) -> TableTiers:
-        return self.server.table(self.name, table, self.version)
+    def unload(self) -> None:
+        """Remove the rows of the version from the parameter server, which others use, too.
+
+        Raises:
+            StorageError: A tier cannot be written; the version is gone from the server.
+        """
+        self.server.unload(self.name, self.version, also_active=True)
+
+    def discard(self) -> None:
+        """Leave the parameter server as if the run had not been opened, after an error."""
+        if self._has_loaded and not self._is_own:
+            self.unload()
+        self.close()
 
     def close(self) -> None:
         """Close the parameter server, if it is for this run alone."""
@@ -286,7 +320,8 @@ def serve_tables(loaded: ModelWithoutTables, described: ServedTables, device: to
     """
     served = ServedRun(described, loaded.tables, device)
     try:
-        loaded.connect(*served.load(loaded.checkpoint))
+        with served.loaded(loaded.checkpoint) as lookups:
+            loaded.connect(*lookups)
     except BaseException:
         served.close()
         raise
