@@ -82,6 +82,7 @@ MALFORMED = {
     "unknown field": (body(inputs=[], instances=[]), "the body: unknown field 'instances', expected inputs, outputs"),
     "inputs": (body(inputs={}), "inputs: got {}, expected a list of tensors"),
     "id": (body(inputs=[], id=7), "id: got 7, expected a string"),
+    "id of no Unicode": (body(inputs=[], id="\ud800"), "id: got '\\ud800', expected a string of valid Unicode"),
     "parameters": (body(inputs=[], parameters=[]), "parameters: got [], expected an object"),
     "output": (body(inputs=[], outputs=["score"]), "outputs[0]: got 'score', expected an object"),
     "output name": (body(inputs=[], outputs=[{}]), "outputs[0]: field 'name' is missing"),

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -25,8 +26,10 @@ from terarec.etl.workflow import Workflow
 from terarec.formats import read_dataset
 from terarec.ragged import Ragged
 from terarec.serve import InferenceClient, InferenceSession, ServedModel, ServedModels, score_files
+from terarec.serve.protocol import Elements
 from terarec.serve.served_records import ServedRecords, check_record_directory
 from terarec.spec import ServingSpec, SplitByFraction, WatchingSpec
+from terarec.spec.dataset import MISSING_KEY
 from tests.cli.conftest import figures
 from tests.errors import at
 from tests.io.test_atomic_file import full_after
@@ -164,6 +167,53 @@ def test_a_full_disk_loses_records_and_no_request(
     assert len(caplog.records) == 1
     assert "nothing was left behind" in caplog.text
     assert rows_of(tmp_path).num_rows == 10
+
+
+def test_what_cannot_be_written_loses_its_own_records_alone(
+    session: InferenceSession, trained: TrainedRun, tmp_path: Path
+) -> None:
+    """The error of a library ended the thread's work: what waited behind was lost, and never counted."""
+    request = request_of(trained, 0, 10)
+    with recorded(session, tmp_path) as models:
+        records = models.observer
+        assert isinstance(records, ServedRecords)
+        with records._polling:  # until all of them wait
+            for each in (replace(request, id="\ud800"), request):
+                models.submit(each, "dlrm").result(PATIENCE)
+            wait_for(lambda: len(records._waiting) == 2)
+        wait_for(lambda: counts_of(models)[2] == 10)
+        wait_for(lambda: not records._waiting)
+        assert records._num_bytes == 0
+        # A file that somebody has removed is lost, and the next one is not.
+        wait_for(lambda: bool(files_in(tmp_path)))
+        files_in(tmp_path)[0].unlink()
+        models.submit(request, "dlrm").result(PATIENCE)
+        wait_for(lambda: counts_of(models)[2] == 30)
+        models.submit(request, "dlrm").result(PATIENCE)
+    assert counts_of(models) == (10, 0, 30)
+    assert rows_of(tmp_path).num_rows == 10
+
+
+def test_integers_that_a_model_takes_for_numbers_stay_integers(
+    session: InferenceSession, trained: TrainedRun, tmp_path: Path
+) -> None:
+    """Files with -2^63 and with rounded integers could not be read as the logs of the model."""
+    request = request_of(trained, 0, 1)
+    (first, *others) = request.inputs
+    assert first.name == "I1"
+    values: list[Elements] = [[MISSING_KEY], [None], [2**53 + 1], np.array([2.0**25], np.float32), [1.5]]
+    with recorded(session, tmp_path / "served") as models:
+        answers = []
+        for data in values:
+            tensor = first._replace(data=data, datatype="FP32" if isinstance(data, np.ndarray) else "INT64")
+            answers.append(models.submit(replace(request, inputs=(tensor, *others)), "dlrm").result(PATIENCE))
+        wait_for(lambda: counts_of(models)[2] == 1)  # which no log of integers holds
+    assert rows_of(tmp_path / "served")["I1"].to_pylist() == [None, None, 2**53 + 1, 2**25]
+    assert rows_of(tmp_path / "served")["I1"].type == pa.int64()
+    score_files(session, [tmp_path / "served" / "dlrm"], tmp_path / "scores.parquet")
+    again = pq.read_table(tmp_path / "scores.parquet")["score"].to_numpy()
+    served = np.concatenate([scores_of(answer)[:, 0] for answer in answers[:4]])
+    np.testing.assert_allclose(again, served, atol=1e-6)
 
 
 def test_requests_that_wait_are_bounded(

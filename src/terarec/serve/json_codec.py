@@ -459,6 +459,6 @@ def _list(data: Any, where: str, expected: str) -> list[Any]:
 
 
 def _text(data: Any, where: str) -> str:
-    if not isinstance(data, str):
-        raise ConfigError(where, f"got {quoted(data, is_json=True)}, expected a string")
+    if not isinstance(data, str) or not _is_unicode(data):
+        raise ConfigError(where, f"got {quoted(data, is_json=True)}, expected a string of valid Unicode")
     return data

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,7 @@ from typing_extensions import override
 from terarec.errors import ConfigError, TerarecError
 from terarec.etl.cleaning import Cleaning
 from terarec.etl.columns import ColumnType
-from terarec.etl.workflow.raw_values import read_raw_values
+from terarec.etl.workflow.raw_values import RawValues, read_raw_values
 from terarec.io.directories import try_lock
 from terarec.io.files import AtomicFile
 from terarec.io.opening import open_file
@@ -36,6 +37,7 @@ from terarec.serve.protocol import Elements, InferRequest, InferResponse
 from terarec.serve.served_model import ServedModel
 from terarec.serve.session import InputColumn
 from terarec.serve.sinks import QueuedSink
+from terarec.spec import SourceColumn
 from terarec.spec.checks import FieldError
 from terarec.spec.serving_options import WatchingSpec
 
@@ -119,20 +121,29 @@ class ServedRecords(QueuedSink[_Scored]):
 
     @override
     def _write(self, items: Sequence[_Scored]) -> None:
+        with self._adding:
+            self._num_bytes -= sum(item.num_bytes for item in items)
         for item in items:
-            with self._adding:
-                self._num_bytes -= item.num_bytes
             try:
-                columns, num_records = item.model.records(item.request)
-                values = {column.name: _values(column, columns[column.name]) for column in item.model.session.inputs}
-                if self._drift is not None:
-                    self._drift.add(item.model, values, num_records)
-                if self._directory is not None:
-                    self._add(self._directory / item.model.name, _table(item, values, num_records))
-            except TerarecError as error:
+                self._write_item(item)
+            except Exception as error:  # whatever a value or a library raises: the records of others are written
                 self._fail(error, item.request.num_records)
         for key in [key for key, file in self._files.items() if file.age >= self._spec.record_file_seconds]:
             self._finish(key)
+
+    def _write_item(self, item: _Scored) -> None:
+        columns, num_records = item.model.records(item.request)
+        session = item.model.session
+        if self._drift is not None:
+            values = {column.name: _values(column, columns[column.name]) for column in session.inputs}
+            self._drift.add(item.model, values, num_records)
+        if self._directory is not None:
+            source = session.workflow.spec.source
+            values = {
+                column.name: _logged(column, columns[column.name], source.column(column.name))
+                for column in session.inputs
+            }
+            self._add(self._directory / item.model.name, _table(item, values, num_records))
 
     def _add(self, directory: Path, table: pa.Table) -> None:
         key = (directory, table.schema)
@@ -140,11 +151,14 @@ class ServedRecords(QueuedSink[_Scored]):
             if key not in self._files:
                 self._files[key] = _RecordFile(directory, table.schema)
             self._files[key].add(table)
-        except (TerarecError, OSError) as error:
+            is_large = self._files[key].num_bytes >= self._spec.record_file_bytes
+        except Exception as error:
             file = self._files.pop(key, None)
+            if file is not None:
+                file.abort()
             self._fail(error, table.num_rows if file is None else file.rows)
             return
-        if self._files[key].num_bytes >= self._spec.record_file_bytes:
+        if is_large:
             self._finish(key)
 
     def _finish(self, key: tuple[Path, pa.Schema]) -> None:
@@ -152,7 +166,7 @@ class ServedRecords(QueuedSink[_Scored]):
         file = self._files.pop(key)
         try:
             file.finish()
-        except (TerarecError, OSError) as error:
+        except Exception as error:
             self._fail(error, file.rows)
         else:
             self._count(file.rows)
@@ -198,7 +212,7 @@ class _RecordFile:
         return self._file.partial.stat().st_size + self._table_bytes
 
     def add(self, table: pa.Table) -> None:
-        """Add rows; the file is gone after an error."""
+        """Add rows."""
         self.rows += table.num_rows
         self._tables.append(table)
         self._table_rows += table.num_rows
@@ -213,22 +227,25 @@ class _RecordFile:
             with self._file.guard():
                 self._writer.close()
             self._file.commit()
-        finally:
-            self._locked.close()
+        except BaseException:
+            self.abort()
+            raise
+        self._locked.close()
+
+    def abort(self) -> None:
+        """Remove the file, after an error."""
+        with contextlib.suppress(OSError, pa.ArrowException):
+            self._writer.close()
+        self._locked.close()
+        self._file.abort()
 
     def _write_group(self) -> None:
         if not self._tables:
             return
         table = pa.concat_tables(self._tables).combine_chunks()
         self._tables, self._table_rows, self._table_bytes = [], 0, 0
-        try:
-            with self._file.guard():
-                self._writer.write_table(table)
-        except BaseException:
-            with contextlib.suppress(OSError, pa.ArrowException):
-                self._writer.close()  # of a file that is gone
-            self._locked.close()
-            raise
+        with self._file.guard():
+            self._writer.write_table(table)
 
 
 def check_record_directory(spec: WatchingSpec) -> None:
@@ -292,10 +309,19 @@ def _table(item: _Scored, columns: Mapping[str, pa.Array], num_records: int) -> 
     return pa.table(table)
 
 
-def _values(column: InputColumn, values: object) -> pa.Array:
+def _values(column: InputColumn, values: RawValues) -> pa.Array:
     # Texts stay as they are: a workflow trims and reads them, once more, when it reads the file.
     kind = "text" if column.kind == "string" else column.kind
     return read_raw_values(column.name, values, ColumnType(kind, column.hotness != 1), None, Cleaning())
+
+
+def _logged(column: InputColumn, values: RawValues, source: SourceColumn | None) -> pa.Array:
+    """Return the values of a column as the logs have them, whose integers a model may take for numbers."""
+    if column.kind == "number" and source is not None and source.type == "integer":
+        column = replace(column, kind="integer")
+        if isinstance(values, np.ndarray) and values.dtype.kind == "f":
+            values = values.astype(np.float64)  # as JSON has them: they are no ids, which a narrow type would round
+    return _values(column, values)
 
 
 def _num_bytes(data: Elements) -> int:

@@ -81,7 +81,10 @@ class QueuedSink(Repeating, Generic[Item]):
         with self._polling:
             # Those that are there now: a thread that adds faster than this one writes must not keep it here.
             items = [self._waiting.popleft() for _ in range(len(self._waiting))]
-            self._write(items)
+            try:
+                self._write(items)
+            except Exception as error:  # of a library: `close` goes on, and so does what waits next
+                self._fail(error, len(items))
             return len(items)
 
     @override
