@@ -16,6 +16,7 @@ from terarec.serve import InferenceSession, ServedModels
 from terarec.serve.protocol import InferRequest, InferResponse, Tensor
 from terarec.serve.routing import Route, Router, position
 from terarec.serve.served_model import ServedModel
+from terarec.spec.dataset import MISSING_KEY
 from terarec.spec.serving_repository import ShadowSpec, SplitSpec
 from tests.serve.conftest import TrainedRun
 from tests.serve.test_watching import request_of
@@ -76,12 +77,47 @@ def test_equal_keys_get_the_same_version_however_they_are_written(router: Router
     assert chosen(by_parameter) == chosen(keyed(["b"]))
 
 
-@pytest.mark.parametrize("data", [[None], []])
+@pytest.mark.parametrize(
+    "data", [[None], [], [""], [b""], [float("nan")], [MISSING_KEY], np.array([MISSING_KEY]), pa.array([""])]
+)
 def test_requests_without_a_key_go_to_the_version_that_answers(router: Router, data: list[Any]) -> None:
     router.set_route("shop", Route(split=SplitSpec(version=2, share=0.999, by="user")))
     assert router.choose(keyed(data), "shop") is None
     assert router.choose(InferRequest(inputs=()), "shop") is None
     assert router.choose(keyed(["x"]), "books") is None
+
+
+def test_a_key_that_is_missing_by_another_tensor_is_none(router: Router) -> None:
+    """As in the columns that the model reads: a mask, an empty list."""
+    router.set_route("shop", Route(split=SplitSpec(version=2, share=0.999, by="user")))
+    for name, datatype, values in (("user.missing", "BOOL", [[True], [False]]), ("user.lengths", "INT64", [[0], [1]])):
+        companions = [Tensor(name=name, datatype=datatype, shape=(1,), data=data) for data in values]
+        requests = [InferRequest(inputs=(*keyed(["u1"]).inputs, tensor)) for tensor in companions]
+        assert [router.choose(request, "shop") for request in requests] == [None, "2"]
+
+
+@pytest.mark.parametrize(
+    ("scores", "shape"),
+    [([float("nan")] * 2, (2, 1)), ([float("inf")] * 2, (2, 1)), ([0.5], (1, 1)), ([0.5] * 6, (2, 3))],
+)
+def test_scores_that_cannot_be_compared_are_counted_as_errors(
+    models: ServedModels, router: Router, trained: TrainedRun, scores: list[float], shape: tuple[int, int]
+) -> None:
+    """NaN counted as no difference at all, and one score as that of each record."""
+    for version in ("1", "2"):
+        session = InferenceSession.open(trained.path)
+        models.install(ServedModel(session, name="shop", version=version), is_default=version == "1")
+    router.set_route("shop", Route(shadow=ShadowSpec(version=2, share=1.0)))
+    answer: Future[InferResponse] = Future()
+    output = Tensor(name="score", datatype="FP32", shape=shape, data=np.array(scores, np.float32))
+    answer.set_result(InferResponse(model_name="shop", model_version="2", outputs=(output,)))
+    with mock.patch.object(models.get("shop", "2"), "submit", return_value=answer):
+        models.submit(request_of(trained, 0, 2), "shop").result(PATIENCE)
+        wait_for(lambda: router.statistics("shop").failed == 1)
+    assert router.statistics("shop").requests == 0
+    models.submit(request_of(trained, 0, 2), "shop").result(PATIENCE)
+    wait_for(lambda: router.statistics("shop").requests == 1)
+    assert (router.statistics("shop").max_difference, router.statistics("shop").sum_difference) == (0.0, 0.0)
 
 
 def test_a_second_version_that_is_gone_leaves_its_requests_to_the_other(

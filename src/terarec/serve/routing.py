@@ -12,14 +12,18 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
+from terarec.etl.cleaning import Cleaning
 from terarec.serve.models import ServedModels
-from terarec.serve.protocol import InferRequest, InferResponse
+from terarec.serve.padding import LENGTHS, MISSING
+from terarec.serve.protocol import InferRequest, InferResponse, Tensor, UnknownModelError
 from terarec.serve.statistics import DIFFERENCES, ShadowStatistics
+from terarec.spec.dataset import MISSING_KEY
 from terarec.spec.serving_repository import ShadowSpec, SplitSpec
 
 _MOST_WAITING = 256  # requests
@@ -92,8 +96,15 @@ class Router:
         split = self.route(name).split
         if split is None:
             return None
-        key = _key(request, split.by)
+        key = _key(request, split.by, self._cleaning(name))
         return str(split.version) if key is not None and position(name, key) < split.share else None
+
+    def _cleaning(self, name: str) -> Cleaning:
+        """Return which texts the workflow of a model takes as missing."""
+        try:
+            return Cleaning.of_records(self._models.get(name).session.workflow.spec.source)
+        except UnknownModelError:  # it is unloaded meanwhile
+            return Cleaning()
 
     def observe(self, request: InferRequest, name: str, answer: Future[InferResponse]) -> None:
         """Let a second version score a request, if its turn has come, when it was answered."""
@@ -143,8 +154,7 @@ class Router:
         try:
             # After the answer: the processor's time goes to answers first.
             scored = self._models.get(item.name, item.version).submit(item.request).result(_SHADOW_SECONDS)
-            mine, others = (np.asarray(of.outputs[0].data, dtype=np.float64).reshape(-1) for of in (answer, scored))
-            difference = np.abs(mine - others)
+            difference = _difference(answer.outputs[0], scored.outputs[0])
         except Exception:  # whatever a model raises: the thread goes on with the next request
             self._count(item.name, item.version, failed=1)
             return
@@ -157,7 +167,7 @@ class Router:
         version: str,
         *,
         records: int = 0,
-        difference: np.ndarray[Any, np.dtype[np.float64]] | None = None,
+        difference: NDArray[np.float64] | None = None,
         classes: list[int] | None = None,
         dropped: int = 0,
         failed: int = 0,
@@ -179,6 +189,18 @@ class Router:
             self._statistics[name] = counted
 
 
+def _difference(answered: Tensor, scored: Tensor) -> NDArray[np.float64]:
+    """Return the absolute differences of scores; raise `ValueError` for those that cannot be compared."""
+    mine, others = (np.asarray(of.data, dtype=np.float64).reshape(of.shape) for of in (answered, scored))
+    if mine.shape != others.shape:
+        raise ValueError(f"scores {others.shape}, expected {mine.shape}")  # NumPy would repeat the shorter ones
+    # NaN would be in no class, and in no maximum.
+    if not (np.isfinite(mine).all() and np.isfinite(others).all()):
+        raise ValueError("scores that are no finite numbers")
+    differences: NDArray[np.float64] = np.abs(mine - others).reshape(-1)
+    return differences
+
+
 def position(name: str, key: str) -> float:
     """Return the place of a key from 0 to 1, the same for ever: a share of the keys lies below it.
 
@@ -188,27 +210,35 @@ def position(name: str, key: str) -> float:
     return int.from_bytes(digest) / 2.0**64
 
 
-def _key(request: InferRequest, by: str) -> str | None:
-    """Return the value that decides for a request, as text: of a parameter, or of its first record."""
+def _key(request: InferRequest, by: str, cleaning: Cleaning) -> str | None:
+    """Return the value that decides for a request, as text: of a parameter, or of its first record; None for none."""
     if by in request.parameters:
         return _text(request.parameters[by])
-    for tensor in request.inputs:
-        if tensor.name == by and len(tensor.data):
-            data = tensor.data
-            return _text(data.reshape(-1)[0] if isinstance(data, np.ndarray) else data[0])
-    return None
+    tensors = {tensor.name: tensor for tensor in request.inputs}
+    mask, lengths = tensors.get(by + MISSING), tensors.get(by + LENGTHS)
+    if by not in tensors or (mask is not None and mask.datatype == "BOOL" and _first(mask)):
+        return None
+    # Of an empty list the first place is padding.
+    return None if lengths is not None and _first(lengths) == 0 else _text(cleaning.value(_first(tensors[by])))
 
 
-def _text(value: object) -> str | None:
-    """Return one text for equal values, however a client writes them."""
+def _first(tensor: Tensor) -> object:
+    """Return the first element of a tensor as a plain value; None for a tensor without any."""
+    if not len(tensor.data):
+        return None
+    value = tensor.data.reshape(-1)[0] if isinstance(tensor.data, np.ndarray) else tensor.data[0]
     if isinstance(value, np.generic):
         value = value.item()
     elif isinstance(value, pa.Scalar):
         value = value.as_py()
-    if value is None:
+    return value.decode(errors="surrogateescape") if isinstance(value, bytes) else value
+
+
+def _text(value: object) -> str | None:
+    """Return one text for equal values, however a client writes them; None for those that mean a missing one."""
+    # Clients whose arrays have no null send NaN, the lowest integer, or no text; only NaN differs from itself.
+    if value is None or value != value or value in ("", MISSING_KEY):
         return None
-    if isinstance(value, bytes):
-        return value.decode(errors="surrogateescape")
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return str(value)
