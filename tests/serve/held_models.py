@@ -43,9 +43,9 @@ def held_models(
     """Give a model whose batches are held back until the gate is opened, at the latest at the end."""
     gate, score = Gate(), InferenceSession.scored_records
 
-    def held(session: InferenceSession, records: Any) -> Any:
+    def held(session: InferenceSession, encode: Any) -> Any:
         gate.pass_through()
-        return score(session, records)
+        return score(session, encode)
 
     monkeypatch.setattr(InferenceSession, "scored_records", held)
     with ServedModels() as models:

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +33,9 @@ from terarec.serve import (
     UpdateReceiver,
     open_stream,
 )
+from terarec.serve.columns import RecordColumns
+from terarec.serve.joined_scoring import JoinedScoring
+from terarec.serve.session import Scored
 from terarec.spec import (
     CacheSpec,
     DLRMSpec,
@@ -46,6 +52,7 @@ from terarec.train.run import build
 from tests.errors import at
 from tests.serve.conftest import TrainedRun
 from tests.serve.update_servers import stream_server
+from tests.waiting import wait_for
 
 
 @pytest.fixture(scope="module", params=["redis", pytest.param("kafka", marks=pytest.mark.slow)])
@@ -187,6 +194,41 @@ def test_a_replica_that_begins_on_the_second_day_gets_its_ids(
         assert receiver.poll() > 1
     opened = InferenceSession.open(tmp_path / "replica")
     assert np.array_equal(opened.predict(days.records), InferenceSession.open(days.second).predict(days.records))
+
+
+def test_a_batch_is_encoded_with_the_ids_of_the_weights_that_score_it(
+    both_days: Callable[[str], Days], tmp_path: Path
+) -> None:
+    """The day changed between the two: ids of the first day found rows of the second."""
+    days, run = both_days("dynamic"), tmp_path / "run"
+    shutil.copytree(days.first, run)
+    requests = [RecordColumns(days.records, len(days.lines))]
+    with (
+        InferenceSession.open(run, tables=ServedTables(server=ParameterServerSpec())) as session,
+        LiveUpdates(session, run, every_seconds=None) as updates,
+    ):
+        expected = {7: session.predict(days.records), 9: InferenceSession.open(days.second).predict(days.records)}
+        workflow, encode = session.workflow, session.workflow.encode
+        moving = threading.Thread(target=updates.poll)
+
+        def encoded(columns: Any) -> Any:
+            records = encode(columns)
+            moving.start()
+            wait_for(lambda: session.step == 9)  # new batches have the new weights
+            return records
+
+        shutil.rmtree(run / "dataset")
+        shutil.copytree(days.second / "dataset", run / "dataset")
+        copy_chain(complete_checkpoints(days.second / "checkpoints")[-1], run / "checkpoints")
+        with mock.patch.object(workflow, "encode", encoded):
+            (found,) = JoinedScoring(session)(requests).outcomes
+        moving.join()
+        assert isinstance(found, Scored)
+        assert session.step == 9
+        assert np.array_equal(found.scores, expected[found.step])
+        (found,) = JoinedScoring(session)(requests).outcomes
+        assert isinstance(found, Scored)
+        assert np.array_equal(found.scores, expected[9])
 
 
 def test_a_run_that_describes_other_columns_is_rejected_by_a_session(

@@ -67,11 +67,10 @@ class _UserVectors:
     """Vectors of users as scores float32[B, D], so that requests are joined as those for scores are."""
 
     def __init__(self, retrieval: RetrievalModel) -> None:
-        self.workflow: Workflow = retrieval.workflow
         self._retrieval = retrieval
 
-    def scored_records(self, records: EncodedRecords) -> Scored:
-        return Scored(self._retrieval.encoded_users(records), self._retrieval.step)
+    def scored_records(self, encode: Callable[[Workflow], EncodedRecords]) -> Scored:
+        return Scored(self._retrieval.encoded_users(encode(self._retrieval.workflow)), self._retrieval.step)
 
 
 class _Retrieval:

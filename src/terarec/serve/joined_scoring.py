@@ -10,7 +10,7 @@ itself, so that it gets its own error and leaves the others alone.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any, Protocol
 
@@ -32,14 +32,10 @@ from terarec.serve.statistics import StageTimes
 
 
 class RecordScorer(Protocol):
-    """Scores encoded records, as `InferenceSession` does."""
+    """Encodes and scores records, as `InferenceSession` does."""
 
-    @property
-    def workflow(self) -> Workflow:
-        """Encodes raw values as they were for training."""
-
-    def scored_records(self, records: EncodedRecords) -> Scored:
-        """Score B records that `workflow` has encoded, and say which weights all of them were scored with."""
+    def scored_records(self, encode: Callable[[Workflow], EncodedRecords]) -> Scored:
+        """Score the B records that `encode` makes with a workflow, by the weights that were trained on its ids."""
 
 
 class JoinedScoring:
@@ -55,11 +51,17 @@ class JoinedScoring:
     def __call__(self, requests: Sequence[RecordColumns]) -> ScoredBatch:
         """Return the scores of each request, or its error."""
         take_lookup_ns()  # of a batch that failed
-        begun = time.monotonic_ns()
-        try:
-            encoded, order = _encoded(self._scorer.workflow, requests)
+        begun = read = time.monotonic_ns()
+        order: Iterable[int] = ()
+
+        def encode(workflow: Workflow) -> EncodedRecords:
+            nonlocal order, read
+            encoded, order = _encoded(workflow, requests)
             read = time.monotonic_ns()
-            scores, step = self._scorer.scored_records(encoded)
+            return encoded
+
+        try:
+            scores, step = self._scorer.scored_records(encode)
         except Exception as error:
             if len(requests) > 1:
                 return self._each(requests)

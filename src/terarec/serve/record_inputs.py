@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,12 +14,10 @@ from torch import Tensor
 from terarec.batch import Batch, Jagged
 from terarec.errors import ConfigError
 from terarec.etl.workflow import Workflow, workflow_of
-from terarec.etl.workflow.raw_values import RawValues
 from terarec.etl.workflow.serving import EncodedRecords
 from terarec.formats import read_dataset
 from terarec.formats.block import Keys
 from terarec.formats.dataset import DATASET_FILE, workflow_files
-from terarec.formats.frames import Frame
 from terarec.ragged import Ragged, flat_values
 from terarec.spec import DatasetSpec
 
@@ -53,10 +51,6 @@ class RecordInputs:
         self._allow_import = tuple(allow_import)
         # Of files that change after they were read here, the next call of `newest` reads them once more.
         self._stamps = () if directory is None else _stamps(directory, dataset)
-
-    def __call__(self, columns: Mapping[str, RawValues] | Frame) -> Batch:
-        """Return the batch of B raw records; arguments and errors are those of `Workflow.encode`."""
-        return self.batches(self.workflow.encode(columns))
 
     def newest(self) -> RecordInputs:
         """Return these, or what the files of the run describe by now, if they have changed.

@@ -352,13 +352,13 @@ class InferenceSession:
 
     def scored(self, columns: Mapping[str, RawValues] | Frame) -> Scored:
         """Score B records as `predict` does, and say which weights all of them were scored with."""
-        with self._weights.pinned() as weights:
-            return self._score(weights, weights.inputs(columns))
+        return self.scored_records(lambda workflow: workflow.encode(columns))
 
-    def scored_records(self, records: EncodedRecords) -> Scored:
-        """Score B records that `workflow` has encoded, as `scored` does."""
+    def scored_records(self, encode: Callable[[Workflow], EncodedRecords]) -> Scored:
+        """Score the B records that `encode` makes with the workflow of the weights, as `scored` does."""
+        # Both under one pin: the ids of a later day have no rows in these weights, and those of this day others later.
         with self._weights.pinned() as weights:
-            return self._score(weights, weights.inputs.batches(records))
+            return self._score(weights, weights.inputs.batches(encode(weights.inputs.workflow)))
 
     def score(self, records: EncodedRecords) -> npt.NDArray[np.float32]:
         """Score B records that `workflow` has encoded; as `predict`."""
