@@ -221,9 +221,7 @@ def _lists(tensor: Tensor, index: int, lengths: tuple[Tensor, int] | None) -> li
     """Return the items of each record of a tensor [B, n]."""
     num_records, width = tensor.shape
     counts, place = (None, "") if lengths is None else (as_list(lengths[0].data), f"inputs[{lengths[1]}].data")
-    # NaN within a row is an item that is missing, and no padding: `unpad` would take it for that in an array.
-    values = as_list(tensor.data)
-    return unpad(values, (num_records, width), counts, where=f"inputs[{index}].data", lengths_where=place)
+    return unpad(as_list(tensor.data), (num_records, width), counts, where=f"inputs[{index}].data", lengths_where=place)
 
 
 def _repeated(name: str, values: Elements, num_records: int) -> RawValues:

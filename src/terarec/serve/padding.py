@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from terarec.errors import ConfigError
-from terarec.etl.workflow.raw_values import RawValues
+from terarec.etl.workflow.raw_values import RawValues, as_list
 from terarec.spec.checks import quoted
 
 LENGTHS = ".lengths"
@@ -53,12 +53,12 @@ def pad(lists: Sequence[Sequence[Any]]) -> PaddedLists:
 
 
 def unpad(
-    values: RawValues, shape: tuple[int, int], lengths: RawValues | None, *, where: str, lengths_where: str
+    values: list[Any], shape: tuple[int, int], lengths: RawValues | None, *, where: str, lengths_where: str
 ) -> list[list[Any]]:
     """Return the lists of a tensor [B, n].
 
     Args:
-        values: As in `PaddedLists`, or in an array, where NaN is missing, too.
+        values: As in `PaddedLists`. NaN is an item that is missing, and no padding.
         shape: Number B of records, and n.
         lengths: As in `PaddedLists`.
         where: Place of the values, for errors.
@@ -68,8 +68,7 @@ def unpad(
         ConfigError: Other lengths than one from 0 to n for each record, or a value behind the end of its list.
     """
     num_records, width = shape
-    values = values if isinstance(values, list) else plain_values(values)
-    rows = [list(values[row * width : (row + 1) * width]) for row in range(num_records)]
+    rows = [values[row * width : (row + 1) * width] for row in range(num_records)]
     if lengths is None:
         for row in rows:
             while row and row[-1] is None:
@@ -93,8 +92,8 @@ def unpad(
 
 
 def with_missing(values: RawValues, is_missing: Sequence[Any] | npt.NDArray[np.bool_]) -> list[Any]:
-    """Return values with None where `is_missing` is true; null is false."""
-    return [None if missing else value for value, missing in zip(plain_values(values), is_missing, strict=True)]
+    """Return values with None where `is_missing` is true; null is false. NaN stays: it would else end a list."""
+    return [None if missing else value for value, missing in zip(as_list(values), is_missing, strict=True)]
 
 
 def plain_values(values: RawValues) -> list[Any]:

@@ -165,8 +165,9 @@ def _typed_elements(item: Any, count: int, where: str) -> Elements:
     if item.datatype == "BYTES":
         values = [_text(value, f"{where}.{field}[{index}]") for index, value in enumerate(values)]
     elif item.datatype.startswith("FP"):
-        # NaN is a missing number, as in raw contents; JSON, whose check follows, has no such number.
-        values = [None if value != value else value for value in values]
+        # NaN is a missing number, as in raw contents; JSON, whose check this is, has no such number.
+        check_elements([None if value != value else value for value in values], item.datatype, f"{where}.{field}")
+        return values
     return check_elements(values, item.datatype, f"{where}.{field}")
 
 
