@@ -196,6 +196,16 @@ def test_a_full_queue_refuses(scorer: Scorer, start: Start) -> None:
     assert [values_of(future) for future in waiting] == [[1], [2]]
 
 
+def test_a_request_to_a_batcher_that_was_closed_is_its_successor_s(scorer: Scorer, start: Start) -> None:
+    """It was counted as rejected here, and as answered there."""
+    counter = StatisticsCounter()
+    batcher = start(statistics=counter)
+    batcher.close()
+    with pytest.raises(ServerBusyError, check=at("model 'm'", "is being unloaded")):
+        batcher.submit(records(1), part_of)
+    assert counter.read().failed == {}
+
+
 def test_a_cancelled_request_gives_up_its_place(scorer: Scorer, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("terarec.serve.batcher._PURGE_NS", 0)
     batcher = start(max_queue_size=2)

@@ -51,6 +51,17 @@ def test_durations_are_counted_in_ranges() -> None:
     assert list(DURATION_BOUNDS_NS) == sorted(set(DURATION_BOUNDS_NS))
 
 
+def test_a_batch_without_records_is_within_the_first_bound(session: InferenceSession) -> None:
+    counter = StatisticsCounter()
+    for size in (0, 1, 2, 3):
+        counter.add_batch(size, StageTimes(), [0])
+    with ServedModels() as models:
+        models.install(ServedModel(session, name="dlrm", version="1", statistics=counter))
+        found = samples(models)
+    counts = [value(found, "terarec_batch_records_bucket", le=bound) for bound in ("1", "2", "4", "+Inf")]
+    assert counts == [2, 3, 4, 4]
+
+
 def test_a_scrape_has_what_the_models_count(session: InferenceSession, trained: TrainedRun) -> None:
     with ServedModels() as models:
         model = ServedModel(session, name="dlrm", version="1")

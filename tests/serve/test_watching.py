@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A server of a repository: the promoted version answers, and no other one until it has shown that it scores right."""
 
+import contextlib
 import gc
 import itertools
 import json
@@ -545,6 +546,28 @@ def test_versions_follow_their_run_only_where_the_server_allows_it(trained: Trai
                 model.updates.poll()
             answer = server.models.submit(request, "shop").result(PATIENCE)
             assert (answer.model_version, answer.parameters["step"]) == ("1", 20 if is_allowed else 16)
+
+
+def test_a_model_that_is_unloaded_as_it_becomes_ready_is_not_loaded_again(
+    repository: Path, trained: TrainedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served(repository, trained, control="explicit", load=("shop",)) as server:
+        server.watcher.unload("shop")
+        unloading = threading.Thread(target=server.watcher.unload, args=["shop"])
+        reconcile = RepositoryWatcher._reconcile
+
+        def reconciled(watcher: RepositoryWatcher, model: RepositoryModel, done: int | None = None) -> int:
+            if done is not None:
+                unloading.start()
+                unloading.join(0.2)  # time to come between, if it may
+            return reconcile(watcher, model, done)
+
+        monkeypatch.setattr(RepositoryWatcher, "_reconcile", reconciled)
+        with contextlib.suppress(UnavailableError):
+            server.watcher.load("shop")
+        unloading.join()
+        wait_for(lambda: server.states() == {"1": "UNAVAILABLE"})
+        assert not server.watcher._watched
 
 
 def test_versions_share_tiers_and_leave_them(repository: Path, shop: RepositoryModel, trained: TrainedRun) -> None:

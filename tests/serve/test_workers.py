@@ -32,6 +32,7 @@ from tests.errors import at
 from tests.processes import Python
 from tests.serve.conftest import TrainedRun
 from tests.serve.http.test_api_routes import tensors
+from tests.serve.http.test_limits import infer_bytes
 from tests.waiting import PATIENCE, wait_for
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -94,6 +95,13 @@ def score(client: InferenceClient, trained: TrainedRun, start: int) -> np.ndarra
     raise AssertionError("no answer")
 
 
+def wait_until_refused(address: tuple[str, int]) -> None:
+    with contextlib.suppress(ConnectionRefusedError):
+        while True:
+            socket.create_connection(address, timeout=PATIENCE).close()
+            time.sleep(0.01)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_worker_that_is_killed_is_started_again(
     trained: TrainedRun, session: InferenceSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -102,7 +110,8 @@ def test_a_worker_that_is_killed_is_started_again(
     with contextlib.ExitStack() as stack:
         manager = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
         manager.bind(str(tmp_path / "notify"))
-        process, client = stack.enter_context(server_of(trained.path, 2))
+        process, url = stack.enter_context(url_of(trained.path, 2))
+        client = InferenceClient(url, model="dlrm")
         first = children(process.pid)
         assert len(first) == 2
         for start in range(0, 30, 3):
@@ -114,7 +123,17 @@ def test_a_worker_that_is_killed_is_started_again(
             expected = session.predict(trained.records(start, start + 3))
             np.testing.assert_allclose(score(client, trained, start), expected, rtol=0, atol=1e-6)
         workers = children(process.pid)
+        address = ("127.0.0.1", urllib.parse.urlsplit(url).port or 0)
+        connection = stack.enter_context(socket.create_connection(address, timeout=PATIENCE))
+        request = infer_bytes(trained, "Expect: 100-continue")
+        connection.sendall(request[:-100])
+        assert connection.recv(100).startswith(b"HTTP/1.1 100 ")
         os.kill(process.pid, signal.SIGTERM)
+        # New clients are refused while the request in flight is still to be answered.
+        wait_until_refused(address)
+        connection.sendall(request[-100:])
+        assert connection.recv(100).startswith(b"HTTP/1.1 200 ")
+        connection.close()
         assert process.read_line() == "stopped"
         wait_for(lambda: not any(map(is_there, workers)))
         # By the process that was started, once each, whatever becomes of workers.

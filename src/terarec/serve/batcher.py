@@ -237,7 +237,7 @@ class Batcher:
             if self._queue.num_requests >= self._spec.max_queue_size and now >= self._next_purge_ns:
                 self._next_purge_ns = now + _PURGE_NS
                 ended = self._queue.remove_ended(now)
-            problem = self._refusal()
+            problem, is_closed = self._refusal(), self._is_closed
             if problem is None:
                 self._queue.add(waiting)
                 is_early = self._wakes_ns is not None and waiting.due_ns < self._wakes_ns
@@ -246,7 +246,8 @@ class Batcher:
                     self._changed.notify()
         self._end(ended)
         if problem is not None:
-            self._statistics.add_failure("rejected")
+            if not is_closed:  # else a successor takes the request, and counts it
+                self._statistics.add_failure("rejected")
             raise ServerBusyError(f"model {self._name!r}", problem)
         return future
 

@@ -264,7 +264,7 @@ def _size_counts(batches: Mapping[int, BatchCount]) -> Sequence[int]:
     counts = [0] * (len(_BATCH_BOUNDS) + 1)
     for size, batch in batches.items():
         # 2^n is the last size within the bound of place n.
-        counts[min((size - 1).bit_length(), len(_BATCH_BOUNDS))] += batch.count
+        counts[min(max(size - 1, 0).bit_length(), len(_BATCH_BOUNDS))] += batch.count
     return counts
 
 

@@ -394,8 +394,15 @@ def _run_workers(
         workers = Workers(spec.workers, serve_in, board.bury, stop_seconds=spec.drain_seconds + STOP_SECONDS)
         # What is there now is not looked at by the garbage collector, whose marks would copy the pages.
         gc.freeze()
+
+        def stopping() -> None:
+            notify(STOPPING)
+            # Once the workers have closed theirs, clients are refused, while requests in flight are answered.
+            for bound in (sockets.clients, *sockets.admins):
+                bound.close()
+
         with _stopped_by_signals(workers.stop):
-            workers.run(lambda: started(workers.stop, spec.grpc_port), partial(notify, STOPPING))
+            workers.run(lambda: started(workers.stop, spec.grpc_port), stopping)
 
 
 @contextlib.contextmanager

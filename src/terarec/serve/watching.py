@@ -68,9 +68,10 @@ class RepositoryWatcher(Repeating):
     A version is loaded, checked and warmed in the background, and then takes over at once; until then, and if it is
     refused, the former one answers. Former versions stay in memory for an instant return, as many as the spec says.
 
-    `_changed` guards `_watched` and what is below it, and what comes into `_jobs`, which takes none once the watcher is
-    being closed: nobody would do it, and nobody must wait for it. Models are loaded and closed by one worker thread
-    without it, so that a return to a version in memory never waits for another one that is being loaded.
+    `_changed`, whose lock its holder may take again, guards `_watched` and what is below it, and what comes into
+    `_jobs`, which takes none once the watcher is being closed: nobody would do it, and nobody must wait for it. Models
+    are loaded and closed by one worker thread without it, so that a return to a version in memory never waits for
+    another one that is being loaded.
 
     Args:
         models: Models of the server.
@@ -188,9 +189,8 @@ class RepositoryWatcher(Repeating):
     def _follow(self, model: RepositoryModel) -> None:
         # Also without polls: whoever changes the pointer through this server wants it to answer so.
         with self._changed:
-            is_loaded = model.name in self._watched
-        if is_loaded or self._spec.control == "poll":
-            self._reconcile(model)
+            if model.name in self._watched or self._spec.control == "poll":
+                self._reconcile(model)
 
     @override
     def close(self) -> None:
@@ -349,9 +349,9 @@ class RepositoryWatcher(Repeating):
                     watched.refused[version] = _Refused(identity, reason, backoff)
                 else:
                     watched.loaded[version] = served
-        if is_wanted:
-            self._reconcile(model, done=version)
-        elif served is not None:  # in the meantime nothing needs it any longer
+                # Under the lock: a model that was unloaded between the two would be loaded again.
+                self._reconcile(model, done=version)
+        if not is_wanted and served is not None:  # in the meantime nothing needs it any longer
             self._models.set_state(ModelState(model.name, str(version), "UNAVAILABLE", "unloaded"))
             served.close()
             self._loader.unload(served)

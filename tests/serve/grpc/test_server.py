@@ -216,9 +216,12 @@ def test_tokens(api: InferenceApi, trained: TrainedRun, tmp_path: Path, library:
     ):
         assert client.is_server_live()
         assert client.is_model_ready("dlrm")
-        # Metadata and index need no token on loopback.
+        # What the server has needs no token on loopback, as over HTTP.
         assert client.get_model_metadata("dlrm").name == "dlrm"
         assert len(client.get_model_repository_index().models) == 1
+        assert client.get_model_config("dlrm").config.name == "dlrm"
+        assert len(client.get_inference_statistics("dlrm").model_stats) == 1
+        assert client.get_trace_settings().settings
         for headers in (None, unknown):
             assert code_of(lambda headers=headers: client.infer("dlrm", inputs, headers=headers)) == "UNAUTHENTICATED"
             _, error = stream(client, inputs, answers, headers=headers)
@@ -226,7 +229,7 @@ def test_tokens(api: InferenceApi, trained: TrainedRun, tmp_path: Path, library:
             client.stop_stream()
         for headers in (user, admin):
             assert client.infer("dlrm", inputs, headers=headers).as_numpy("score").shape == (1, 1)
-        assert client.get_log_settings(headers=user).settings["log_error"].bool_param
+        assert client.get_log_settings().settings["log_error"].bool_param
         for call in (
             lambda headers: client.load_model("dlrm", headers=headers),
             lambda headers: client.update_log_settings({"log_info": True}, headers=headers),

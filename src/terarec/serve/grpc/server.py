@@ -75,7 +75,7 @@ class GrpcServer:
 
 _ACCESS: Mapping[str, Access] = {
     **dict.fromkeys(("ServerLive", "ServerReady", "ModelReady"), "open"),
-    **dict.fromkeys(("ServerMetadata", "ModelMetadata", "RepositoryIndex"), "index"),
+    **dict.fromkeys(("ServerMetadata", "ModelMetadata", "ModelConfig", "ModelStatistics", "RepositoryIndex"), "index"),
     **dict.fromkeys(("RepositoryModelLoad", "RepositoryModelUnload"), "admin"),
 }
 """Method -> who may call it, where this is not "use"."""
@@ -93,8 +93,8 @@ class _CallCheck:
 
     def __call__(self, method: str, metadata: Metadata, body: bytes) -> None:
         access = _ACCESS.get(method, "use")
-        if method in ("TraceSetting", "LogSettings") and parsed(method, body).settings:
-            access = "admin"  # one without settings asks for them
+        if method in ("TraceSetting", "LogSettings"):
+            access = "admin" if parsed(method, body).settings else "index"  # one without settings asks for them
         if access == "open":
             return
         header = next((value for name, value in metadata if name == "authorization"), None)
