@@ -25,6 +25,7 @@ from terarec.apps.recommend import Recommender
 from terarec.apps.served_recommendations import ServedRecommendations
 from terarec.config.files import load_recommendations
 from terarec.errors import ConfigError, DataNotFoundError, NoSpaceError
+from terarec.serve import InferenceSession
 from terarec.serve.loading import VersionLoader
 from terarec.serve.models import ServedModels
 from terarec.serve.protocol import UnknownModelError
@@ -275,15 +276,23 @@ def test_a_ranker_that_comes_back_is_seen(film_runs: FilmRuns, published: Path, 
 
 
 def test_a_share_of_the_users_is_ranked_by_another_version(
-    film_runs: FilmRuns, published: Path, tmp_path: Path
+    film_runs: FilmRuns, published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with shop_of(film_runs, published, tmp_path) as shop:
+    with shop_of(film_runs, published, tmp_path, score="score") as shop:
         promote(film_runs.ranker, shop.repository, "ranker", PromotionSpec(share=0.5, by="user"))
         shop.models.pointers.promote("ranker", 2, PromotionSpec(share=0.5, by="user"))  # type: ignore[union-attr]
         wait_for(lambda: shop.models.versions("ranker") == ("1", "2"))
         versions = [shop.recommend(parameters={"user": f"u{number}"})["ranking"]["version"] for number in range(20)]
         assert set(versions) == {"1", "2"}
         assert versions[0] == shop.recommend(parameters={"user": "u0"})["ranking"]["version"]
+        # By the score of the version that answers, which may have others, in another order.
+        second, names = shop.models.get("ranker", "2").session, vars(InferenceSession)["score_names"].fget
+        others = property(lambda session: ("score_like",) if session is second else names(session))
+        monkeypatch.setattr(InferenceSession, "score_names", others)
+        first_user, second_user = ({"user": f"u{versions.index(version)}"} for version in ("1", "2"))
+        assert shop.recommend(parameters=first_user)["ranking"]["version"] == "1"
+        problem = "got 'score', expected one of score_like"
+        shop.rejected(400, "score", problem, users=USERS, parameters=second_user)
 
 
 def test_a_model_that_is_unloaded_is_not_available(film_runs: FilmRuns, published: Path, tmp_path: Path) -> None:

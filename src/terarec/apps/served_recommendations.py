@@ -9,9 +9,10 @@ over at once; until then the former version and items answer.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -314,10 +315,10 @@ class ServedRecommendations(Repeating):
                 ScoringVersion(model=ranker.name, version=ranker.version, step=ranker.session.step),
             )
         # In a thread: it converts the columns of thousands of candidates.
-        pending = await self._in_thread(partial(self._ask, ranker, current.recommender, request, places))
+        pending, names = await self._in_thread(partial(self._ask, ranker, current.recommender, request, places))
         answer = await asyncio.wrap_future(pending)
         scores = np.asarray(answer.outputs[0].data, np.float32).reshape(answer.outputs[0].shape)
-        chosen = self._column(ranker)
+        chosen = self._column(names[answer.model_version])
         return _Ranking(
             np.split(scores[:, chosen], np.cumsum(lengths)[:-1]),
             ScoringVersion(model=answer.model_name, version=answer.model_version, step=answer.parameters["step"]),
@@ -325,8 +326,8 @@ class ServedRecommendations(Repeating):
 
     def _ask(
         self, ranker: ServedModel, recommender: Recommender, request: RecommendRequest, places: Sequence[Integers]
-    ) -> Future[InferResponse]:
-        """Let candidates be scored as the records of any request are."""
+    ) -> tuple[Future[InferResponse], Mapping[str, Sequence[str]]]:
+        """Let candidates be scored as the records of any request are; return the names of scores by version, too."""
         names = [tensor.name for tensor in ranker.metadata.inputs]
         of_items = [name for name in names if name in recommender.catalogue.names]
         of_users = [name for name in names if name in request.users]
@@ -336,16 +337,25 @@ class ServedRecommendations(Repeating):
         else:
             columns = recommender.ranking_columns([*of_items, *of_users], request.users, places)
         tensors = request_tensors(ranker.metadata.inputs, columns)
-        return self._models.submit(InferRequest(inputs=tuple(tensors), parameters=request.parameters), ranker.name)
+        # Before and after: the version that answers may come, or go, at this moment.
+        before = self._score_names(ranker.name)
+        pending = self._models.submit(InferRequest(inputs=tuple(tensors), parameters=request.parameters), ranker.name)
+        return pending, {**before, **self._score_names(ranker.name)}
 
-    def _column(self, ranker: ServedModel) -> int:
-        """Return the place of the score to rank by."""
-        names = ranker.session.score_names
+    def _score_names(self, name: str) -> Mapping[str, Sequence[str]]:
+        names: dict[str, Sequence[str]] = {}
+        for version in self._models.versions(name):
+            with contextlib.suppress(UnknownModelError):  # retired meanwhile
+                names[version] = self._models.get(name, version).session.score_names
+        return names
+
+    def _column(self, names: Sequence[str]) -> int:
+        """Return the place of the score to rank by, of a version with scores of these names."""
         if self._spec.score is None:
             return 0
         if self._spec.score not in names:
             raise ConfigError("score", f"got {self._spec.score!r}, expected one of {', '.join(names)}")
-        return names.index(self._spec.score)
+        return tuple(names).index(self._spec.score)
 
     def _opened(self, model: ServedModel) -> _Retrieval:
         """Return a version of the retrieval model with the index of the items as they are now."""
@@ -363,7 +373,7 @@ class ServedRecommendations(Repeating):
             got = quoted(next(key for key in keys if type(key) not in (int, str)))
             raise ConfigError(self._spec.items, f"got the key {got} in {self._spec.key!r}, expected integers or texts")
         if ranker is not None:
-            self._column(ranker)
+            self._column(ranker.session.score_names)
             names = [tensor.name for tensor in ranker.metadata.inputs if tensor.name in catalogue.names]
             if not names:
                 expected = ", ".join(tensor.name for tensor in ranker.metadata.inputs)

@@ -13,13 +13,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from terarec.apps.bench_serve.bench import ServingBench, file_records, synthetic_records
+from terarec.apps.bench_serve.bench import ServingBench, file_records, grpc_bodies, http_bodies, synthetic_records
+from terarec.apps.bench_serve.http_sender import HttpAddress
 from terarec.cli.app import run
 from terarec.errors import ConfigError
 from terarec.serve import InferenceError, RunningServer
-from terarec.serve.protocol import ModelMetadata, TensorMetadata
+from terarec.serve.binary_codec import decode_binary_request
+from terarec.serve.columns import ColumnReader
+from terarec.serve.grpc.conversion import infer_request
+from terarec.serve.grpc.messages import message_class
+from terarec.serve.padding import plain_values
+from terarec.serve.protocol import InferRequest, ModelMetadata, TensorMetadata
+from terarec.serve.session import ColumnKind, InputColumn
 from terarec.spec import ServingSpec
 from terarec.spec.bench_serving import LoadSpec
+from terarec.spec.dataset import MISSING_KEY
 from tests.serve.conftest import TrainedRun, running, train_in
 from tests.waiting import PATIENCE
 
@@ -178,6 +186,46 @@ def test_synthetic_records_follow_the_inputs() -> None:
     other = {tensor.name: tensor for tensor in make(1, 50)}
     assert tensors["words"].data == again["words"].data != other["words"].data
     assert np.array_equal(tensors["id"].data, again["id"].data)
+
+
+def test_missing_values_and_lists_of_a_file_arrive_as_bytes() -> None:
+    """Texts were padded with empty ones, and integers could not be sent."""
+    kinds: dict[str, tuple[ColumnKind, int | None, str]] = {
+        "price": ("number", 1, "FP32"),
+        "shop": ("string", 1, "BYTES"),
+        "user": ("integer", 1, "INT64"),
+        "code": ("integer", 1, "INT32"),
+        "tags": ("string", None, "BYTES"),
+        "items": ("integer", None, "INT64"),
+        "rates": ("number", None, "FP32"),
+    }
+    rows = {
+        "price": [1.0, None],
+        "shop": [None, "x"],
+        "user": [None, 7],
+        "code": [3, None],
+        "tags": [["a", ""], ["b"]],
+        "items": [[], [5, None]],
+        "rates": [[0.5], [None, 2.0]],
+    }
+    inputs = metadata(*((name, kind, (-1,) if hot else (-1, -1)) for name, (_, hot, kind) in kinds.items()))
+    request = InferRequest(inputs=tuple(file_records(inputs, pa.table(rows))(0, 2)))
+    columns = [InputColumn(name=name, kind=kind, hotness=hot) for name, (kind, hot, _) in kinds.items()]
+    (message,) = grpc_bodies([request], load())
+    (body,) = http_bodies([request], HttpAddress("http://127.0.0.1:1"), load(), is_json=False)
+    head, _, content = body.partition(b"\r\n\r\n")
+    header_bytes = int(head.lower().split(b"inference-header-content-length: ")[1].split()[0])
+    for found in (
+        infer_request(message_class("ModelInferRequest").FromString(message)),
+        decode_binary_request(content, header_bytes),
+    ):
+        read = ColumnReader(columns, max_batch=2)(found).columns
+        assert plain_values(read["price"]) == [1.0, None]
+        assert plain_values(read["shop"]) == ["", "x"]
+        assert [None if value == MISSING_KEY else value for value in read["user"]] == [None, 7]
+        assert {name: plain_values(read[name]) for name in ("code", "tags", "items", "rates")} == {
+            name: rows[name] for name in ("code", "tags", "items", "rates")
+        }
 
 
 def test_records_of_a_file_are_sent_in_turn() -> None:

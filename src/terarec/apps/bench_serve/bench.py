@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
@@ -21,8 +21,10 @@ from terarec.errors import ConfigError
 from terarec.serve.binary_codec import encode_elements
 from terarec.serve.client import request_tensors
 from terarec.serve.json_codec import encode
-from terarec.serve.protocol import INTEGER_BITS, Elements, InferRequest, ModelMetadata, Tensor, TensorMetadata
+from terarec.serve.padding import MISSING
+from terarec.serve.protocol import INTEGER_BITS, InferRequest, ModelMetadata, Tensor, TensorMetadata
 from terarec.spec.bench_serving import LoadSpec
+from terarec.spec.dataset import MISSING_KEY
 
 _MOST_BYTES = 256 * 2**20
 """Bytes of the requests that are prepared at once; beyond them there are fewer different ones."""
@@ -147,6 +149,13 @@ class ServingBench:
 
 
 _WORDS = 1000  # different texts of a synthetic column
+_MISSING_VALUES: Mapping[str, float | str] = {
+    **dict.fromkeys(("FP16", "FP32", "FP64"), math.nan),
+    "BYTES": "",
+    "INT64": MISSING_KEY,
+}
+"""Datatype -> the value of a missing element, where there is one."""
+
 _NUMBERS = 100  # synthetic numbers are below
 
 
@@ -223,7 +232,8 @@ def http_bodies(
 
 def _binary_request(request: InferRequest) -> tuple[dict[str, str], bytes]:
     """Return the headers and the body of a request whose tensors are bytes behind its JSON."""
-    raw = [encode_elements(_numbers(tensor), tensor.datatype) for tensor in request.inputs]
+    tensors = _without_missing(request.inputs)
+    raw = [encode_elements(tensor.data, tensor.datatype) for tensor in tensors]
     heads = [
         {
             "name": tensor.name,
@@ -231,18 +241,27 @@ def _binary_request(request: InferRequest) -> tuple[dict[str, str], bytes]:
             "shape": list(tensor.shape),
             "parameters": {"binary_data_size": len(content)},
         }
-        for tensor, content in zip(request.inputs, raw, strict=True)
+        for tensor, content in zip(tensors, raw, strict=True)
     ]
     header = encode({"inputs": heads, "parameters": {"binary_data_output": True}})
     headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(len(header))}
     return headers, b"".join((header, *raw))
 
 
-def _numbers(tensor: Tensor) -> Elements:
-    """Return the elements of a tensor; a missing number that may be NaN is that."""
-    if tensor.datatype.startswith("FP") and isinstance(tensor.data, list):
-        return [math.nan if value is None else value for value in tensor.data]
-    return tensor.data
+def _without_missing(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Return tensors that bytes can hold, in which a value stands for what is missing, or a further tensor says so."""
+    made: list[Tensor] = []
+    for tensor in tensors:
+        if isinstance(tensor.data, list) and None in tensor.data:
+            value = _MISSING_VALUES.get(tensor.datatype)
+            # In lists such values are items, and padding is not.
+            if value is None or (len(tensor.shape) > 1 and tensor.shape[1] > 1):
+                mask = [item is None for item in tensor.data]
+                made.append(Tensor(name=tensor.name + MISSING, datatype="BOOL", shape=tensor.shape, data=mask))
+            filler = 0 if value is None else value
+            tensor = tensor._replace(data=[filler if item is None else item for item in tensor.data])
+        made.append(tensor)
+    return made
 
 
 def grpc_bodies(requests: Sequence[InferRequest], spec: LoadSpec) -> list[bytes]:
@@ -251,7 +270,7 @@ def grpc_bodies(requests: Sequence[InferRequest], spec: LoadSpec) -> list[bytes]
 
     bodies = []
     for request in requests:
-        inputs = tuple(tensor._replace(data=_numbers(tensor)) for tensor in request.inputs)
-        message = infer_message(dataclasses.replace(request, inputs=inputs), spec.model, spec.version)
+        request = dataclasses.replace(request, inputs=tuple(_without_missing(request.inputs)))
+        message = infer_message(request, spec.model, spec.version)
         bodies.append(message.SerializeToString())
     return bodies
