@@ -238,4 +238,11 @@ CASES = [
     Case("rows of some hex", KeepRows(column="x", values=("A", "0")), {"x": HEX}, {}, rows=[0, 2]),
     Case("rows within bounds", KeepRows(column="x", at_least=-2.5, at_most=1.0), {"x": NUMBERS}, {}, rows=[0, 2]),
     Case("rows of great integers", KeepRows(column="x", at_least=0.0), {"x": INTEGERS}, {}, rows=[0, 3]),
+    Case(
+        "rows of integers that float64 does not tell apart",
+        KeepRows(column="x", at_least=2**53 + 1, at_most=1e300),
+        {"x": ("integer", [2**53, 2**53 + 1, None, 2**63 - 1])},
+        {},
+        rows=[1, 3],
+    ),
 ]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,18 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from terarec.errors import ConfigError
-from terarec.etl.columns import ColumnType, Kind, Rows, from_arrow, ids_as_integers, is_list, kind_of
+from terarec.etl.columns import (
+    ColumnType,
+    Kind,
+    Rows,
+    from_arrow,
+    ids_as_integers,
+    is_list,
+    is_missing,
+    kind_of,
+    numbers_of,
+    numpy_values,
+)
 from terarec.etl.ops.states import SpillOptions, State, Statistic
 from terarec.etl.ops.values import (
     HEX_DIGITS,
@@ -394,6 +406,19 @@ def value_of(kind: Kind, value: float | str, where: str = "") -> Any:
     raise ConfigError(
         where, f"got {quoted(value)}, expected {spelled.get(kind, 'a 64-bit integer')} for a column of {kind}"
     )
+
+
+def is_between(array: pa.Array, low: float | None, high: float | None) -> NDArray[np.bool_]:
+    """Return which of n numbers or integers are at least `low` and at most `high`, bool[n]; missing ones never are."""
+    if kind_of(array) == "integer":  # float64 would round those from 2^53 on
+        numbers, within = numpy_values(array), ~is_missing(array)
+        low, high = None if low is None else math.ceil(low), None if high is None else math.floor(high)
+    else:
+        numbers = numbers_of(array)
+        within = ~np.isnan(numbers)
+    if low is not None:
+        within &= numbers >= low
+    return within if high is None else within & (numbers <= high)
 
 
 def is_among(array: pa.Array, spelled: Sequence[str]) -> NDArray[np.bool_]:

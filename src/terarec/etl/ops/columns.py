@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from terarec.errors import ConfigError, FormatError
-from terarec.etl.columns import ColumnType, Kind, Rows, ids_as_integers, numbers_of
-from terarec.etl.ops.base import ColumnsOperator, ColumnTypes, Operator, Stage, is_among, value_of
+from terarec.etl.columns import ColumnType, Kind, Rows, ids_as_integers
+from terarec.etl.ops.base import ColumnsOperator, ColumnTypes, Operator, Stage, is_among, is_between, value_of
 from terarec.etl.ops.fitted_params import decode_state
 from terarec.etl.ops.states import MergeableStatistic, SpillOptions, State, read_params, write_params
 from terarec.etl.ops.values import (
@@ -262,10 +262,7 @@ class KeepRows(Operator):
         array = rows.columns[self.column]
         if self.values:
             return is_among(array, self.values)
-        numbers = numbers_of(array)  # NaN is not kept
-        low = -np.inf if self.at_least is None else self.at_least
-        high = np.inf if self.at_most is None else self.at_most
-        return (numbers >= low) & (numbers <= high)
+        return is_between(array, self.at_least, self.at_most)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from terarec.etl.columns import (
     write_numbers,
 )
 from terarec.etl.ops import Operator, State
-from terarec.etl.ops.base import is_among
+from terarec.etl.ops.base import is_among, is_between
 from terarec.etl.ops.states import Statistic
 from terarec.etl.ops.user_steps import run_step
 from terarec.etl.ops.values import rejected
@@ -233,7 +233,7 @@ def label_values(label: LabelSpec, rows: Rows) -> NDArray[np.float32]:
     if label.positives:
         return is_among(array, label.positives).astype(np.float32)
     if label.at_least is not None:
-        return (numbers_of(array) >= label.at_least).astype(np.float32)
+        return is_between(array, label.at_least, None).astype(np.float32)
     with np.errstate(over="ignore"):
         # Numbers beyond float32 become infinite, and are rejected below.
         numbers = numbers_of(array).astype(np.float32)
