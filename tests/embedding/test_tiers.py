@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,9 +19,10 @@ from terarec.batch import Jagged, one_hot
 from terarec.checkpoint import TrainState, load, save
 from terarec.closer import wait_closed
 from terarec.embedding import EmbeddingCollection
-from terarec.errors import ConfigError, KeyOutOfRangeError, StorageError
+from terarec.errors import ConfigError, KeyOutOfRangeError, NoSpaceError, StorageError
 from terarec.memory import TierUse
 from terarec.memory.cached_part import BudgetError
+from terarec.memory.row_file import RowFile
 from terarec.optim import RowOptimizer
 from terarec.spec import (
     AdaGradSpec,
@@ -73,6 +75,12 @@ def assert_trains_equally(
         expected, found = (step(collection, of, jagged) for collection, of in both)
         assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
     assert_same(plain, tiered)
+
+
+def state_of(collection: EmbeddingCollection) -> TrainState:
+    rng = torch.get_rng_state()
+    optimizer = {"state": {}, "param_groups": []}
+    return TrainState(step=9, dense={}, tables=collection.tables, optimizer=optimizer, rng=rng, progress={})
 
 
 def name_of(value: SparseOptimizerSpec | str) -> str:
@@ -244,15 +252,7 @@ def test_checkpoints_go_into_any_tier(tmp_path: Path, kind: str, into: str) -> N
         in_tiers(tables, Tiers(host=TIGHT, file=str(tmp_path / "a"))),
     )
     assert_trains_equally(plain, tiered, AdamSpec(lr=0.05), BATCHES[:9])
-    state = TrainState(
-        step=9,
-        dense={},
-        tables=tiered.tables,
-        optimizer={"state": {}, "param_groups": []},
-        rng=torch.zeros(1),
-        progress={},
-    )
-    opened = load(save(tmp_path / "saved", replace(state, rng=torch.get_rng_state())))
+    opened = load(save(tmp_path / "saved", state_of(tiered)))
     other = in_tiers(tables, Tiers(host=TIGHT, file=str(tmp_path / "b"))) if into == "tiers" else None
     other = other or EmbeddingCollection(tables, FEATURES, seed=77)  # whose untouched rows get those of seed 4
     optimizer = RowOptimizer(other, AdamSpec(lr=0.05))
@@ -322,6 +322,81 @@ def test_host_memory_without_a_file_is_a_limit() -> None:
     step(tiered, optimizer, BATCHES[0])
     with pytest.raises(BudgetError, check=at("tiers host='20KiB': tables 'a', 'c', 'd'")):
         step(tiered, optimizer, BATCHES[5])
+
+
+def test_a_batch_that_fails_leaves_no_rows_behind(tmp_path: Path) -> None:
+    """Rows of its keys stayed in files: a checkpoint with more rows than keys was not readable."""
+    tables = [DynamicTableSpec(name="a", width=4), DynamicTableSpec(name="b", width=8, max_rows=3)]
+    features = [FeatureSpec(name=f"f{table.name}", table=table.name) for table in tables]
+    tiers = Tiers(host="1MiB", file=str(tmp_path / "rows"))
+    plain, tiered = (
+        EmbeddingCollection([replace(table, tiers=of) for table in tables], features) for of in (None, tiers)
+    )
+    for collection in (plain, tiered):
+        optimizer = RowOptimizer(collection, AdamSpec(lr=0.05))
+        step(collection, optimizer, one_hot(["fa", "fb"], torch.tensor([[1, 2, 3, 4], [1, 1, 2, 2]])))
+        with pytest.raises(StorageError, check=at("table 'b'")):
+            step(collection, optimizer, one_hot(["fa", "fb"], torch.tensor([[11, 12, 13, 14], [3, 4, 5, 6]])))
+        step(collection, optimizer, one_hot(["fa", "fb"], torch.tensor([[13] * 4, [1, 1, 2, 2]])))
+    assert_same(plain, tiered)
+    assert [arena.tiers.count(0) for arena in tiered.arenas] == [5, 2]  # type: ignore[union-attr]
+    again = EmbeddingCollection(tables, features)
+    RowOptimizer(again, AdamSpec(lr=0.05))
+    load(save(tmp_path / "saved", state_of(tiered))).load_tables(again.tables, with_state=True)
+    assert_same(plain, again)
+
+
+@pytest.mark.parametrize("budget", [{"host": "1MiB"}, {"device": TIGHT, "host": "1MiB"}], ids=["file", "host-file"])
+def test_keys_that_are_evicted_on_a_full_disk_start_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: dict[str, str]
+) -> None:
+    """Their rows stayed in the file, and came back with the keys."""
+    erase = RowFile.erase
+    refused: list[np.ndarray] = []
+
+    def full(self: RowFile, keys: np.ndarray) -> None:
+        if not refused:
+            refused.append(keys)
+            raise NoSpaceError("disk", "full")
+        erase(self, keys)
+
+    table = DynamicTableSpec(name="t", width=4, max_rows=8, evict=lru(share=0.5))
+    plain, tiered = (
+        EmbeddingCollection([replace(table, tiers=of)], [FeatureSpec(name="f", table="t")])
+        for of in (None, Tiers(**budget, file=str(tmp_path)))
+    )
+    (rows,) = (arena.tiers for arena in tiered.arenas)
+    assert rows is not None
+    optimizers = [RowOptimizer(collection, AdamSpec(lr=0.05)) for collection in (plain, tiered)]
+    for first in (0, 4, 8, 0, 12, 4):
+        for collection, optimizer in zip((plain, tiered), optimizers, strict=True):
+            step(collection, optimizer, one_hot(["f"], torch.arange(first, first + 4)[None]))
+        rows.snapshot(0, tmp_path / f"all-{first}-{len(refused)}")  # so that all are in the file
+        if first == 4:
+            monkeypatch.setattr(RowFile, "erase", full)
+    assert len(refused) == 1
+    assert_same(plain, tiered)
+
+
+@pytest.mark.parametrize("file", [True, False])
+def test_rows_that_are_removed_before_their_update_are_not_written(tmp_path: Path, file: bool) -> None:
+    """A smaller budget wrote them to the file, and without one their slots were lost."""
+    tables = [DynamicTableSpec(name="t", width=4, tiers=Tiers(host="1MiB", file=str(tmp_path) if file else None))]
+    collection = EmbeddingCollection(tables, [FeatureSpec(name="f", table="t")])
+    optimizer = RowOptimizer(collection, SGDSpec(lr=0.1))
+    pooled = collection(one_hot(["f"], torch.arange(6)[None])).pooled
+    collection.tables["t"].remove(torch.arange(4))  # type: ignore[union-attr]
+    pooled.sum().backward()
+    optimizer.step()
+    del pooled
+    (rows,) = (arena.tiers for arena in collection.arenas)
+    assert rows is not None
+    memory = rows.stack.opened()
+    free = memory.victims(memory.capacity, 0, keeps_dirty=True)
+    assert free.numel() == 4  # those of the removed rows
+    if file:
+        memory.lower(1)
+    assert rows.count(0) == 2
 
 
 def test_files_are_for_one_model_and_go_with_it(tmp_path: Path) -> None:

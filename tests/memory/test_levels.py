@@ -2,6 +2,7 @@
 """Levels below the fast tier."""
 
 import threading
+from concurrent.futures import Future
 
 import pytest
 import torch
@@ -109,7 +110,8 @@ class Gated(TableStores):
         self.is_full = True
 
     def write(self, held: RowBatch, values: torch.Tensor) -> None:
-        self.gate.wait()
+        if 13 not in held.keys:
+            self.gate.wait()
         if self.is_full and 13 in held.keys:
             raise StorageError("disk: full")
         super().write(held, values)
@@ -132,4 +134,36 @@ def test_rows_that_are_being_written_are_waited_for() -> None:
     behind.write(batch(2), rows(2))
     for key in (13, 2):
         assert behind.read(batch(key), out).tolist() == [True]
+    behind.close()
+
+
+def test_a_write_that_is_under_way_is_not_forgotten() -> None:
+    """A thread that heard late of an error took the next write for the one that had failed."""
+    level = Gated()
+    behind = WrittenBehind(level)
+    behind.write(batch(13), rows(1))
+    failed = behind._writing
+    assert failed is not None
+    has_heard, goes_on = threading.Event(), threading.Event()
+
+    class Late(Future[None]):
+        def result(self, timeout: float | None = None) -> None:
+            try:
+                failed.result()
+            finally:
+                has_heard.set()
+                goes_on.wait()
+
+    behind._writing = Late()
+    reader = threading.Thread(target=behind.wait)
+    reader.start()
+    has_heard.wait()
+    behind._writing = failed
+    level.is_full = False
+    behind.write(batch(2), rows(2))
+    goes_on.set()
+    reader.join(0.2)  # it may wait for that write
+    threading.Timer(0.05, level.gate.set).start()
+    assert behind.read(batch(2), rows(0)).tolist() == [True]
+    reader.join()
     behind.close()

@@ -206,10 +206,10 @@ class Cache:
                 with self._lock:
                     self._changes.note(number)
                     # The level below erases within the same hold: a read between the two would find the row there and
-                    # keep it.
-                    part.erase(some.rows)
+                    # keep it. It does so first: if it fails, an older row there must not show.
                     if self.below is not None:
                         self.below.erase(some)
+                    part.erase(some.rows)
 
     def _forget(self) -> None:
         """Drop all rows that were not changed: the level below has others now."""

@@ -212,6 +212,8 @@ class RowPlacement:
             memory = self._stack.opened()
             for changed in slots:
                 assert changed is not None, "gradients of tiered rows have places"
+                # Rows that were removed meanwhile are gone, and must not be written below.
+                changed = changed[memory.slots.is_held[changed]]
                 # Rows that did not change need not be written back.
                 if table_lr is not None:
                     is_trained = table_lr.to(self._stack.device)[memory.slots.owners.tables[changed].long()] != 0.0
@@ -284,7 +286,7 @@ class RowPlacement:
 def _release(memory: FastTier, victims: Tensor) -> None:
     """Write the rows of ``victims int64[n]`` back where they changed, and take their slots away."""
     slots = memory.slots
-    memory.write_back(victims[slots.is_dirty[victims] & slots.is_held[victims]])
+    memory.write_back(victims[slots.is_dirty[victims]])
     slots.release(victims)
 
 

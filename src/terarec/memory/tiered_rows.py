@@ -187,7 +187,7 @@ class TieredRows:
         """Let ``rows int64[n]`` be those of other keys from now on, which have their initial values."""
         with self.stack.lock:
             memory = self.stack.memory
-            if memory is not None:  # a batch that was rolled back may have left rows of its keys
+            if memory is not None:  # what was loaded ahead may be of keys that have lost these rows since
                 slots = memory.slots.find(rows)
                 memory.slots.release(slots[slots >= 0])
                 self._ahead.drop(rows)

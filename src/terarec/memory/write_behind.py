@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 from torch import Tensor
@@ -19,8 +20,8 @@ from terarec.memory.row_store import RowStore
 class WrittenBehind:
     """A level whose rows are written by a thread, one batch at a time.
 
-    Written rows are visible to all calls except `read_others`. After an error of the thread, the next call writes the
-    rows of that batch again, since a full disk may have room by then; it raises if that fails, too.
+    Changes are visible to all calls except `read_others`. What the level did not take, of the thread or of `erase`,
+    the next call does again, since a full disk may have room by then; it raises if that fails, too.
 
     Attributes:
         level: The level.
@@ -33,9 +34,10 @@ class WrittenBehind:
         self.level = level
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="terarec-rows")
         self._writing: Future[None] | None = None
-        # The batch that the thread could not write, whose rows are nowhere else.
-        self._failed: tuple[RowBatch, Tensor] | None = None
-        # Guards both, but for the thread, which sets the batch before its call ends.
+        # The changes that the level did not take, in their order, None for an erasure: what they set is nowhere else.
+        # While there are any, no other change reaches the level.
+        self._failed: list[tuple[RowBatch, Tensor | None]] = []
+        # Guards both, but for the thread, which adds its batch before its call ends.
         self._lock = threading.Lock()
 
     @property
@@ -49,18 +51,20 @@ class WrittenBehind:
         return self.level.index_bytes
 
     def wait(self) -> None:
-        """Wait for the thread."""
+        """Wait for the thread, and do again what failed."""
         with self._lock:
             writing = self._writing
-        if writing is None:
-            return
-        try:
-            writing.result()
-        except StorageError:
-            with self._lock:
-                if self._failed is not None:
-                    self.level.write(*self._failed)
-                self._writing = self._failed = None
+        if writing is not None:
+            with suppress(StorageError):  # its batch is among those that failed
+                writing.result()
+        with self._lock:
+            while self._failed:
+                batch, values = self._failed[0]
+                if values is None:
+                    self.level.erase(batch)
+                else:
+                    self.level.write(batch, values)
+                del self._failed[0]
 
     def read(self, batch: RowBatch, out: Tensor) -> Tensor:
         """Copy rows; see `Level.read`."""
@@ -83,13 +87,17 @@ class WrittenBehind:
         try:
             self.level.write(batch, values)
         except StorageError:
-            self._failed = batch, values
+            self._failed.append((batch, values))
             raise
 
     def erase(self, batch: RowBatch) -> None:
-        """Remove rows; see `Level.erase`."""
-        self.wait()
-        self.level.erase(batch)
+        """Remove rows; see `Level.erase`. It raises no `StorageError`, since a step that ends cannot be undone."""
+        try:
+            self.wait()
+            self.level.erase(batch)
+        except StorageError:
+            with self._lock:
+                self._failed.append((batch, None))
 
     def items(self, table: int, chunk_rows: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield all rows of a table; see `Level.items`."""

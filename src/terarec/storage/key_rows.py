@@ -246,6 +246,8 @@ class KeyRows:
         new_rows = arena.allocate_rows(wanted, f"table {spec.name!r}: {demand}")
         arena.data.begin(self.number, new_rows, new_keys)
         arena.number_rows(self.number, new_rows, new_keys)
+        # A batch that fails later may have brought them into tiers, which would keep rows without a key.
+        arena.transaction.on_rollback(lambda: arena.data.forget(self.number, new_rows, new_keys))
         mark_changes(arena, new_rows)
         return rows
 
