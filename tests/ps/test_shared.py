@@ -19,6 +19,7 @@ from terarec.memory.guarded import STATE, Guarded
 from terarec.memory.shared import MEMORY
 from terarec.ps import ParameterServer
 from terarec.ps.levels import shared_level
+from terarec.ps.loading import source_identity
 from terarec.spec import ParameterServerSpec, ServedModelSpec, ServedTableSpec, SharedMemorySpec
 from tests.processes import Python
 from tests.waiting import wait_for
@@ -126,7 +127,8 @@ def test_rows_are_waited_for(name: str) -> None:
 
     writer, reader = level("state"), level("state")
     ends: list[str] = []
-    waiting = threading.Thread(target=lambda: (reader.wait(), ends.append("there")))
+    looks = threading.Event()
+    waiting = threading.Thread(target=lambda: (reader.wait(looks.set), ends.append("there")))
     waiting.start()
     writer.write(batch_of(KEYS[:3], 0), torch.ones(3, 16, dtype=torch.uint8))
     writer.level.commit({}, 0)  # part of a load has no state
@@ -134,13 +136,30 @@ def test_rows_are_waited_for(name: str) -> None:
     assert not ends
     writer.level.commit({STATE: "state"}, 0)
     waiting.join()
+    assert looks.is_set()
+    writer.level.commit({STATE: "later"}, 0)
+    late = level("state")  # after the first change
+    late.wait(looks.set)
+    assert late.fences[0].state == "later"
     assert (ends, reader.level.count(0), reader.fences[0].state) == (["there"], 3, "state")
     ended, left = level("other"), level("other")
     ended.level.close()
     with pytest.raises(StorageError):
-        left.wait()
-    for each in (writer, reader, left):
+        left.wait(looks.set)
+    for each in (writer, reader, left, late):
         each.level.close()
+
+
+def test_loading_that_waits_for_another_process_can_be_stopped(name: str, source: Path) -> None:
+    """`close` waited for the other process."""
+    tables = tuple(ServedTableSpec(name=table, width=4, source=str(source / table)) for table in VECTORS)
+    states = [source_identity(source / table) for table in VECTORS]
+    with contextlib.closing(shared_level(SharedMemorySpec(name=name), "m", list(VECTORS), states, 4).level):
+        server = ParameterServer(ParameterServerSpec(tiers=(SharedMemorySpec(name=name),)))
+        loading = server.load(ServedModelSpec(name="m", tables=tables))
+        wait_for(lambda: loading.progress.rows == 200)  # all rows of its source, none of which it keeps
+        server.close()
+        assert isinstance(loading.error, StorageError)
 
 
 def test_another_source_has_rows_of_its_own(name: str, source: Path, tmp_path: Path) -> None:

@@ -100,7 +100,8 @@ class Guarded:
         keeps_found: Whether rows that a slower level had are written here.
         share: Share of the rows of a table that are loaded here.
         fences: For each table, which state its rows are of.
-        await_rows: Returns once the rows that another process loads are there; None where none does.
+        await_rows: Returns once the rows that another process loads are there, and calls its argument until then; None
+            where none does.
         stay: Lets reads see what another process commits by `refresh` alone; None where they do so from the beginning.
 
     Args:
@@ -137,7 +138,7 @@ class Guarded:
         self.share = share
         self._has_all = has_all
         self.fences: list[Fence] = list(fences or map(self._noted, range(num_tables)))
-        self.await_rows: Callable[[], None] | None = None
+        self.await_rows: Callable[[Callable[[], None]], None] | None = None
         self.stay: Callable[[], None] | None = None
         self._losses = losses or (lambda table: (0, 0))
         self._clock = clock
@@ -200,14 +201,14 @@ class Guarded:
         state = self.fences[table].state
         self.level.commit({**self.level.metadata(table), STATE: state} if state else None, table)
 
-    def wait(self) -> None:
-        """Wait until the rows that another process loads are there.
+    def wait(self, check: Callable[[], None]) -> None:
+        """Wait until the rows that another process loads are there; `check` may raise an error, which ends that.
 
         Raises:
             StorageError: The process ended before.
         """
         if self.await_rows is not None:
-            self.await_rows()
+            self.await_rows(check)
             self.refresh()
 
     def refresh(self) -> bool:

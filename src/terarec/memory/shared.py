@@ -9,7 +9,7 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -247,17 +247,19 @@ class SharedStores(TableStores):
     def _is_there(self, number: int) -> bool:
         return (self._directory.path / self._names[number] / "rows").is_dir()
 
-    def wait(self) -> None:
-        """Wait until the rows of all sources are there.
+    def wait(self, check: Callable[[], None]) -> None:
+        """Wait until the rows of all sources are there; `check` is called again and again, and may raise an error.
 
         Raises:
             StorageError: The process that loads them ended before, or there is none.
         """
         for number, (name, state) in enumerate(zip(self._names, self._states, strict=True)):
-            while state and not self.tables[number].is_writable and self.metadata(number).get(STATE) != state:
+            # A load in part has no state. Any is of all rows of the source, which may have been changed since.
+            while state and not self.tables[number].is_writable and STATE not in self.metadata(number):
+                check()
                 is_loaded = self._directory.is_locked(name)
                 self._look()  # after that: its last act was a commit
-                if not is_loaded and self.metadata(number).get(STATE) != state:
+                if not is_loaded and STATE not in self.metadata(number):
                     raise StorageError(
                         f"shared memory {self._spec.name!r}",
                         f"no process loads table {self._table_names[number]!r}, expected one with a load_share above 0",

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -482,7 +483,7 @@ class ParameterServer:
                     version.is_filled &= fill_tiers(version.tables[table], source, add)
             for group in version.groups:
                 for level in group.stack.levels:
-                    level.wait()
+                    level.wait(partial(add, 0))  # which raises once loading is cancelled
             with self._lock:
                 self._versions[name] = version
                 # Active with its last row: until here lookups find the former version.
