@@ -92,7 +92,8 @@ class StaleRowsError(StorageError):
     """A server holds rows of another state of a table than this process left there.
 
     Attributes:
-        is_later: Whether another process changed them since; else the server came back with rows of an earlier time.
+        is_later: Whether another process changed them since, or does so now; else they are of an earlier time, or of a
+            change whose writer died.
     """
 
     def __init__(self, *parts: object, is_later: bool) -> None:

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Marks beside rows on a server: which ones a lookup may find that changes have overtaken."""
 
+import contextlib
+import itertools
 from pathlib import Path
 
 import pytest
 
-from terarec.errors import StaleRowsError
+from terarec.errors import StaleRowsError, StorageError, UnreachableError
 from terarec.memory import redis_fence
 from terarec.memory.redis_fence import RedisFence
-from terarec.memory.redis_server import RedisServer
+from terarec.memory.redis_server import RedisServer, request
 from tests.ps.redis_processes import needs_redis, running
 from tests.waiting import wait_for
 
@@ -90,4 +92,86 @@ def test_a_writer_that_wakes_after_its_lease_notices(tmp_path: Path, monkeypatch
         other.reset("b")
         with pytest.raises(StaleRowsError):
             slow.extend()
+        server.close()
+
+
+@needs_redis
+def test_a_change_that_another_process_has_made_is_taken_over(tmp_path: Path) -> None:
+    with running(tmp_path / "redis") as started:
+        server = RedisServer(started.spec())
+        first, second = (RedisFence(server, ["hps_et{t/p0}s"]) for _ in range(2))
+        first.reset("a")
+        first.end()
+        assert second.adopt("a")
+        assert not first.begin("b")
+        for state in ("b", "c", None):  # while it is under way
+            with pytest.raises(StaleRowsError, check=lambda error: error.is_later):
+                second.begin(state)
+        first.end()
+        with pytest.raises(StaleRowsError, check=lambda error: error.is_later):
+            second.begin("c")  # from another state than the rows are of
+        assert second.begin("b")
+        assert second.state == "b"
+        assert not second.begin("c")
+        server.run([request("hps_et{t/p0}w", b"UNLINK")])  # and dies
+        with pytest.raises(StaleRowsError, check=lambda error: not error.is_later):
+            first.begin("c")
+        server.close()
+
+
+@needs_redis
+def test_a_change_whose_marks_fail_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error between what a process remembers and what it writes made the next change one of stale rows."""
+    with running(tmp_path / "redis") as started:
+        server = RedisServer(started.spec())
+        run = server.run
+        for failing in range(8):
+            fence, other = (RedisFence(server, [f"hps_et{{t{failing}/p0}}s"]) for _ in range(2))
+            fence.reset("a")
+            fence.end()
+            calls = itertools.count()
+            monkeypatch.setattr(
+                server,
+                "run",
+                lambda commands: _fail() if next(calls) == failing else run(commands),  # noqa: B023
+            )
+            with contextlib.suppress(StorageError):
+                fence.begin("b")
+                fence.end()
+            assert next(calls) == failing + 1
+            fence.check(fence.accepted, run(fence.requests([0])))
+            if not fence.begin("b"):
+                fence.end()
+            assert fence.state == "b"
+            assert other.adopt("b")
+        server.close()
+
+
+def _fail() -> list[object]:
+    raise UnreachableError("redis", "is away")
+
+
+@needs_redis
+def test_rows_that_others_look_up_are_told_from_those_of_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(tmp_path / "redis") as started:
+        server = RedisServer(started.spec())
+        first, second, third = (RedisFence(server, ["hps_et{t/p0}s"]) for _ in range(3))
+        assert not third.give_up()  # it has written nothing
+        assert not first.reset("a")
+        assert first.give_up()
+        first.end()
+        assert not second.reset("a")
+        assert not first.give_up()  # another has begun since
+        assert not second.give_up()  # it found the rows there
+        assert second.state == "a"
+        assert third.reset("b")
+        assert third.give_up()
+        assert not first.leave()
+        server.run([*second.using(), *first.using()])
+        assert not second.using()
+        assert first.leave()
+        monkeypatch.setattr(redis_fence, "USE_SECONDS", -1)  # as long after
+        assert not first.leave()
         server.close()

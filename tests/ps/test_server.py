@@ -18,7 +18,7 @@ from terarec.ps.server import TableChange
 from terarec.spec import CacheSpec, HostMemorySpec, ParameterServerSpec, RowFileSpec, ServedModelSpec, ServedTableSpec
 from terarec.spec.parameter_server import TierSpec
 from tests.errors import at
-from tests.ps.redis_processes import needs_redis, running
+from tests.ps.redis_processes import RedisProcess, needs_redis, running
 from tests.waiting import wait_for
 
 KEYS = np.arange(100, 1100) * 3
@@ -240,6 +240,35 @@ def test_a_model_is_loaded_although_a_tier_is_dead(tmp_path: Path) -> None:
         with pytest.raises(StorageError):
             serve(model(folder(tmp_path / "0")), tiers=(redis.spec(),))
         redis.start()
+
+
+@needs_redis
+def test_rows_in_redis_that_another_server_looks_up_stay(redis_server: RedisProcess, tmp_path: Path) -> None:
+    """A second server that failed to load, was stopped or removed the version left the first with default vectors."""
+    client = pytest.importorskip("redis").Redis(redis_server.host, redis_server.port)
+    tiers = (redis_server.spec(num_partitions=2),)
+    folder(tmp_path / "1")
+    damaged = VECTORS.copy()
+    damaged[-1] = np.nan
+    write_sparse_folder(tmp_path / "2", [SparseRows(KEYS, damaged)])
+    with serve(model(tmp_path / "1", 71), tiers=tiers) as first, serve(tiers=tiers) as second:
+        with pytest.raises(FormatError):
+            second.load(model(tmp_path / "2", 71)).wait()
+        assert np.array_equal(looked_up(first), VECTORS)
+        second.load(model(tmp_path / "1", 71)).wait()
+        assert client.zcard("hps_et{hps_et.dcn@71.user/p0}u") == 1
+        for server in (first, second):
+            assert np.array_equal(looked_up(server), VECTORS)
+        with pytest.raises(FormatError):
+            second.load(model(tmp_path / "2", 72)).wait()
+        assert not client.keys("*@72*")  # where nobody had rows before, none stay
+        second.load(model(tmp_path / "1", 72)).wait()
+        second.unload("dcn", 71)
+        assert np.array_equal(looked_up(first), VECTORS)
+        first.load(model(tmp_path / "1", 72)).wait()
+        first.unload("dcn", 71)
+        assert not client.keys("*@71*")
+        assert client.keys("*@72*")
 
 
 def test_a_share_of_the_rows_in_host_memory_the_rest_on_disk(tmp_path: Path) -> None:

@@ -284,6 +284,24 @@ def test_processes_that_share_a_server(redis_server: RedisProcess, tmp_path: Pat
 
 
 @needs_redis
+def test_changes_by_turns_where_nothing_else_has_the_rows(redis_server: RedisProcess) -> None:
+    """One that came while another process made its own left the table without rows for good."""
+    tag, server = f"hps_et.m.stale{next(_TAGS)}", RedisServer(redis_server.spec())
+    first, second = (table_of([redis_tier(server, tag, 4)]) for _ in range(2))
+    for table in (first, second):
+        table.insert(KEYS, distinct_rows(4, KEYS))
+    with first.changing():
+        with pytest.raises(StaleRowsError):
+            second.insert(REMOVED, distinct_rows(4, REMOVED))
+        assert torch.equal(second.lookup(KEYS), distinct_rows(4, KEYS))
+        first.insert(CHANGED, distinct_rows(4, CHANGED, 1.0))
+    second.erase(REMOVED)
+    for table in (first, second):
+        assert torch.equal(table.lookup(KEYS), newest(1.0))
+        assert not use(table, 0).is_stale
+
+
+@needs_redis
 def test_a_change_whose_writer_died_is_undone(redis_server: RedisProcess, tmp_path: Path) -> None:
     """Its mark stood for ever: other processes passed the server over until a writer came."""
     first = InFrontOfFiles(redis_server, tmp_path / "first")

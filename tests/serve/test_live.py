@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sessions that follow a run: after any checkpoint they score as the trainer's model does."""
 
+import contextlib
 import errno
 import os
 import shutil
@@ -395,6 +396,78 @@ def test_redis_restarted_from_its_snapshot_is_brought_up_to_date(
             assert updates.poll()
             assert_as_the_trainer(session, live, trained, 6)
             assert not any(table.tiers[0].is_stale for table in server.statistics()["model"].values())
+
+
+@needs_redis
+def test_sessions_that_share_a_redis_with_all_rows(live: Live, trained: TrainedRun, tmp_path: Path) -> None:
+    """The second one took the change of the first for rows of others, and served default vectors for good."""
+    with running(tmp_path / "redis") as redis:
+
+        def opened() -> InferenceSession:
+            return InferenceSession.open(
+                live.path, tables=ServedTables(server=ParameterServerSpec(tiers=(redis.spec(),)))
+            )
+
+        with (
+            opened() as first,
+            opened() as second,
+            LiveUpdates(first, live.path, every_seconds=None) as one,
+            LiveUpdates(second, live.path, every_seconds=None) as other,
+        ):
+            for step in (4, 6):
+                live.add(step)
+                assert one.poll()
+                assert other.poll()
+                assert other.statistics().unwritten == 0
+                for session in (first, second):
+                    assert_as_the_trainer(session, live, trained, step)
+            live.add(8)
+            assert second.served is not None
+            (tier,) = second.served.server.table("model", "C3").group.stack.levels
+            assert tier.fences[0].reset(None) is False  # as a process that loads the same rows again
+            with pytest.raises(StorageError):
+                one.poll()
+            assert_as_the_trainer(first, live, trained, 8)
+            tier.fences[0].end()
+            one.poll()
+            assert other.poll()
+            assert (one.statistics().unwritten, other.statistics().unwritten) == (0, 0)
+            for session in (first, second):
+                assert_as_the_trainer(session, live, trained, 8)
+            live.add(10)
+            assert one.poll()  # and removes the former version
+            assert_as_the_trainer(second, live, trained, 8)
+            assert other.poll()
+            for session in (first, second):
+                assert_as_the_trainer(session, live, trained, 10)
+        client = pytest.importorskip("redis").Redis(redis.host, redis.port)
+        assert not client.keys("*model@2*")
+
+
+@needs_redis
+def test_redis_restarted_while_a_delta_waits_is_filled(live: Live, trained: TrainedRun, tmp_path: Path) -> None:
+    """The pause after the error, and an attempt without rows, kept the repair from its turn."""
+    with (
+        running(tmp_path / "redis", "--appendonly", "no") as redis,
+        InferenceSession.open(
+            live.path, tables=ServedTables(server=ParameterServerSpec(tiers=(redis.spec(timeout_seconds=5.0),)))
+        ) as session,
+        LiveUpdates(session, live.path, every_seconds=None) as updates,
+    ):
+        redis.kill()
+        live.add(4)
+        with pytest.raises(StorageError):
+            updates.poll()
+        session.predict(trained.records(0, 20))  # from here on the tier rests
+        redis.start()
+
+        def is_written() -> bool:
+            with contextlib.suppress(StorageError):
+                updates.poll()
+            return not updates.statistics().unwritten
+
+        wait_for(is_written)
+        assert_as_the_trainer(session, live, trained, 4)
 
 
 @pytest.mark.slow

@@ -25,14 +25,18 @@ class Fence(Protocol):
     def state(self) -> str:
         """Name of the state that the rows are of; "" during a change, for none, and for one without a name."""
 
-    def begin(self, state: str | None) -> None:
+    def begin(self, state: str | None) -> bool:
         """Note that rows are about to change, before the first of them does.
 
         Args:
             state: Name of the state that the change leads to; None where it keeps its name.
 
+        Returns:
+            Whether another process has made this change: then there is nothing to change, and no `end` follows.
+
         Raises:
             StaleRowsError: The rows are of another state than this process left them in, or a part of a change to one.
+                Where they are later ones, another call may succeed.
             StorageError: The memory cannot be reached.
         """
 
@@ -52,8 +56,14 @@ class Fence(Protocol):
     def compare(self) -> None:
         """Raise unless the rows are of the state that this process left them in; errors are those of `begin`."""
 
-    def is_abandoned(self) -> bool:
-        """Return whether another process began a change of the rows and died; errors are those of `adopt`."""
+    def give_up(self) -> bool:
+        """End a change after `reset` that failed; return whether to remove the rows, which nobody else can need.
+
+        Errors are those of `end`.
+        """
+
+    def leave(self) -> bool:
+        """Note that this process needs the rows no more; return whether another does. Errors are those of `adopt`."""
 
     def remove(self) -> None:
         """Remove what stands beside rows that are gone for good; errors are those of `adopt`."""
@@ -82,9 +92,10 @@ class OwnFence:
         self.at_end: Callable[[], None] = lambda: None
         self._next = state
 
-    def begin(self, state: str | None) -> None:
+    def begin(self, state: str | None) -> bool:
         """Note a change; see `Fence.begin`."""
         self._next = self.state if state is None else state
+        return False
 
     def reset(self, state: str | None) -> bool:
         """Note a change; see `Fence.reset`."""
@@ -100,8 +111,12 @@ class OwnFence:
     def compare(self) -> None:
         """Do nothing: the rows are as this process left them."""
 
-    def is_abandoned(self) -> bool:
-        """Return False: no other process changes rows."""
+    def give_up(self) -> bool:
+        """Return True: nobody else has the rows."""
+        return True
+
+    def leave(self) -> bool:
+        """Return False: nobody else has the rows."""
         return False
 
     def remove(self) -> None:

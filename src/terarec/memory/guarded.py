@@ -324,8 +324,8 @@ class Guarded:
             use.skipped += counts
         return False
 
-    def is_rested(self, table: int, *, counts: bool = False) -> bool:
-        """Return whether a table does not rest after an error, or it is time to try it again."""
+    def is_rested(self, table: int, *, counts: bool = False, tries: bool = True) -> bool:
+        """Return whether a table does not rest after an error, or it is time to try it again, as the caller `tries`."""
         use = self._tables[table]
         if not use.pause:
             return True
@@ -334,18 +334,20 @@ class Guarded:
             if now < use.rests_until:
                 use.skipped += counts
                 return False
-            use.rests_until = now + use.pause  # others wait for the outcome of this try
+            if tries:
+                use.rests_until = now + use.pause  # others wait for the outcome of this try
             return True
 
     def note_error(self, table: int, error: StorageError) -> None:
-        """Let a table rest. Rows of another state than they should be make it stale."""
+        """Let a table rest. Rows of another state make it stale instead, as the memory does answer."""
         use = self._tables[table]
         with self._lock:
             # One warning until all tables answer again, and not one for each lookup.
             is_first = not self._resting
             use.errors += 1
-            use.pause = min(max(2 * use.pause, _FIRST_PAUSE_SECONDS), _LONGEST_PAUSE_SECONDS)
-            use.rests_until = self._clock() + use.pause
+            if not isinstance(error, StaleRowsError):
+                use.pause = min(max(2 * use.pause, _FIRST_PAUSE_SECONDS), _LONGEST_PAUSE_SECONDS)
+                use.rests_until = self._clock() + use.pause
             self._resting.add(table)
         if isinstance(error, StaleRowsError):
             self.miss(table, None)

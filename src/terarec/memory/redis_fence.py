@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +14,8 @@ from terarec.memory.redis_server import RedisServer, Request, request, request_o
 
 LEASE_SECONDS = 60
 """After which a writer that wrote no row of its change counts as dead."""
+USE_SECONDS = 600
+"""After which a process that looked up no row of a table counts as gone."""
 
 
 class _Mark(NamedTuple):
@@ -53,7 +56,8 @@ class RedisFence:
 
     The mark of a partition is the string ``hps_et{TAG/pP}s``, on the node of its rows. A single server needs only that
     of partition 0. During a change, ``hps_et{TAG/p0}w`` stands beside it: a lease, which the writer extends while it
-    writes rows and which ends by itself. A mark of an incomplete change without a lease is of a writer that died.
+    writes rows and which ends by itself. A mark of an incomplete change without a lease is of a writer that died. The
+    sorted set ``hps_et{TAG/p0}u`` has the processes that look rows up, by the time at which they last said so.
 
     Attributes:
         takes_later: Whether lookups take rows that another process changed to another state, as nothing else has any.
@@ -71,12 +75,18 @@ class RedisFence:
         # Guards the two below in changes, which are replaced as a whole, so that lookups read them without it.
         self._lock = threading.Lock()
         self._mark: _Mark | None = None
+        # What stood there before `_mark`, as long as it is not known that this stands there; else `_mark`.
+        self._former: _Mark | None = None
+        self._repeats = False  # whether `reset` found the rows of its state
         # Ids of the servers' processes during a change: one that restarts may keep the mark and lose later rows.
         self._runs: list[str] = []
         # What lookups may find: more than one value while a change is under way.
         self._accepted: frozenset[bytes] | None = None
         self._lease = f"{self._names[0][:-1]}w"
         self._leased = 0.0  # time of the last extension, by a clock that only rises
+        self._users = f"{self._names[0][:-1]}u"
+        self._id = uuid.uuid4().hex.encode()
+        self._used = float("-inf")  # time at which this process said that it looks rows up, by the same clock
 
     @property
     def state(self) -> str:
@@ -124,17 +134,21 @@ class RedisFence:
         if mark is not None:
             self._compared(mark)
 
-    def begin(self, state: str | None) -> None:
+    def begin(self, state: str | None) -> bool:
         """Mark the rows as changing; see `Fence.begin`."""
         with self._lock:
             known = self._mark
-            mark = self._read() if known is None else self._compared(known)
+            mark = self._read() if known is None else self._compared(known, state)
+            if state and mark.is_whole and mark.state == state and mark.order > (known or _Mark()).order:
+                self._take(mark)
+                return True
             if not mark.is_whole and state not in (None, mark.state):
                 raise self._error(mark)  # the rest of that change would be missing for ever
             # Rows of a part of a change are of no state, unless it is made again.
             before = mark.state if mark.is_whole else ""
             begun = _Mark(mark.number + 1, before if state is None else state, is_whole=False)
-            self._begin(begun, mark.written())
+            self._begin(begun, mark, mark.written())
+            return False
 
     def reset(self, state: str | None) -> bool:
         """Mark the rows as changing, whatever they are; see `Fence.reset`."""
@@ -144,15 +158,21 @@ class RedisFence:
             # Above both, so that other processes see a later change.
             number = max(mark.number, known.number) + 1
             begun = _Mark(number, known.state if state is None else state, is_whole=False)
-            self._begin(begun)
-            return mark.number > 0 and not (mark.is_whole and mark.state == begun.state)
+            self._repeats = mark.number > 0 and mark.is_whole and mark.state == begun.state
+            self._begin(begun, mark)
+            return mark.number > 0 and not self._repeats
 
-    def _begin(self, begun: _Mark, *also_accepted: bytes) -> None:
+    def _begin(self, begun: _Mark, former: _Mark, *also_accepted: bytes) -> None:
         self._accepted = frozenset((begun.written(), *also_accepted))
-        self._mark, self._runs = begun, self._read_runs()
+        self._mark, self._former, self._runs = begun, former, self._read_runs()
         # The lease first: without one, the mark would be of a dead writer.
         self._extend()
         self._write(begun)
+        self._former = begun
+
+    def _take(self, mark: _Mark) -> None:
+        self._mark = self._former = mark
+        self._accepted = frozenset((mark.written(),))
 
     def extend(self) -> None:
         """Let other processes know that this one goes on with its change; before rows are written.
@@ -174,16 +194,44 @@ class RedisFence:
         self._server.run([request(self._lease, b"SET", b"1", b"PX", b"%d" % round(1000 * LEASE_SECONDS))])
 
     def is_abandoned(self) -> bool:
-        """Return whether a change stands there whose writer died; see `Fence.is_abandoned`."""
+        """Return whether a change stands there whose writer died; errors are those of `adopt`."""
         # The mark after the lease: a change that ends between the two is whole by then.
         (leased,) = self._server.run([request(self._lease, b"EXISTS")])
         return not leased and not self._read().is_whole
 
+    def give_up(self) -> bool:
+        """End a change that failed; see `Fence.give_up`."""
+        with self._lock:
+            mark = self._mark
+            if mark is None or self._read() != mark:  # this process has changed nothing, or another one has since
+                return False
+        # What was written is what stood there before.
+        if self._repeats and not mark.is_whole:
+            self.end()
+        return not self._repeats
+
+    def using(self) -> list[Request]:
+        """Return the commands with which this process says that it looks rows up, where it is time for that."""
+        if self._mark is None or time.monotonic() - self._used < USE_SECONDS / 3:
+            return []
+        self._used = time.monotonic()
+        added = request(self._users, b"ZADD", b"%d" % int(time.time()), self._id)
+        return [added, request(self._users, b"EXPIRE", b"%d" % USE_SECONDS)]
+
+    def leaving(self) -> list[Request]:
+        """Return the command with which this process says that it looks up no row any more."""
+        return [request(self._users, b"ZREM", self._id)] if self._used > 0 else []
+
+    def leave(self) -> bool:
+        """Note that this process looks up no row any more; see `Fence.leave`."""
+        gone = request(self._users, b"ZREMRANGEBYSCORE", b"-inf", b"%d" % int(time.time() - USE_SECONDS))
+        return bool(self._server.run([*self.leaving(), gone, request(self._users, b"ZCARD")])[-1])
+
     def remove(self) -> None:
         """Remove the marks; see `Fence.remove`."""
         with self._lock:
-            self._mark = self._accepted = None
-            self._server.run([request(name, b"UNLINK") for name in (*self._names, self._lease)])
+            self._mark = self._former = self._accepted = None
+            self._server.run([request(name, b"UNLINK") for name in (*self._names, self._lease, self._users)])
 
     def end(self) -> None:
         """Mark the rows as whole; see `Fence.end`."""
@@ -197,10 +245,9 @@ class RedisFence:
                 raise self._error(mark)
             self._accepted = frozenset((begun.written(), whole.written()))
             self._write(whole)
-            self._server.run([request(self._lease, b"UNLINK")])
-            self._mark = whole
             # Lookups that are under way compare with what was accepted when they began.
-            self._accepted = frozenset((whole.written(),))
+            self._take(whole)
+            self._server.run([request(self._lease, b"UNLINK")])
 
     def adopt(self, state: str | None) -> bool:
         """Take over rows that another process changed; see `Fence.adopt`."""
@@ -210,7 +257,7 @@ class RedisFence:
             # An earlier mark of the same name may be of rows before later changes without a name.
             if not mark.is_whole or mark.state != wanted or mark.number < known.number:
                 return False
-            self._mark, self._accepted = mark, frozenset((mark.written(),))
+            self._take(mark)
             return True
 
     def _asked(self) -> tuple[str, ...]:
@@ -226,10 +273,13 @@ class RedisFence:
         lines = [str(reply, errors="replace").splitlines() for reply in replies]
         return [next((line for line in some if line.startswith("run_id:")), "") for some in lines]
 
-    def _compared(self, mark: _Mark) -> _Mark:
-        """Return the mark that stands there, `mark` or a later one of the same state."""
+    def _compared(self, mark: _Mark, state: str | None = None) -> _Mark:
+        """Return the mark that stands there: `mark`, or one of a complete change to its state, or to `state`."""
         now = self._read()
-        if now != mark and not (self._is_alike(now) and now.is_whole):
+        # After an error it is not known which of its own marks a change has left.
+        if now in (mark, self._former):
+            return now
+        if not now.is_whole or now.order < mark.order or now.state not in (mark.state, state):
             raise self._error(now)
         return now
 
@@ -253,7 +303,7 @@ class RedisFence:
 
     def _error(self, mark: _Mark) -> StaleRowsError:
         mine = self._mark or _Mark()
-        is_later = self._is_later(mark)
+        is_later = self._is_later(mark) and (mark.is_whole or not self.is_abandoned())
         got = f"{'later' if is_later else 'earlier'} rows ({mark.written().decode()})" if mark.number else "no mark"
         problem = f"got {got}, expected those of {mine.written().decode()}"
         return StaleRowsError(f"redis {self._server.spec.address}", self._names[0], problem, is_later=is_later)

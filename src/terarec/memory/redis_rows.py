@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import groupby, islice
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from terarec.errors import StorageError
 from terarec.kernels.slots import RowBatch
 from terarec.memory.batch_parts import by_partition, table_spans
 from terarec.memory.redis_fence import RedisFence
@@ -75,6 +77,7 @@ class RedisRows:
             for name, (_, _, places) in zip(self._names(requested), requested, strict=True)
         ]
         fenced = list(self._fenced(requested))
+        self._note_users()
         replies = self._server.run([*commands, *(command for _, _, part in fenced for command in part)])
         marks = iter(replies[len(commands) :])
         for fence, accepted, part in fenced:
@@ -154,7 +157,11 @@ class RedisRows:
         return False
 
     def close(self) -> None:
-        """Do nothing: the connections belong to the server."""
+        """Note that nobody here looks up rows any more; the connections belong to the server."""
+        leaving = [command for fence in self.fences for command in fence.leaving()]
+        if leaving:
+            with suppress(StorageError):  # it is forgotten in time
+                self._server.run(leaving)
 
     def _fenced(
         self, requested: Sequence[_Part]
@@ -190,6 +197,12 @@ class RedisRows:
         times = np.full(len(keys), int(time.time()), np.int64).view(np.uint8).reshape(len(keys), _TIME_BYTES)
         times_name = _times_of(name)
         return Request(times_name, packed_set(times_name, keys, times))
+
+    def _note_users(self) -> None:
+        using = [command for fence in self.fences for command in fence.using()]
+        if using:
+            with suppress(StorageError):  # a full server does not take it, and has rows to read all the same
+                self._server.run(using)
 
     def _note_use(self, batch: RowBatch) -> None:
         if self._tracks_use and batch.keys.numel():

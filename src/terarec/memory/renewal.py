@@ -71,18 +71,19 @@ def renew(stale: StaleTable, state: str | None, donor: Guarded | None, source: R
     except StaleRowsError as error:
         if fence.adopt(state):
             missed = missed if missed is not None else torch.zeros(0, dtype=torch.int64)
-        elif error.is_later and not fence.is_abandoned():
+        elif error.is_later:
             raise
         else:
             missed = None
-    if donor is None and source is None and level.is_complete:
+    if donor is None and source is None and level.is_complete and (missed is None or missed.numel()):
         return False
     if missed is None:
         fence.reset(state)
         level.level.clear(table)
         _fill(stale, donor, source)
+    elif fence.begin(state):
+        return True
     else:
-        fence.begin(state)
         _catch_up(stale, missed, donor, source)
     fence.end()
     return True

@@ -14,6 +14,7 @@ from torch import Tensor
 from terarec.errors import StaleRowsError, StorageError
 from terarec.kernels.slots import RowBatch, row_set
 from terarec.memory.batch_parts import table_spans
+from terarec.memory.fence import Fence
 from terarec.memory.guarded import Guarded
 from terarec.memory.level import ChangeCounts
 from terarec.memory.renewal import RowSource, StaleTable, renew
@@ -42,6 +43,8 @@ class Stack:
         # Held by the one thread that changes rows of a table; the keys of its change so far, None between changes.
         self._changing = [threading.RLock() for _ in range(num_tables)]
         self._changed: list[list[Tensor] | None] = [None] * num_tables
+        # For which levels another process has made that change.
+        self._made: list[list[Guarded]] = [[] for _ in range(num_tables)]
         complete = [level for level in self.levels if level.is_complete]
         for level in self.levels:
             for fence in level.fences:
@@ -98,12 +101,16 @@ class Stack:
             self._changed[table] = []
             try:
                 with self._updating_tables([table]):
-                    self._change(table, lambda level: level.fences[table].begin(state))
+                    self._change(table, partial(self._begin, table=table, state=state))
                     yield
                     # What a level that fails now has stored of this change is not known.
                     self._change(table, lambda level: level.fences[table].end())
             finally:
-                self._changed[table] = None
+                self._changed[table], self._made[table] = None, []
+
+    def _begin(self, level: Guarded, table: int, state: str | None) -> None:
+        if level.fences[table].begin(state):
+            self._made[table].append(level)
 
     def write(self, batch: RowBatch, values: Tensor) -> None:
         """Set distinct rows in all levels that can be written, the slowest first; see `Level.write`.
@@ -150,13 +157,15 @@ class Stack:
             if level.is_stale(table):
                 continue
             try:
-                change(level)
+                if level not in self._made[table]:
+                    change(level)
                 taken.append(level)
             except StorageError as error:
                 failed.append((level, error))
         if writable and not any(level in taken for level in complete):
             for level, problem in failed:
-                if isinstance(problem, StaleRowsError):  # others may still be read, as those of a full disk
+                # Others may still be read, as those of a full disk, and so may later ones that nothing else has.
+                if isinstance(problem, StaleRowsError) and not (problem.is_later and level.fences[table].takes_later):
                     level.note_error(table, problem)
             if not failed:
                 raise StorageError("tiers", "all are stale, expected one that holds the rows")
@@ -180,11 +189,14 @@ class Stack:
             return 0
         with self._changing[table], self._updating_tables([table]):
             stale = [level for level in self.levels if level.is_stale(table) and level.is_writable[table]]
-            return sum(level.is_rested(table) and self._renew(level, table, state, source) for level in stale)
+            return sum(self._renew(level, table, state, source) for level in stale)
 
     def _renew(self, level: Guarded, table: int, state: str | None, source: RowSource | None) -> bool:
         others = [other for other in self.levels if other is not level and other.is_complete]
         donor = next((other for other in others if other.is_available(table)), None)
+        # Without rows to fill it with, a call must not use up the try of the next one, which may have them.
+        if not level.is_rested(table, tries=bool(donor or source or not level.is_complete)):
+            return False
         try:
             is_renewed = renew(StaleTable(level, table, self._row_bytes), state, donor, source)
         except StorageError as error:
@@ -195,10 +207,20 @@ class Stack:
         return is_renewed
 
     def clear(self, table: int) -> None:
-        """Remove all rows of a table from all levels that can be written, for good; see `Level.clear`."""
+        """Remove all rows of a table from all levels that can be written, for good; see `Level.clear`.
+
+        Those that other processes look up stay.
+        """
+        self._clear(table, lambda fence: not fence.leave())
+
+    def give_up(self, table: int) -> None:
+        """Remove what loading of a table has written that failed, except for rows of other processes."""
+        self._clear(table, lambda fence: fence.give_up())
+
+    def _clear(self, table: int, clears: Callable[[Fence], bool]) -> None:
         with self._updating_tables([table]):
             for level in self.levels:
-                if level.is_writable[table]:
+                if level.is_writable[table] and clears(level.fences[table]):
                     # Past the guard: who removes a table has to know that rows stay.
                     level.level.clear(table)
                     level.fences[table].remove()

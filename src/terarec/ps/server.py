@@ -270,7 +270,7 @@ class ParameterServer:
             self._active[model] = version
 
     def unload(self, model: str, version: int, *, also_active: bool = False) -> None:
-        """Remove a version from all tiers that can be written.
+        """Remove a version from all tiers that can be written; what other processes look up in Redis stays.
 
         Args:
             model: Name of the model.
@@ -500,7 +500,7 @@ class ParameterServer:
         for name, table in version.tables.items():
             # A table without a source has rows that others wrote, which are not this version's to remove.
             if version.sources[name] is not None:
-                _try(table.clear)
+                _try(partial(table.group.stack.give_up, table.number))
         version.close()
 
 

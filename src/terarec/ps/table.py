@@ -248,7 +248,7 @@ class TableTiers:
         return self.group.stack.levels[-1].level.count(self.number)
 
     def clear(self) -> None:
-        """Remove all rows from all tiers that can be written.
+        """Remove all rows from all tiers that can be written; see `terarec.memory.stack.Stack.clear`.
 
         Raises:
             StorageError: A tier cannot be written.
