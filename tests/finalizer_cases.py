@@ -28,6 +28,7 @@ from terarec.memory.shared import SharedDirectory
 from terarec.optim import RowOptimizer
 from terarec.parallel import ordered_map, prefetched
 from terarec.serve.executors import _Folder
+from terarec.serve.publishing import UpdateReceiver
 from terarec.serve.update_streams import KafkaTopic
 from terarec.spec import AdamSpec, KafkaTopicSpec, RedisSpec, SharedMemorySpec, Tiers
 from tests.data.sources import TinyGroups
@@ -77,6 +78,9 @@ OWNERS: dict[str, Callable[[Path], object]] = {
     "memory.rocksdb.RocksDBStore": lambda at: RocksDBStore(at / "rocksdb", 64),
     "memory.redis_server.RedisServer": lambda _: RedisServer(RedisSpec()),
     "serve.update_streams.KafkaTopic": lambda _: connected(KafkaTopic(KafkaTopicSpec(brokers="127.0.0.1:1"))),
+    "serve.publishing.UpdateReceiver": lambda at: UpdateReceiver(
+        KafkaTopic(KafkaTopicSpec(brokers="127.0.0.1:1")), at / "replica", every_seconds=None
+    ),
     "serve.executors._Folder": lambda _: _Folder(),
     "closer.Stream": lambda _: begun(Reader(TinyGroups((10,) * 50), batch_size=3, threads=3, prefetch=4)),
     "kernels.slots.Pin": lambda _: trained(Tiers(host="2MiB")),

@@ -204,8 +204,15 @@ def test_gaps_repeats_and_damage_are_rejected_and_a_base_catches_up(
     assert receive([b"no record"])[3] == rejected
     assert receiver.statistics().foreign == 1
     assert receive([parts[4][0].replace(b'"version": 1', b'"version": 2')])[3] == rejected + 1
-    escaping = parts[4][0].replace(b'"file": "checkpoints/', b'"file": "../../checkpoints/')
-    assert receive([escaping, *parts[4][1:]])[:3] == (2, 1, 1)
+    place = b'"file": "checkpoints/step-00000004/'
+    assert place in parts[4][0]
+    # Outside of the run, or names that the file system does not take: those came again for ever.
+    for other in (b"../../checkpoints/", b"checkpoints/step-00000006/", b"other/", b"dataset", place[9:] + b"x" * 300):
+        escaping = parts[4][0].replace(place, b'"file": "' + other)
+        assert receive([escaping, *parts[4][1:]])[:3] == (2, 1, 1)
+    both = [part.replace(place, place + b"a" + b"/b" * number) for number, part in enumerate(parts[4][:2])]
+    assert receive(both)[:3] == (2, 1, 1)
+    assert receive([parts[4][0].replace(b'"step": 4', b'"step": 4' + b"0" * 300)])[:3] == (2, 1, 1)
     assert not (tmp_path / "checkpoints").exists()
     assert receive(parts[4])[:3] == (4, 2, 1)
     assert receive(parts[10])[:3] == (10, 3, 1)
@@ -245,6 +252,18 @@ def test_records_of_others_are_passed_over(
     session = InferenceSession.open(tmp_path / "replica", tables=TABLES)
     assert_as_the_trainer(session, live, trained, 4)
     session.close()
+
+
+def test_a_directory_has_one_receiver(tmp_path: Path) -> None:
+    """Two of them rejected each other's checkpoints."""
+
+    def receiver() -> UpdateReceiver:
+        stream = open_stream(RedisStreamSpec(server=RedisSpec(address="127.0.0.1:1"), stream="s"))
+        return UpdateReceiver(stream, tmp_path / "replica", every_seconds=None)
+
+    with receiver(), pytest.raises(StorageError, check=at(str(tmp_path / "replica"))):
+        receiver()
+    receiver().close()
 
 
 @POLLS_OFTEN

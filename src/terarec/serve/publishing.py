@@ -8,6 +8,7 @@ docs/formats.md describes the records.
 
 from __future__ import annotations
 
+import errno
 import filecmp
 import hashlib
 import json
@@ -16,6 +17,7 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -32,10 +34,11 @@ from terarec.checkpoint.directory import (
     step_of,
     step_path,
 )
+from terarec.closer import Closer
 from terarec.config import load_run
 from terarec.config.files import CHECKPOINT_DIRECTORY, DATASET_DIRECTORY, RUN_FILE
-from terarec.errors import DataNotFoundError, FormatError, TerarecError
-from terarec.io.directories import replace_directory
+from terarec.errors import DataNotFoundError, FormatError, StorageError, TerarecError
+from terarec.io.directories import file_lock, replace_directory
 from terarec.io.files import flush, flush_tree, read_versioned_json, write_versioned_json
 from terarec.io.opening import open_file
 from terarec.io.remote import PARTIAL_SUFFIX
@@ -47,8 +50,11 @@ from terarec.spec.checks import shortened
 
 _LOGGER = logging.getLogger(__name__)
 _FORMAT, _VERSION = "terarec.update", 1
+_LOCK_FILE = "receiving.lock"
 _POSITION_FILE, _POSITION_NAME = "stream.json", "terarec.stream_position"
 _DATASET_NAMES = r"dataset\.json|workflow"
+# Errors of a file system that follow from a name alone, or from a name for both a file and a directory.
+_NAME_ERRORS = {errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EINVAL, errno.EILSEQ}
 _KEPT = 2  # checkpoints of a replica: one may be read while the next comes
 _APPENDED_AT_ONCE = 16  # records: a bound of the memory that they take until they are sent
 
@@ -215,11 +221,19 @@ class UpdateReceiver(Repeating):
         stream: Stream to read from.
         directory: Directory of the replica; made if it is not there.
         every_seconds: Seconds between two polls of the stream; None for none but those of `poll`.
+
+    Raises:
+        StorageError: Another receiver has the directory.
     """
 
     def __init__(self, stream: UpdateStream, directory: Path, *, every_seconds: float | None = 1.0) -> None:
         self._stream, self._directory = stream, directory
         self._checkpoints = directory / CHECKPOINT_DIRECTORY
+        directory.mkdir(parents=True, exist_ok=True)
+        locks = ExitStack()
+        self._release = Closer(self, locks.close)
+        if not locks.enter_context(file_lock(directory / _LOCK_FILE)):
+            raise StorageError(directory, "another process receives checkpoints there, expected a directory of its own")
         self._lock = threading.Lock()
         self._counted = ReceiveStatistics(step=max(map(step_of, complete_checkpoints(self._checkpoints)), default=0))
         self._after = self._read_position()
@@ -272,6 +286,7 @@ class UpdateReceiver(Repeating):
         """Stop after the present work; a checkpoint that was received in part is received again."""
         super().close()
         self._drop()
+        self._release()
 
     def _take(self, content: bytes) -> int:
         """Process a record, which may be rejected; return 1 if it completes a checkpoint that is new."""
@@ -409,6 +424,8 @@ class _Record:
             # Fields that a later version adds are ignored, those of this one must be right.
             if not all(isinstance(data[name], kind) for name, kind in kinds.items()):
                 raise ValueError("fields of other types")
+            if not 0 <= data["step"] < 2**63:
+                raise ValueError(f"step {data['step']}")
             entries = data["commit"]
             for entry in entries or ():
                 _ = int(entry["bytes"]), str(entry["sha256"]), str(entry["file"])
@@ -438,14 +455,21 @@ class _Partial:
         return record.attempt == self._attempt and record.number == self.count
 
     def add(self, record: _Record) -> None:
-        name = PurePosixPath(record.file)
-        # The stream is untrusted input: it must not write outside of the replica.
-        if name.is_absolute() or ".." in name.parts or not name.parts:
-            raise FormatError("stream", f"got the file {shortened(record.file)!r}, expected a path inside a run")
+        name, step = PurePosixPath(record.file), step_path(Path(CHECKPOINT_DIRECTORY), record.step)
+        # The stream is untrusted input: it must not write outside of the replica, and no file that is none of a run.
+        is_inside = DATASET_DIRECTORY in map(str, name.parents) or step.as_posix() in map(str, name.parents)
+        wrong = FormatError("stream", f"got the file {shortened(record.file)!r}, expected a path inside a run")
+        if ".." in name.parts or not (is_inside or record.file == RUN_FILE):
+            raise wrong
         path = self.path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open_file(path, "ab") as file:
-            file.write(record.content)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open_file(path, "ab") as file:
+                file.write(record.content)
+        except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno not in _NAME_ERRORS:  # such as a full disk
+                raise
+            raise wrong from error
         self._digests.setdefault(record.file, hashlib.sha256()).update(record.content)
         self.count += 1
 
