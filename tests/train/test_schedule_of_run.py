@@ -12,7 +12,16 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from terarec.config import load_run
 from terarec.errors import ConfigError
 from terarec.optim import build_schedulers
-from terarec.spec import CosineSchedule, FTRLSpec, LinearSchedule, WarmupDecaySchedule, from_data, to_data
+from terarec.spec import (
+    CosineSchedule,
+    FTRLSpec,
+    LinearSchedule,
+    SGDSpec,
+    StaticTablesSpec,
+    WarmupDecaySchedule,
+    from_data,
+    to_data,
+)
 from terarec.train import build
 from terarec.train.seeds import fit_seeds
 from terarec.train.trainer import Callback
@@ -123,6 +132,15 @@ def test_ftrl_gets_no_rate_of_0(tmp_path, spec, schedule, last, side):
             build(changed(spec, schedule=schedule), tmp_path / "run").fit()
         assert not (tmp_path / "run" / "checkpoints" / f"step-{last:08d}").exists()
     assert build(changed(spec, schedule=schedule, max_steps=last), tmp_path / "other").fit().steps == last
+
+
+def test_other_rules_beside_ftrl_may_have_a_rate_of_0(tmp_path, spec):
+    tables = StaticTablesSpec(optimizers={"user": "wide"})
+    rules = {"wide": FTRLSpec(lr=0.1)}
+    model = dataclasses.replace(spec.model, tables=tables)
+    spec = dataclasses.replace(spec, model=model, sparse_optimizer=SGDSpec(lr=0.0), row_optimizers=rules)
+    run = build(changed(spec, schedule=LinearSchedule(), max_steps=2), tmp_path / "run")
+    assert run.fit().steps == 2
 
 
 def test_an_unknown_length_is_an_error():

@@ -228,9 +228,14 @@ class Optimizers:
         """
         done = {"step": steps, "epoch": epochs}
         for schedule in self.schedules:
-            if schedule.interval not in done or not _divides_by_rate(schedule.scheduler.optimizer):
+            if schedule.interval not in done:
                 continue
-            if 0.0 in rates_after(schedule.scheduler, done[schedule.interval]):
+            rates, optimizer = rates_after(schedule.scheduler, done[schedule.interval]), schedule.scheduler.optimizer
+            # No rates come for a scheduler without a formula.
+            if any(
+                rate == 0.0 and _divides_by_rate(optimizer, group)
+                for rate, group in zip(rates, optimizer.param_groups, strict=False)
+            ):
                 raise ConfigError(
                     "training.schedule",
                     f"got a learning rate that falls to 0 within the {steps + 1} steps, expected one that stays above "
@@ -265,11 +270,12 @@ class Optimizers:
             self.schedules.append(Schedule(scheduler=scheduler, interval=interval, metric=metric))
 
 
-def _divides_by_rate(optimizer: optim.Optimizer) -> bool:
+def _divides_by_rate(optimizer: optim.Optimizer, group: Mapping[str, Any]) -> bool:
     if not isinstance(optimizer, RowOptimizer):
         return isinstance(optimizer, FTRL)
-    rules = optimizer.spec.values() if isinstance(optimizer.spec, Mapping) else [optimizer.spec]
-    return any(isinstance(rule, FTRLSpec) for rule in rules)
+    # Groups of rules by name have the name of theirs.
+    rule = optimizer.spec[group["optimizer"]] if isinstance(optimizer.spec, Mapping) else optimizer.spec
+    return isinstance(rule, FTRLSpec)
 
 
 def has_tables(model: nn.Module) -> bool:
