@@ -229,7 +229,9 @@ def test_several_labels_are_cut_in_order_and_weighed():
     assert torch.equal(tensors["second"], torch.ones(16, 1))
     losses = model.losses(tensors)
     torch.testing.assert_close(model.loss(batch), 0.25 * losses["a"] + 4 * losses["b"])
-    torch.testing.assert_close(model.predict(batch), torch.cat([tensors["y"], tensors["x"]], dim=1).sigmoid())
+    # In the order of the label columns, not of the losses.
+    torch.testing.assert_close(model.predict(batch), torch.cat([tensors["x"], tensors["y"]], dim=1).sigmoid())
+    assert list(model.logits().items()) == [("x", "first"), ("y", "second")]
 
 
 def test_a_penalty_counts_every_weight_of_the_layers():

@@ -46,7 +46,8 @@ class SolverMetrics:
         class_aucs: The AUC of each label's column at the last `finish`; empty without AUC.
         tensors: The tensors of the last batch by name, with probabilities in place of the logits that losses read,
             as HugeCTR's losses leave them; empty before the first batch.
-        predictions: Label -> its probabilities [B, n] in the last batch; empty before the first batch.
+        predictions: Label -> its probabilities [B, n] in the last batch, in the order of the labels' columns; empty
+            before the first batch.
         batch: This rank's samples of the last batch, or None.
 
     Args:
@@ -65,7 +66,7 @@ class SolverMetrics:
         self.tensors: dict[str, Tensor] = {}
         self.predictions: dict[str, Tensor] = {}
         self.batch: Batch | None = None
-        self._labels = torch.empty(0, num_labels)
+        self._labels = torch.empty(0)
         self._undefined: set[str] = set()
         others = [kind.name for kind in metrics if kind not in (MetricsType.AUC, MetricsType.AverageLoss)]
         if num_labels > 1 and others:
@@ -89,7 +90,7 @@ class SolverMetrics:
         self.tensors = {}  # frees the last batch's tensors before this one's are made
         model.eval()
         # All ranks get the tensors of the whole batch: metrics such as AUC are not means over parts of a batch.
-        ranks, labels = self._ranks, batch.label
+        ranks = self._ranks
         with autocast(precision, model.device):
             tensors = model(to_device(batch, model.device))
             loss = model.total_loss(tensors)
@@ -101,29 +102,25 @@ class SolverMetrics:
             sizes[ranks.rank] = batch.batch_size
             rows: list[int] = ranks.all_reduce_("samples of an evaluation", sizes).tolist()
             tensors = {name: ranks.joined(f"tensor {name!r}", tensor, total, rows) for name, tensor in tensors.items()}
-            labels = ranks.joined("labels of an evaluation", labels, total, rows)
         predictions = model.predictions(tensors)
         _check_numbers(predictions)
         self.update(loss, predictions, tensors)
         probabilities = {name: predictions[label] for name, label in model.logits().items()}
         self.tensors = {**tensors, **probabilities}
-        self.predictions, self.batch, self._labels = predictions, batch, labels
+        self.predictions, self.batch = predictions, batch
+        self._labels = torch.cat([tensors[name] for name in predictions], dim=1)
 
     def update(self, loss: Tensor, predictions: Mapping[str, Tensor], labels: Mapping[str, Tensor]) -> None:
-        """Add a batch: its loss, and by label the predictions [B, n] and labels [B, n].
-
-        A softmax over two classes counts by its second class.
-        """
-        scores = torch.cat([_of_label(predictions[name], labels[name]) for name in predictions], dim=1)
-        truth = torch.cat([labels[name] for name in predictions], dim=1)
+        """Add a batch: its loss, and by label the predictions [B, n] and labels [B, n]."""
         for metric in self._metrics.values():
             if isinstance(metric, AverageLoss):
                 metric.update(loss)
-            # AUC leaves out labels that are NaN, each in its own column.
             elif isinstance(metric, AUC):
-                metric.update(scores, truth.masked_fill(truth <= _UNKNOWN, math.nan))
+                update_auc(metric, predictions, labels)
             else:
-                metric.update(scores, truth)
+                # Of one label: see the constructor.
+                for name, scores in predictions.items():
+                    metric.update(_of_label(scores, labels[name]), labels[name])
 
     def finish(self) -> list[tuple[str, float]]:
         """Return the name and value of each metric since the last call, in the solver's order, and reset them."""
@@ -153,6 +150,17 @@ class SolverMetrics:
             with open_file(path, "ab") as file:
                 # Six digits and a space behind each, as a C++ stream of floats writes them.
                 file.write("".join(f"{value:.6g} " for value in values.flatten().tolist()).encode())
+
+
+def update_auc(metric: AUC, predictions: Mapping[str, Tensor], labels: Mapping[str, Tensor]) -> None:
+    """Add to `metric` a batch: by label the predictions [B, n] and labels [B, n].
+
+    A softmax over two classes counts by its second class, and unknown labels do not count.
+    """
+    scores = torch.cat([_of_label(predictions[name], labels[name]) for name in predictions], dim=1)
+    truth = torch.cat([labels[name] for name in predictions], dim=1)
+    # AUC leaves out labels that are NaN, each in its own column.
+    metric.update(scores, truth.masked_fill(truth <= _UNKNOWN, math.nan))
 
 
 def _of_label(predictions: Tensor, label: Tensor) -> Tensor:

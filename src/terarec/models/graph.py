@@ -71,6 +71,9 @@ class GraphModel(nn.Module):
         self._losses = [(layer, module) for layer, module in built if isinstance(module, Loss)]
         self._steps = [(layer, module) for layer, module in built if not isinstance(module, Loss)]
         self._weight_of = _loss_weights(spec, [layer for layer, _ in self._losses])
+        # A batch has the columns of its labels in this order, which that of the losses need not be.
+        order = {label.name: place for place, label in enumerate(spec.labels)}
+        self._by_label = sorted(self._losses, key=lambda loss: order[loss[0].bottoms[1]])
         self.embeddings = Embeddings(
             {embedding.name: build_collection(embedding, seed=seed) for embedding in spec.embeddings}
         )
@@ -129,12 +132,15 @@ class GraphModel(nn.Module):
         return total
 
     def predictions(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the probabilities [B, n] of each label under the loss that reads it, from the output of `forward`."""
-        return {layer.bottoms[1]: module.predict(tensors[layer.bottoms[0]]) for layer, module in self._losses}
+        """Return the probabilities [B, n] of each label under the loss that reads it, from the output of `forward`.
+
+        In the order of ``spec.labels``.
+        """
+        return {layer.bottoms[1]: module.predict(tensors[layer.bottoms[0]]) for layer, module in self._by_label}
 
     def logits(self) -> dict[str, str]:
-        """Return the tensors that losses read -> their labels."""
-        return {layer.bottoms[0]: layer.bottoms[1] for layer, _ in self._losses}
+        """Return the tensors that losses read -> their labels, in the order of ``spec.labels``."""
+        return {layer.bottoms[0]: layer.bottoms[1] for layer, _ in self._by_label}
 
     def label_logits(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Return the logits [B, L] of all labels, in the order of ``spec.labels``, from the output of `forward`.
@@ -167,7 +173,7 @@ class GraphModel(nn.Module):
         return self.training_loss(self(batch), batch)
 
     def predict(self, batch: Batch) -> Tensor:
-        """Return the probabilities [B, n] of all losses side by side, in the order of the spec's layers."""
+        """Return the probabilities [B, n] of all labels side by side, in the order of ``spec.labels``."""
         return torch.cat(list(self.predictions(self(batch)).values()), dim=1)
 
     def tensor(self, batch: Batch, name: str) -> Tensor:

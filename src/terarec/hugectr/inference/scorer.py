@@ -102,7 +102,7 @@ class Scorer:
         return DensePart(part.module, look_up)
 
     def score(self, batch: Batch) -> NDArray[np.float32]:
-        """Return the probabilities float32[B, n] of all labels side by side."""
+        """Return the probabilities float32[B, n] of all labels side by side, in the order of the labels' columns."""
         batch = to_device(batch, self.model.device)
         with as_hugectr_errors("predict"), torch.inference_mode():
             scores = None if self.programs is None else self.programs.scores(batch)
@@ -111,6 +111,15 @@ class Scorer:
                 scores = torch.cat(list(self._computed(self._inputs)[1].values()), dim=1).float().cpu()
         values: NDArray[np.float32] = scores.numpy()
         return values
+
+    def of_labels(self, scores: NDArray[np.float32], label: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the result of `score` and the labels [B, L] of a batch of files, each by label."""
+        model = self.model
+        truth = torch.split(label, [one.dim for one in model.spec.labels], dim=1)
+        labels = dict(zip((one.name for one in model.spec.labels), truth, strict=True))
+        logits = model.logits()
+        parts = torch.split(torch.from_numpy(scores), [model.shapes[name].dims[-1] for name in logits], dim=1)
+        return dict(zip(logits.values(), parts, strict=True)), labels
 
     def tensors(self) -> Mapping[str, Tensor] | None:
         """Return the tensors of the last batch by name, or None before the first one.

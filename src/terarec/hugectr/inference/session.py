@@ -19,6 +19,7 @@ from terarec.closer import stream
 from terarec.embedding.lookups import RowLookup
 from terarec.hugectr.enums import Check_t, DataReaderType_t
 from terarec.hugectr.errors import IllegalCallError, WrongInputError, as_hugectr_errors
+from terarec.hugectr.evaluation import update_auc
 from terarec.hugectr.inference.graph import InferenceGraph, read_inference_clause, read_inference_graph
 from terarec.hugectr.inference.parameter_server import (
     cache_of,
@@ -140,7 +141,8 @@ class ServedModel:
         # Batch by batch, so that labels and scores are the only parts of the data that stay in memory.
         metric = AUC()
         for batch, scores in self._scored(num_batches, files):
-            metric.update(torch.from_numpy(scores), batch.label)
+            with as_hugectr_errors("evaluate"):
+                update_auc(metric, *self.scorer.of_labels(scores, batch.label))
         return float(metric.compute())
 
     @stream
