@@ -7,6 +7,7 @@ import pytest
 
 import terarec.hugectr as hugectr
 from terarec.hugectr.errors import BrokenFileError, FileCannotOpenError, IllegalCallError, WrongInputError
+from terarec.hugectr.network import Network
 from tests.errors import at
 
 
@@ -33,6 +34,16 @@ def test_lookups_one_by_one():
     ]
     assert config.table_names() == ["0", "1"]
     assert config.concatenated_name == ""
+
+
+def test_an_input_of_several_slots_is_rejected():
+    """Its other slots would have no effect; upstream rejects it, too."""
+    network = Network(hugectr.CreateSolver(use_embedding_collection=True), hugectr.CreateOptimizer())
+    sparse = [hugectr.DataReaderSparseParam("d0", 1, True, 1), hugectr.DataReaderSparseParam("d1", 1, True, 4)]
+    network.add(hugectr.Input(1, "label", 0, "dense", sparse))
+    network.add(collection())
+    with pytest.raises(WrongInputError, check=at("EmbeddingCollectionConfig: bottom_name 'd1'")):
+        network.plan({})
 
 
 def test_lookups_as_lists():

@@ -148,7 +148,8 @@ class Network:
         collections: list[list[str]] = []
         for number, part in enumerate(self.of_type(EmbeddingCollectionConfig)):
             keys = {lookup.table.name: self._key_of_table(lookup.table, rules) for lookup in part.lookups}
-            embeddings_of_part, joined = collection_graph(part, number=number, optimizers=keys, hotness=self._hotness())
+            hotness = {bottom: self._hotness(bottom) for bottom in tensors_of(part)[0]}
+            embeddings_of_part, joined = collection_graph(part, number=number, optimizers=keys, hotness=hotness)
             embeddings += embeddings_of_part
             joins += joined
             collections.append([embedding.name for embedding in embeddings_of_part])
@@ -178,7 +179,7 @@ class Network:
         return [
             sparse_embedding(
                 part,
-                slots=self._slots(part.bottom_name),
+                slots=self._sparse(part.bottom_name).slot_num,
                 optimizer=_key_of(embedding_optimizer(part.optimizer or self._optimizer, lr), rules),
             )
             for part in self.of_type(SparseEmbedding)
@@ -224,14 +225,18 @@ class Network:
             )
         return sorts
 
-    def _slots(self, bottom: str) -> int:
-        return next(slots.slot_num for slots in self._sparse() if slots.top_name == bottom)
+    def _hotness(self, bottom: str) -> int:
+        """Return the most keys of a sample in the one slot of an input that a collection reads."""
+        slots = self._sparse(bottom)
+        if slots.slot_num != 1:
+            raise WrongInputError(
+                f"EmbeddingCollectionConfig: bottom_name {bottom!r}",
+                f"got a sparse input of {slots.slot_num} slots, expected one of one slot: separate them into several",
+            )
+        return int(slots.nnz_per_slot[0])
 
-    def _hotness(self) -> dict[str, int]:
-        return {slots.top_name: slots.nnz_per_slot[0] for slots in self._sparse()}
-
-    def _sparse(self) -> Sequence[DataReaderSparseParam]:
-        return self.inputs.data_reader_sparse_param_array
+    def _sparse(self, bottom: str) -> DataReaderSparseParam:
+        return next(slots for slots in self.inputs.data_reader_sparse_param_array if slots.top_name == bottom)
 
 
 def tensors_of(part: Part) -> tuple[list[str], list[str]]:
