@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What scripts do with model files: go on, fine-tune, start new layers over trained rows, load some of several."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+import torch
 
 import terarec.hugectr as hugectr
 from terarec.formats.hugectr.weights import SparseFileLayout, SparseRows, read_sparse_file, write_sparse_folder
@@ -66,6 +69,41 @@ def test_training_resumes_from_files_as_if_it_had_not_stopped(tmp_path, planted)
         made.get_data_reader_train().set_source()
     assert train(whole, 4) == train(second, 4)
     assert rows(whole, "two") == rows(second, "two")
+
+
+def reordered(prefix, order):
+    """Give the rows of both embeddings, and their states, another order, as HugeCTR's files have any."""
+    for number in (0, 1):
+        folder, states = Path(f"{prefix}{number}_sparse_6.model"), f"{prefix}{number}_opt_sparse_6.model"
+        for path in folder.iterdir():
+            records = np.fromfile(path, "<f4" if path.name == "emb_vector" else "<i8").reshape(len(order), -1)
+            records[order].tofile(path)
+        values = np.fromfile(states, "<f4").reshape(-1, 4)  # of one state on one device
+        values[: len(order)] = values[order]
+        values.tofile(states)
+
+
+def test_states_go_by_the_order_of_the_rows_that_were_loaded(tmp_path, planted):
+    trained, second = (two_embeddings(planted[:2], MOMENTUM) for _ in range(2))
+    prefix = str(tmp_path / "m")
+    train(trained, 6)
+    trained.save_params_to_files(prefix, 6)
+    reordered(prefix, np.random.default_rng(0).permutation(80))
+    load(second, prefix)
+    for name in ("one", "two"):
+        expected, found = (made.module.collection(name).tables for made in (trained, second))
+        for table in expected:
+            rows_of_both = [tables[table].export(expected[table].keys()) for tables in (expected, found)]
+            assert torch.equal(*(values.weights for values in rows_of_both))
+            assert torch.equal(*(values.state["momentum"] for values in rows_of_both))
+    states = [f"{prefix}{number}_opt_sparse_6.model" for number in (0, 1)]
+    np.arange(80).tofile(f"{prefix}1_sparse_6.model/key")  # other rows by now
+    with pytest.raises(BrokenFileError, check=at(f"{prefix}1_sparse_6.model")):
+        second.load_sparse_optimizer_states(states)
+    # Files that this model wrote are in its own order.
+    second.save_params_to_files(prefix, 6)
+    second.load_sparse_optimizer_states(states)
+    assert torch.equal(rows_of_both[1].state["momentum"], found[table].export(rows_of_both[1].keys).state["momentum"])
 
 
 def test_new_layers_over_trained_rows(tmp_path, planted):

@@ -94,6 +94,7 @@ class Model:
         self._fit: Fit | None = None
         self._is_dense_frozen = False
         self._frozen: set[str] = set()
+        self._row_orders: dict[str, str] = {}
 
     @bind_arguments("Model.add")
     def add(self, input: Part | GroupDenseLayer) -> None:  # noqa: A002 - HugeCTR's name, one of seven
@@ -505,7 +506,10 @@ class Model:
         sparse_opt_states_files: Sequence[str] | Mapping[str, str],
         data_source_params: DataSourceParams | None = None,
     ) -> None:
-        """Load the optimizer states of embeddings from files; the errors are those of `load_sparse_weights`."""
+        """Load the optimizer states of embeddings from files; the errors are those of `load_sparse_weights`.
+
+        States are in the order of the rows that were last loaded or saved: those of HugeCTR need their folder again.
+        """
         files = self._files("load_sparse_optimizer_states", data_source_params)
         files.load_sparse_optimizer_states(sparse_opt_states_files)
 
@@ -633,4 +637,5 @@ class Model:
         return file_url(source_of(self.solver), path)
 
     def _files(self, call: str, source: DataSourceParams | None = None) -> ModelFiles:
-        return ModelFiles(self._network, self._compiled(call), self.solver, self._optimizer, source)
+        compiled = self._compiled(call)
+        return ModelFiles(self._network, compiled, self.solver, self._optimizer, self._row_orders, source)

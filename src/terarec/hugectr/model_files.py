@@ -72,6 +72,8 @@ class ModelFiles:
         compiled: The compiled model.
         solver: The `CreateSolver` object.
         optimizer: The `CreateOptimizer` object.
+        row_orders: Embedding -> URL or path of its rows, if these were last loaded in another order than that in which
+            they are saved: the order of the next file of states. The calls update it.
         source: File system of a call's files; None for the solver's.
     """
 
@@ -81,9 +83,11 @@ class ModelFiles:
         compiled: Compiled,
         solver: Solver,
         optimizer: OptParamsPy,
+        row_orders: dict[str, str],
         source: DataSourceParams | None = None,
     ) -> None:
         self._network, self._compiled, self._solver, self._optimizer = network, compiled, solver, optimizer
+        self._row_orders = row_orders
         self._source = source_of(solver, source)
         self._key_bytes: Literal[4, 8] = 8 if solver.i64_input_key else 4
 
@@ -129,6 +133,7 @@ class ModelFiles:
             for index, file in enumerate(self.embeddings()):
                 save_sparse(file, folder / names.sparse(index), single_file=is_single)
                 save_sparse_optimizer_states(file, folder / names.sparse_states(index))
+        self._row_orders.clear()
 
     def load_dense(self, path: str) -> None:
         """Load weights as `Model.load_dense_weights` does."""
@@ -149,19 +154,27 @@ class ModelFiles:
         """Load rows as `Model.load_sparse_weights` does."""
         with self._chosen("load_sparse_weights", stored_path(self._source, "sparse_model", files)) as chosen:
             # Before the first is changed; that one is checked by its own loading.
-            for file, path in chosen[1:]:
+            for file, path, _ in chosen[1:]:
                 check_sparse(file, path)
-            for file, path in chosen:
-                load_sparse(file, path)
+            for file, path, url in chosen:
+                is_in_order = load_sparse(file, path)
+                self._row_orders.pop(file.name, None)
+                if not is_in_order:
+                    self._row_orders[file.name] = url
 
     def load_sparse_optimizer_states(self, files: SparseFiles) -> None:
         """Load states of rows as `Model.load_sparse_optimizer_states` does."""
         stored = stored_path(self._source, "sparse_opt_states", files)
-        with self._chosen("load_sparse_optimizer_states", stored) as chosen:
-            for file, path in chosen[1:]:
-                check_sparse_optimizer_states(file, path)
-            for file, path in chosen:
-                load_sparse_optimizer_states(file, path)
+        with self._chosen("load_sparse_optimizer_states", stored) as chosen, ExitStack() as stack:
+            folders = {
+                file.name: stack.enter_context(local_copy(self._row_orders[file.name]))
+                for file, _, _ in chosen
+                if file.name in self._row_orders
+            }
+            for file, path, _ in chosen[1:]:
+                check_sparse_optimizer_states(file, path, rows_from=folders.get(file.name))
+            for file, path, _ in chosen:
+                load_sparse_optimizer_states(file, path, rows_from=folders.get(file.name))
 
     def dump_tables(self, path: str, table_names: Sequence[str]) -> None:
         """Write tables as `Model.embedding_dump` does."""
@@ -182,8 +195,8 @@ class ModelFiles:
                 load_collection(tables, dump_folder(local, number), names=names)
 
     @contextmanager
-    def _chosen(self, call: str, files: SparseFiles) -> Iterator[list[tuple[EmbeddingFile, Path]]]:
-        """Yield each embedding to load with its path, or with a local copy of its URL."""
+    def _chosen(self, call: str, files: SparseFiles) -> Iterator[list[tuple[EmbeddingFile, Path, str]]]:
+        """Yield each embedding to load with its file, or a local copy of it, and the file's URL or path."""
         files_by_name = {file.name: file for file in self.embeddings()}
         if not isinstance(files, Mapping):
             if len(files) != len(files_by_name):
@@ -195,9 +208,9 @@ class ModelFiles:
             if name not in files_by_name:
                 raise WrongInputError(call, f"got {name!r}, expected one of {', '.join(files_by_name) or 'none'}")
         with ExitStack() as stack:
-            copies = {name: local_copy(file_url(self._source, path)) for name, path in files.items()}
+            urls = {name: file_url(self._source, path) for name, path in files.items()}
             # All URLs are copied before the first is read: a missing one must not leave half of the embeddings loaded.
-            yield [(files_by_name[name], stack.enter_context(copy)) for name, copy in copies.items()]
+            yield [(files_by_name[name], stack.enter_context(local_copy(url)), url) for name, url in urls.items()]
 
     def _collections(
         self, call: str, table_names: Sequence[str]

@@ -210,28 +210,35 @@ def save_sparse(embedding: EmbeddingFile, path: Path, *, single_file: bool = Fal
         write_sparse_folder(path, chunks)
 
 
-def load_sparse(embedding: EmbeddingFile, path: Path) -> None:
+def load_sparse(embedding: EmbeddingFile, path: Path) -> bool:
     """Load rows from a folder, or a file of the older form, replacing those that the embedding holds.
 
     Rows of static tables that the file does not name stay.
+
+    Returns:
+        Whether the rows are in the order of `save_sparse`, so that those of a file of states are, too.
 
     Raises:
         DataNotFoundError: Nothing exists.
         FormatError: Files that do not fit each other or the embedding, or a key twice; nothing is changed then.
         OutOfBoundError: A key outside its static table; nothing is changed then.
     """
-    check_sparse(embedding, path)
+    is_in_order = check_sparse(embedding, path)
     for table in embedding.tables:
         if table.keyed is not None:
             table.keyed.clear()
     # Only the keys were read so far. Vectors come in chunks, as those of a table may fill the memory.
     import_rows(embedding, _chunks_of(embedding, path), path)
+    return is_in_order
 
 
-def check_sparse(embedding: EmbeddingFile, path: Path) -> None:
-    """Raise the errors of `load_sparse` without changing anything."""
-    keys, slots = keys_of(embedding, path)
-    _check_keys(embedding, keys, embedding.slot_of(keys, slots, path), path)
+def check_sparse(embedding: EmbeddingFile, path: Path) -> bool:
+    """Return the result of `load_sparse`, or raise its errors, without changing anything."""
+    keys, slots = _keys_and_slots(embedding, path)
+    _check_keys(embedding, keys, slots, path)
+    # The row of a key of a static table is the key, in whatever order a folder has them.
+    steps = np.diff(slots)
+    return not embedding.tables[0].is_dynamic or bool(((steps > 0) | ((steps == 0) & (np.diff(keys) > 0))).all())
 
 
 def import_rows(embedding: EmbeddingFile, chunks: Iterable[SparseRows], path: Path) -> None:
@@ -266,6 +273,12 @@ def keys_of(embedding: EmbeddingFile, path: Path) -> tuple[NDArray[np.int64], ND
     keys = np.concatenate([np.empty(0, np.int64), *(chunk.keys for chunk in chunks)])
     slots = [chunk.slots for chunk in chunks if chunk.slots is not None]
     return keys, np.concatenate([np.empty(0, np.uint64), *slots]) if embedding.has_slots else None
+
+
+def _keys_and_slots(embedding: EmbeddingFile, path: Path) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return all keys of a file, each with its table."""
+    keys, slots = keys_of(embedding, path)
+    return keys, embedding.slot_of(keys, slots, path)
 
 
 def _check_keys(embedding: EmbeddingFile, keys: NDArray[np.int64], slots: NDArray[np.int64], path: Path) -> None:
@@ -321,7 +334,8 @@ def load_sparse_optimizer_states(embedding: EmbeddingFile, path: Path, *, rows_f
 
     Raises:
         DataNotFoundError: No such file.
-        FormatError: A file of another optimizer or width, or of fewer rows; nothing is changed then.
+        FormatError: A file of another optimizer or width, or of fewer rows, or a folder of other rows by now; nothing
+            is changed then.
     """
     names = embedding.state_names
     states, (keys, slots) = _opened_states(embedding, path, rows_from)
@@ -335,9 +349,9 @@ def load_sparse_optimizer_states(embedding: EmbeddingFile, path: Path, *, rows_f
             _import_states(embedding, own_keys[part], own_slots[part], values)
 
 
-def check_sparse_optimizer_states(embedding: EmbeddingFile, path: Path) -> None:
+def check_sparse_optimizer_states(embedding: EmbeddingFile, path: Path, *, rows_from: Path | None = None) -> None:
     """Raise the errors of `load_sparse_optimizer_states` without changing anything."""
-    _opened_states(embedding, path, None)
+    _opened_states(embedding, path, rows_from)
 
 
 def _opened_states(
@@ -349,8 +363,16 @@ def _opened_states(
     if rows_from is None:
         keys, slots = embedding.keys()
     else:
-        keys, keys_of_states = keys_of(embedding, rows_from)
-        slots = embedding.slot_of(keys, keys_of_states, rows_from)
+        keys, slots = _keys_and_slots(embedding, rows_from)
+        for slot, table in enumerate(embedding.tables):
+            own = keys[slots == slot]
+            unknown = own[~np.isin(own, table.keys().cpu().numpy())]
+            if len(unknown):
+                raise BrokenFileError(
+                    rows_from,
+                    f"holds key {unknown[0]}, which embedding {embedding.name!r} does not, expected the rows that were "
+                    "loaded from it, in whose order their states are",
+                )
     used = np.bincount(embedding.device_of(keys, slots), minlength=embedding.devices)
     if num_states and used.max() > states.layout.rows:
         raise BrokenFileError(
