@@ -327,10 +327,10 @@ def sparse_embedding(params: SparseEmbedding, *, slots: int, optimizer: str) -> 
     name = params.sparse_embedding_name
     tables: list[TableSpec | DynamicTableSpec]
     if params.embedding_type in HAS_STATIC_TABLES:
-        sizes = _sizes(params, slots)
+        sizes = slot_sizes(params, slots)
         tables = [_static(f"{name}.{slot}", size, params) for slot, size in enumerate(sizes)]
     elif params.embedding_type is Embedding_t.LocalizedSlotSparseEmbeddingHash:
-        sizes = _sizes(params, slots) if params.slot_size_array else [0] * slots
+        sizes = slot_sizes(params, slots) if params.slot_size_array else [0] * slots
         tables = [_dynamic(f"{name}.{slot}", size, params) for slot, size in enumerate(sizes)]
     else:
         tables = [_dynamic(name, 0, params)]
@@ -343,7 +343,12 @@ def sparse_embedding(params: SparseEmbedding, *, slots: int, optimizer: str) -> 
     return GraphEmbedding(name=name, tables=tuple(tables), features=features, optimizer=optimizer)
 
 
-def _sizes(params: SparseEmbedding, slots: int) -> Sequence[int]:
+def slot_sizes(params: SparseEmbedding, slots: int) -> Sequence[int]:
+    """Return ``slot_size_array`` of an embedding over an input of `slots` slots.
+
+    Raises:
+        WrongInputError: It has another length.
+    """
     sizes: Sequence[int] = params.slot_size_array
     if len(sizes) != slots:
         raise WrongInputError(

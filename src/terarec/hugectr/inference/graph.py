@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -11,7 +12,7 @@ from terarec.hugectr.enums import Embedding_t, Layer_t
 from terarec.hugectr.errors import WrongInputError
 from terarec.hugectr.graph_json import DATA, Part, read_graph, read_parts
 from terarec.hugectr.json_files import KEY_TYPES, LOSS_SCALES, JsonObject, read_json
-from terarec.hugectr.network import HAS_STATIC_TABLES, LOCALIZED, Network, NetworkPlan
+from terarec.hugectr.network import HAS_STATIC_TABLES, LOCALIZED, Network, NetworkPlan, slot_sizes
 from terarec.hugectr.objects import DenseLayer, Input, OptParamsPy, Solver, SparseEmbedding
 from terarec.hugectr.schema.types import BOOL, STRING, either, integer, number, scalar_or_list
 
@@ -77,11 +78,13 @@ class InferenceGraph:
         inputs: The `Input`.
         embeddings: The embeddings, in the order of the file: the tables of the model.
         plan: The graph; every embedding is one table of any keys.
+        key_bases: Column of files -> offset of its keys, if these start at 0 in each slot, as for one-hot embeddings.
     """
 
     inputs: Input
     embeddings: tuple[SparseEmbedding, ...]
     plan: NetworkPlan
+    key_bases: Mapping[str, int]
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -98,15 +101,6 @@ class InferenceGraph:
         """Whether single files of each table have slots."""
         return tuple(one.embedding_type in LOCALIZED for one in self.embeddings)
 
-    @property
-    def key_bases(self) -> tuple[int, ...]:
-        """Offset of the keys of each slot, if they start at 0 in files, as for one-hot embeddings."""
-        sizes: list[int] = []
-        for one in self.embeddings:
-            if one.embedding_type in HAS_STATIC_TABLES:
-                sizes += accumulate(one.slot_size_array[:-1], initial=0)
-        return tuple(sizes)
-
 
 def read_inference_graph(path: str) -> InferenceGraph:
     """Return the model in a graph file, or in an inference file of release 3.0.
@@ -114,7 +108,8 @@ def read_inference_graph(path: str) -> InferenceGraph:
     Raises:
         FileCannotOpenError: No such file.
         BrokenFileError: No JSON.
-        WrongInputError: An unknown kind or key, a value that is not accepted, or an embedding collection.
+        WrongInputError: An unknown kind or key, a value that is not accepted, an embedding collection, or embeddings
+            of one input that want other keys.
     """
     data = read_json(path)
     parts = _parts_with_loss(data) if data.has("inference") else read_graph(data).parts
@@ -125,7 +120,26 @@ def read_inference_graph(path: str) -> InferenceGraph:
     for part in parts:
         network.add(_of_one_table(part) if isinstance(part, SparseEmbedding) else part)
     embeddings = tuple(part for part in parts if isinstance(part, SparseEmbedding))
-    return InferenceGraph(inputs=network.inputs, embeddings=embeddings, plan=network.plan({}))
+    inputs = network.inputs
+    bases = _key_bases(inputs, embeddings)
+    return InferenceGraph(inputs=inputs, embeddings=embeddings, plan=network.plan({}), key_bases=bases)
+
+
+def _key_bases(inputs: Input, embeddings: Sequence[SparseEmbedding]) -> dict[str, int]:
+    """Return `InferenceGraph.key_bases`."""
+    slots = {one.top_name: one.slot_num for one in inputs.data_reader_sparse_param_array}
+    bases: dict[str, int] = {}
+    for one in embeddings:
+        if one.embedding_type in HAS_STATIC_TABLES:
+            sizes = slot_sizes(one, slots[one.bottom_name])
+            for slot, base in enumerate(accumulate(sizes[:-1], initial=0)):
+                # Embeddings of one input get the same keys.
+                if bases.setdefault(f"{one.bottom_name}.{slot}", base) != base:
+                    raise WrongInputError(
+                        f"SparseEmbedding {one.sparse_embedding_name!r}: slot_size_array",
+                        f"got {list(sizes)}, expected that of the other embedding of {one.bottom_name!r}",
+                    )
+    return bases
 
 
 def _parts_with_loss(data: JsonObject) -> tuple[Part, ...]:

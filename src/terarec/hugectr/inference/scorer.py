@@ -213,7 +213,7 @@ class Scorer:
             return batch
         # Keys of a slot are contiguous: every B-th offset is where a slot begins.
         counts = sparse.offsets[::size].diff()
-        shifts = torch.tensor(bases).repeat_interleave(counts)
+        shifts = torch.tensor([bases.get(name, 0) for name in sparse.names]).repeat_interleave(counts)
         return replace(batch, sparse=replace(sparse, keys=sparse.keys + shifts))
 
 
