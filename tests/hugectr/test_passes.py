@@ -51,6 +51,15 @@ def etc(folder):
     return hugectr.CreateETC(ps_types=[hugectr.TrainPSType_t.Staged], sparse_models=[str(folder)])
 
 
+@pytest.mark.parametrize(
+    "params", [etc("rows"), hugectr.CreateMOS(True, True, [], ["rows"])], ids=["CreateETC", "CreateMOS"]
+)
+def test_data_of_passes_does_not_repeat(passes, params):
+    """By iterations `fit` would read the first source alone, without its keyset; upstream rejects it as well."""
+    with pytest.raises(WrongInputError, check=at("Model: etc_params")):
+        hugectr.Model(solver(), norm_reader(passes[0], passes[2], keyset=passes[1]), hugectr.CreateOptimizer(), params)
+
+
 def test_fit_walks_over_sources_and_keysets(passes, tmp_path, capsys):
     made = cached(passes, etc(tmp_path / "rows"))
     made.fit(num_epochs=2, display=0, eval_interval=40, snapshot=1, snapshot_prefix=str(tmp_path / "never"))

@@ -522,6 +522,7 @@ class Model:
 
         Raises:
             WrongInputError: An unknown table.
+            BrokenFileError: A key below 0, or from 2^32 on, with ``i64_input_key=False``; nothing is written then.
             StorageError: The disk is full.
         """
         self._files("embedding_dump").dump_tables(path, table_names)
