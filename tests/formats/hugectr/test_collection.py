@@ -39,6 +39,15 @@ def test_golden_bytes(tmp_path, key_bytes, key_type, code):
     }
 
 
+@pytest.mark.parametrize("key", [-1, 2**32])
+def test_keys_that_4_bytes_do_not_hold_are_rejected(tmp_path, key):
+    folder = tmp_path / "embedding_collection_0"
+    content = SparseRows(np.array([0, key]), np.zeros((2, 2), np.float32))
+    with pytest.raises(FormatError, check=at(f"{folder}, table 1", f"key {key}")):
+        write_collection(folder, TABLES[:1], lambda _: iter([content]), key_bytes=4)
+    assert list(tmp_path.iterdir()) == []
+
+
 @given(
     sizes=st.lists(st.tuples(st.integers(0, 20), st.integers(1, 4)), min_size=1, max_size=4), chunk=st.integers(1, 21)
 )

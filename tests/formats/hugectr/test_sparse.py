@@ -174,7 +174,7 @@ def test_a_damaged_file_is_rejected(tmp_path):
 @pytest.mark.parametrize(
     ("layout", "rows", "problem"),
     [
-        (SparseFileLayout(2, 4, True), GOLDEN, "got key -1"),
+        (SparseFileLayout(2, 4, True), GOLDEN, "key -1"),
         (SparseFileLayout(3, 8, True), GOLDEN, "got vectors [2, 2]"),
         (SparseFileLayout(2, 8, False), GOLDEN, "expected keys without slots"),
         (SparseFileLayout(2, 8, True), GOLDEN._replace(slots=None), "expected a slot for each key"),

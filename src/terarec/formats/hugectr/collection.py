@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from terarec.errors import DataNotFoundError, FormatError
-from terarec.formats.hugectr.fields import PlainFile, as_bytes, open_plain, spans
+from terarec.formats.hugectr.fields import PlainFile, as_bytes, check_key_range, open_plain, spans
 from terarec.formats.hugectr.weights import CHUNK_ROWS, SparseRows
 from terarec.io.directories import atomic_dir
 from terarec.io.opening import open_file, read_bytes
@@ -84,6 +84,7 @@ def write_collection(
 
     Raises:
         ConfigError: `path` is a file, or a folder with other files in it.
+        FormatError: A key that 4 bytes do not hold; nothing is left behind.
         StorageError: The disk is full; nothing is left behind.
     """
     key_type = _KEY_TYPES[key_bytes == 8]
@@ -95,6 +96,7 @@ def write_collection(
                 keys.write(_header(_KEY_FILE, table))
                 vectors.write(_header(_WEIGHT_FILE, table))
                 for chunk in chunks(table):
+                    check_key_range(chunk.keys, key_bytes, f"{path}, table {table.table_id}")
                     keys.write(as_bytes(chunk.keys, key_type))
                     vectors.write(as_bytes(chunk.vectors, _VALUE_TYPES[0]))
         (partial / META).write_bytes(_meta(tables, key_bytes))

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terarec.errors import DataNotFoundError, FormatError
-from terarec.formats.hugectr.fields import PlainFile, as_bytes, open_plain, spans
+from terarec.formats.hugectr.fields import PlainFile, as_bytes, check_key_range, open_plain, spans
 from terarec.io.directories import atomic_dir
 from terarec.io.files import atomic_file, read_json, write_json
 
@@ -201,10 +201,7 @@ def write_sparse_file(path: Path, layout: SparseFileLayout, chunks: Iterable[Spa
 
 
 def _entries(path: Path, layout: SparseFileLayout, chunk: SparseRows) -> NDArray[Any]:
-    if layout.key_bytes == 4:
-        outside = (chunk.keys < 0) | (chunk.keys >= 2**32)
-        if outside.any():
-            raise FormatError(path, f"got key {chunk.keys[outside][0]}, expected 0 <= key < 2**32 in 4 bytes")
+    check_key_range(chunk.keys, layout.key_bytes, str(path))
     if chunk.vectors.shape != (len(chunk.keys), layout.width):
         expected = [len(chunk.keys), layout.width]
         raise FormatError(path, f"got vectors {list(chunk.vectors.shape)}, expected {expected}")
