@@ -82,7 +82,9 @@ class Model:
         optimizer = reader_params if isinstance(reader_params, OptParamsPy) else opt_params
         assert optimizer is not None  # as the schema says
         if etc_params is not None and solver.repeat_dataset:
-            raise WrongInputError("Model: etc_params", "got one with repeat_dataset=True, expected repeat_dataset=False")
+            raise WrongInputError(
+                "Model: etc_params", "got one with repeat_dataset=True, expected repeat_dataset=False"
+            )
         self.solver = solver
         # 2.3 and 3.0 have no `CreateMOS`: there the solver requests passes.
         self._optimizer, self._etc_params = optimizer, etc_params or oversubscriber_of(solver)

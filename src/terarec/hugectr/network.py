@@ -291,16 +291,23 @@ def num_devices(solver: Solver) -> int:
     return sum(map(len, solver.vvgpu))
 
 
+def is_sized_by_slots(params: SparseEmbedding) -> bool:
+    """Return whether an embedding has room for ``slot_size_array``; HugeCTR ignores its workspace then."""
+    has_room = params.max_vocabulary_size_per_gpu or params.workspace_size_per_gpu_in_mb
+    has_slots = params.embedding_type is not Embedding_t.DistributedSlotSparseEmbeddingHash
+    return bool(params.slot_size_array) and (has_slots or not has_room)
+
+
 def capacity(params: SparseEmbedding, optimizer: OptParamsPy, devices: int) -> int:
     """Return the maximum number of keys of a `SparseEmbedding`.
 
-    For each device this is the given number, or the workspace's bytes divided by HugeCTR's bytes of a row with its
-    optimizer states; otherwise the sum of ``slot_size_array``.
+    Of slots with tables of their own this is the sum of ``slot_size_array``, if it is there. Otherwise it is for each
+    device the given number, or the workspace's bytes divided by HugeCTR's bytes of a row with its optimizer states.
     """
+    if is_sized_by_slots(params):
+        return sum(params.slot_size_array)
     if params.max_vocabulary_size_per_gpu:
         return int(params.max_vocabulary_size_per_gpu) * devices
-    if not params.workspace_size_per_gpu_in_mb:
-        return sum(params.slot_size_array)
     # Float32 weights and states, for any precision here: a script expects the same overflow as in HugeCTR.
     rows = params.workspace_size_per_gpu_in_mb * 2**20 // (4 * params.embedding_vec_size * row_copies(optimizer))
     return int(rows) * devices

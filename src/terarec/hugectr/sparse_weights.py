@@ -30,7 +30,7 @@ from terarec.formats.hugectr.weights import (
     write_sparse_states,
 )
 from terarec.hugectr.errors import BrokenFileError, OutOfBoundError
-from terarec.hugectr.network import LOCALIZED
+from terarec.hugectr.network import LOCALIZED, is_sized_by_slots
 from terarec.hugectr.objects import SparseEmbedding
 from terarec.kernels.row_rules import LAST_UPDATE
 from terarec.storage import AnyTable, DynamicTable, RowValues
@@ -66,7 +66,7 @@ class EmbeddingFile:
         tables: One for each slot, or one for all.
         has_slots: Whether the file names the slot of each key.
         devices: Number of devices whose buffers a file of optimizer states holds.
-        rows_per_device: Rows of such a buffer.
+        rows_per_device: Rows of such a buffer, as HugeCTR allocates them.
         key_bytes: Bytes of a key, 4 or 8, in files that are not folders.
     """
 
@@ -159,14 +159,15 @@ def embedding_file(
         key_bytes: Bytes of a key, 4 or 8, by ``i64_input_key``.
     """
     sizes = params.slot_size_array
-    room = [sum(sizes[device::devices]) for device in range(devices)]  # of the slots that each device has
-    has_capacity = params.workspace_size_per_gpu_in_mb or params.max_vocabulary_size_per_gpu or not sizes
+    rows = capacity // devices
+    if is_sized_by_slots(params):
+        rows = max(sum(sizes[device::devices]) for device in range(devices))  # of the slots that a device has
     return EmbeddingFile(
         name=params.sparse_embedding_name,
         tables=tuple(collection.tables.values()),
         has_slots=params.embedding_type in LOCALIZED,
         devices=devices,
-        rows_per_device=capacity // devices if has_capacity else max(room),
+        rows_per_device=rows,
         key_bytes=key_bytes,
     )
 
@@ -299,20 +300,17 @@ def _check_keys(embedding: EmbeddingFile, keys: NDArray[np.int64], slots: NDArra
 def save_sparse_optimizer_states(embedding: EmbeddingFile, path: Path) -> None:
     """Write the states of all rows, in the order in which `save_sparse` writes these.
 
+    Buffers have `rows_per_device` rows; more if a device has more keys, so that a training that passed its checks, or
+    ran without them, can be saved.
+
     Raises:
-        OutOfBoundError: A device with more rows than its buffer has.
         StorageError: The disk is full; nothing is left behind.
     """
     names = embedding.state_names
-    layout = StateLayout(len(names), embedding.devices, embedding.rows_per_device, embedding.width)
     keys, slots = embedding.keys()
-    used = np.bincount(embedding.device_of(keys, slots), minlength=layout.devices)
-    if names and used.max() > layout.rows:
-        raise OutOfBoundError(
-            path,
-            f"embedding {embedding.name!r} holds {used.max()} keys on a device, expected at most "
-            f"{layout.rows}, for which its workspace has room",
-        )
+    used = np.bincount(embedding.device_of(keys, slots), minlength=embedding.devices)
+    rows = max(embedding.rows_per_device, int(used.max()))
+    layout = StateLayout(len(names), embedding.devices, rows, embedding.width)
 
     def chunks(state: int, device: int) -> Iterator[NDArray[np.float32]]:
         for part in embedding.parts():
