@@ -15,7 +15,16 @@ from terarec.hugectr.dense_weights import (
 from terarec.models import GraphModel
 from terarec.optim import build_dense_optimizer
 from terarec.optim.dense import dense_states
-from terarec.spec import AdaGradSpec, AdamSpec, DenseOptimizerSpec, FTRLSpec, MomentumSpec, NesterovSpec, SGDSpec
+from terarec.spec import (
+    AdaGradSpec,
+    AdamSpec,
+    DenseOptimizerSpec,
+    FTRLSpec,
+    MomentumSpec,
+    NesterovSpec,
+    RMSPropSpec,
+    SGDSpec,
+)
 from tests.errors import at
 from tests.hugectr.graphs import batch, layer, model
 
@@ -29,6 +38,7 @@ OPTIMIZERS: dict[str, DenseOptimizerSpec] = {
     "momentum": MomentumSpec(lr=0.1, lr_in_momentum=True),
     "nesterov": NesterovSpec(lr=0.1, lr_in_momentum=True),
     "adagrad": AdaGradSpec(lr=0.1, initial_accumulator=0.5),
+    "rmsprop": RMSPropSpec(lr=0.1),
     "adam": AdamSpec(lr=0.1, eps_hat=True),
     "ftrl": FTRLSpec(lr=0.1, initial_accumulator=0.25),
 }

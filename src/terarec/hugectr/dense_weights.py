@@ -25,9 +25,9 @@ from terarec.nn.layer import FileTensor, WeightedLayer
 from terarec.nn.normalization import BatchNorm
 from terarec.optim.dense import dense_states
 
-# Of SGD, both momentums, AdaGrad, Adam (m and v), and Ftrl (n and z).
-_KNOWN = ((), ("momentum",), ("sum",), ("exp_avg", "exp_avg_sq"), ("sum", "linear"))
-"""States, in file order, of the optimizers that HugeCTR has."""
+# Of SGD, both momentums, AdaGrad, RMSProp, Adam (m and v), and Ftrl (n and z).
+_KNOWN = ((), ("momentum",), ("sum",), ("square_avg",), ("exp_avg", "exp_avg_sq"), ("sum", "linear"))
+"""States, in file order, of the optimizers that HugeCTR has; RMSProp of layers is terarec's own."""
 
 
 def save_dense(model: GraphModel, path: Path) -> None:
