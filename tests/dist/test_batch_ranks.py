@@ -19,7 +19,6 @@ from terarec.nn.activations import Dice
 from terarec.nn.attention import TargetAttention
 from terarec.nn.layer import TensorShape
 from terarec.nn.negatives import Sampler
-from terarec.nn.normalization import BatchNorm
 from terarec.nn.objectives import Objective, PairwiseObjective
 from terarec.nn.registry import build_layer
 from terarec.spec import (
@@ -175,7 +174,7 @@ def trained(ranks: Ranks, case: str) -> dict[str, list[float]]:
     if ranks.size > 1 and tables:
         shard(model, same_for_all(tables, RowWise(), ranks.size), ranks)
     trainer = Trainer(model, TrainingSpec(), Optimizers.of(model, RATE, RATE), objective=objective, ranks=ranks)
-    takes_one = not any(type(module) in (nn.BatchNorm1d, BatchNorm) for module in make().modules())
+    takes_one = not any(type(module) is nn.BatchNorm1d for module in make().modules())
     sizes = SIZES if takes_one else [max(2, size) for size in SIZES]
     found = [trainer.train_step(batch(step, size)) for step, size in enumerate(sizes)]
     evaluator = Evaluator(objective, metrics=("average_loss",), ranks=ranks)

@@ -5,11 +5,13 @@ import re
 import signal
 
 import pytest
+import torch
 
 import terarec.hugectr as hugectr
 from terarec.hugectr.errors import LossCannotConvergeError, WrongInputError
 from tests.errors import at
-from tests.hugectr.scripts import auc_of, dcn, to_loss
+from tests.hugectr.planted import Planted, write_norm
+from tests.hugectr.scripts import Layer, auc_of, dcn, layer, to_loss
 from tests.hugectr.scripts import model as new_model
 
 
@@ -67,6 +69,23 @@ def test_a_short_last_batch_is_left_out_unless_requested(planted):
         made.get_data_reader_train().set_source(planted[0])
         counts.append(sum(iter(made.train, False)))
     assert counts == [33, 34]
+
+
+def test_a_last_batch_of_one_row_and_the_states_of_rmsprop_end_no_training(tmp_path):
+    """Both ended one without any file: batch norm at the end of the data, the states at the first snapshot."""
+    source = write_norm(tmp_path / "data", Planted(21))
+    optimizer = {"optimizer_type": hugectr.Optimizer_t.RMSProp}
+    settings = {"repeat_dataset": False, "drop_incomplete_batch": False, "batchsize": 10}
+    made, other = (new_model(source, source, optimizer=optimizer, slots=4, **settings) for _ in range(2))
+    for each in (made, other):
+        layer(each, Layer.BatchNorm, "dense", "normal")
+        to_loss(each, "normal")
+    made.fit(num_epochs=2, display=0, eval_interval=0, snapshot=5, snapshot_prefix=str(tmp_path / "m"))
+    made.save_params_to_files(str(tmp_path / "m"), 6)
+    assert (tmp_path / "m_opt_dense_6.model").stat().st_size == (tmp_path / "m_dense_6.model").stat().st_size
+    other.load_dense_weights(str(tmp_path / "m_dense_6.model"))
+    other.load_dense_optimizer_states(str(tmp_path / "m_opt_dense_6.model"))
+    assert torch.equal(other.module.layers[1].linear.weight, made.module.layers[1].linear.weight)
 
 
 def test_training_ends_when_auc_is_above_the_target(planted, capsys):

@@ -65,6 +65,18 @@ def test_batch_norm_moves_its_statistics_and_evaluates_with_them() -> None:
     np.testing.assert_allclose(layer.running_mean.numpy(), mean)
 
 
+@pytest.mark.parametrize("rows", [0, 1])
+def test_batch_norm_of_a_batch_without_variance_takes_the_running_statistics(rows: int) -> None:
+    """The last batch of an epoch may have one row."""
+    layer = make("batch_norm", [(3,)])
+    layer(torch.from_numpy(draw(5, (3,))[0]))
+    before = {name: value.clone() for name, value in layer.state_dict().items()}
+    x = torch.from_numpy(draw(rows, (3,), seed=1)[0])
+    found = layer(x)
+    assert all(torch.equal(before[name], value) for name, value in layer.state_dict().items())
+    torch.testing.assert_close(found, layer.eval()(x))
+
+
 def test_batch_norm_takes_the_last_batch_alone_by_default() -> None:
     layer = make("batch_norm", [(3,)])
     assert isinstance(layer, BatchNorm)

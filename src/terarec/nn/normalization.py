@@ -78,7 +78,7 @@ class BatchNorm(WeightedLayer):
     """Columns normalized by the mean and variance of the batch (Ioffe and Szegedy 2015).
 
     Evaluation uses running statistics, `running_mean` and `running_var` (unbiased), which training moves by `factor`
-    towards those of each batch.
+    towards those of each batch. A batch of one row has no variance: it uses them, too, and leaves them as they are.
     """
 
     KIND = "batch_norm"
@@ -124,27 +124,23 @@ class BatchNorm(WeightedLayer):
         return [FileTensor(self.gamma, as_is), FileTensor(self.beta, as_is)]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalize the columns: float[B, n] -> float[B, n].
-
-        Raises:
-            ValueError: The batch has one row while training, which has no variance.
-        """
+        """Normalize the columns: float[B, n] -> float[B, n]."""
         if self.training and self.batch_ranks is not None:
             normalized = normalize(self.batch_ranks, "statistics of batch norm", x, eps=self.eps)
+            values = normalized.values
             if normalized.num_samples < 2:
-                # The type of error that torch's function below raises for one process.
-                raise ValueError(
-                    f"batch_norm: got {normalized.num_samples} rows on all ranks, expected at least 2 in training"
-                )
-            _move(self.running_mean, self.running_var, normalized, self.factor)
-            return (normalized.values * self.gamma + self.beta).to(x.dtype)
+                # Gamma and beta are applied below, as to the values of `normalize`.
+                values = batch_norm(x, self.running_mean, self.running_var, eps=self.eps)
+            else:
+                _move(self.running_mean, self.running_var, normalized, self.factor)
+            return (values * self.gamma + self.beta).to(x.dtype)
         return batch_norm(
             x,
             self.running_mean,
             self.running_var,
             weight=self.gamma,
             bias=self.beta,
-            training=self.training,
+            training=self.training and x.shape[0] > 1,
             momentum=self.factor,
             eps=self.eps,
         )
