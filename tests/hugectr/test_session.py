@@ -159,6 +159,19 @@ def test_an_evaluation_exports_its_predictions(training, tmp_path):
     assert len(predictions) == len(labels) == 1000
     assert all(0 < prediction < 1 for prediction in predictions)
     assert set(labels) == {0.0, 1.0}
+    sess.evaluation(str(tmp_path / "predictions"), str(tmp_path / "labels"))
+    assert len((tmp_path / "labels").read_text().split()) == 1000  # 3.0 replaces them
+    with pytest.raises(WrongInputError, check=at("evaluation")):
+        sess.evaluation(str(tmp_path / "predictions"))
+
+
+@pytest.mark.parametrize("batches", [4, 10, 11])
+def test_evaluations_in_epochs_are_of_the_same_samples(training, batches):
+    """The data has 10 batches: what an evaluation left of them, or nothing, was the next one's."""
+    sess = Session(config(max_eval_batches=batches, repeat_dataset=False), training)
+    first = sess.evaluation()
+    assert first[0][1] > 0
+    assert [sess.evaluation() for _ in range(3)] == [first] * 3
 
 
 def test_the_spelling_of_2_3(training):

@@ -10,7 +10,7 @@ from typing import Any
 from typing_extensions import override
 
 from terarec.hugectr.enums import Check_t, DataReaderType_t, MetricsType
-from terarec.hugectr.errors import WrongInputError
+from terarec.hugectr.errors import WrongInputError, as_hugectr_errors
 from terarec.hugectr.graph_json import Part, read_parts
 from terarec.hugectr.json_files import KEY_TYPES, LOSS_SCALES, JsonObject, read_json, read_optimizer_with_schedule
 from terarec.hugectr.model import Model
@@ -31,6 +31,7 @@ from terarec.hugectr.schema.types import (
     scalar_or_list,
 )
 from terarec.hugectr.training_cache import TrainingCache
+from terarec.io.opening import open_file
 from terarec.spec.checks import REQUIRED, quoted
 
 
@@ -270,19 +271,29 @@ class Session:
     ) -> list[tuple[str, float]]:
         """Evaluate ``max_eval_batches`` batches, or as many as the data has, and return the metrics.
 
+        With ``repeat_dataset=False`` each evaluation starts at the beginning of the data, as in `Model.fit`.
+
         Args:
-            export_predictions_out_file: File to append predictions to; none if empty.
-            export_labels_out_file: File to append labels to.
+            export_predictions_out_file: File for predictions, which replace what it holds; none if empty.
+            export_labels_out_file: File for labels; as above.
+
+        Raises:
+            WrongInputError: One file without the other.
         """
+        paths = (export_predictions_out_file, export_labels_out_file)
+        if any(paths) != all(paths):
+            raise WrongInputError("evaluation", f"got the files {paths[0]!r} and {paths[1]!r}, expected both or none")
         reader = self.model.get_data_reader_eval()
-        if not reader.is_started():
+        if not (self.model.solver.repeat_dataset and reader.is_started()):
             reader.set_source()
+        for path in filter(None, paths):
+            with as_hugectr_errors("evaluation"), open_file(path, "ab") as file:
+                file.truncate(0)  # batches are appended
         for _ in range(self.model.solver.max_eval_batches):
             if not self.model.eval():
-                reader.set_source()
                 break
-            if export_predictions_out_file:
-                self.model.export_predictions(export_predictions_out_file, export_labels_out_file)
+            if all(paths):
+                self.model.export_predictions(*paths)
         return self.model.get_eval_metrics()
 
     def check_overflow(self) -> None:
