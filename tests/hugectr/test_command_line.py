@@ -3,9 +3,11 @@
 
 import json
 import sys
+from pathlib import Path
 from types import ModuleType
 from unittest import mock
 
+import numpy as np
 import pytest
 
 import terarec.hugectr as hugectr
@@ -109,6 +111,17 @@ def test_release_3_0_1_names_the_size_of_each_slot(tmp_path, monkeypatch):
         assert (keys[0] < 3).sum() > (keys[0] >= 15).sum()  # few keys are frequent
 
 
+def test_generated_data_has_the_labels_of_all_tasks(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = training_file(tmp_path / "conf.json", "./file_list.txt", "./file_list_test.txt")
+    training = json.loads(Path(path).read_text())
+    training["layers"][0]["label"] = {"top": ["a", "b"], "label_dim": [1, 2]}
+    Path(path).write_text(json.dumps(training))
+    assert main(["data_generator", path, "./made", "80", "1", "--files", "1", "--samples", "5"]) == 0
+    header = np.fromfile(tmp_path / "made" / "train" / "gen_0.data", "<i8", 6, offset=4)
+    assert header.tolist() == [1, 5, 3, 3, 4, 0]  # records of 3 labels, 3 dense numbers and 4 slots
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
@@ -118,6 +131,7 @@ def test_release_3_0_1_names_the_size_of_each_slot(tmp_path, monkeypatch):
         (["none.json"], "none.json: does not exist"),
         (["--config-file", "conf.json", "--voc-size-array", "9,9"], "got 2 numbers, expected one for each of 4 slots"),
         (["--config-file", "conf.json", "--alpha", "1.2"], "--alpha: got 1.2, expected less than 0"),
+        (["--config-file", "conf.json", "--alpha", "0"], "--alpha: got 0.0, expected less than 0"),
     ],
 )
 def test_wrong_arguments_are_reported_in_one_line(tmp_path, monkeypatch, capsys, arguments, problem):

@@ -70,7 +70,7 @@ def layers(draw):
     }
     if kind in LOSSES and draw(st.booleans()):
         options |= {"use_regularizer": True, "regularizer_type": draw(st.sampled_from(hugectr.Regularizer_t))}
-    if options.get("selected_slots"):
+    if "selected_slots" in options:
         options["selected"] = True
     names = st.lists(st.text("abc", min_size=1), min_size=1, max_size=3)
     return hugectr.DenseLayer(kind, draw(names), draw(names), **options)
@@ -275,6 +275,7 @@ def test_older_spellings_are_read():
     dice = read(type="PReLU_Dice", prelu_dice_param={"alpha": 0.5, "epsilon": 0.25})
     assert (dice.elu_alpha, dice.eps) == (0.5, 0.25)
     assert read(type="Reshape", selected=[1, 3], name="reshape1").selected
+    assert read(type="Reshape", selected=[]).selected  # all of them
 
 
 @pytest.mark.parametrize(

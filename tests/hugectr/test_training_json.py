@@ -146,6 +146,7 @@ def test_without_a_length_it_is_one_epoch(tmp_path):
             {"solver": {"max_eval_samples": 9}},
             ("/conf.json.solver", "got max_eval_batches, max_eval_samples of eval_batches"),
         ),
+        ({"solver": {"gpu": []}}, ("/conf.json.solver: solver_parser_helper: vvgpu", "got [[]]")),
         ({"solver": {"batch": 9}}, ("/conf.json.solver", "got an unknown key 'batch'")),
         ({"solver": {"batchsize": 9}}, ("/conf.json.solver: solver_parser_helper: batchsize",)),
         ({"drop": {"display"}}, ("/conf.json.solver", "no display")),

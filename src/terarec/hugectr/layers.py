@@ -185,7 +185,9 @@ def layer_to_json(layer: DenseLayer) -> dict[str, Any]:
     values = layer.values()
     for key in layer_formats()[layer.layer_type].keys:
         value = values[key.parameter]
-        if not key.is_optional or value != DenseLayer.parameter(key.parameter).default:
+        # Of a Reshape, no list at all: all slots are an empty one.
+        is_selected = key.parameter == "selected_slots" and layer.selected
+        if is_selected or not key.is_optional or value != DenseLayer.parameter(key.parameter).default:
             inside = written
             for name in key.path[:-1]:
                 inside = inside.setdefault(name, {})
@@ -232,7 +234,7 @@ def read_layer(data: JsonObject, kind: str) -> DenseLayer:
     if layer_type in LOSSES and data.has("regularizer"):
         values |= {"use_regularizer": True, "regularizer_type": data.take("regularizer", member_name(Regularizer_t))}
     # A file has the slots alone; the call needs the flag that says to take them.
-    if values.get("selected_slots"):
+    if "selected_slots" in values:
         values["selected"] = True
     for holder in (*inside.values(), data):
         holder.finish(_UNREAD)

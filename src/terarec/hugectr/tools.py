@@ -12,7 +12,7 @@ from terarec.apps.synthetic.records import RecordGenerator, generate_records
 from terarec.hugectr.enums import Check_t, DataReaderType_t, Distribution_t, PowerLaw_t
 from terarec.hugectr.errors import WrongInputError
 from terarec.hugectr.json_files import KEY_TYPES, read_json
-from terarec.hugectr.objects import DataGeneratorParams, DataReaderParams
+from terarec.hugectr.objects import DataGeneratorParams, DataReaderParams, Input
 from terarec.hugectr.processes import ranks
 from terarec.hugectr.readers import KIND_OF_READER
 from terarec.hugectr.training_json import read_training
@@ -118,8 +118,9 @@ def generator_params(options: argparse.Namespace) -> tuple[DataGeneratorParams, 
         WrongInputError: Its clauses or the options do not fit.
     """
     training = read_training(options.config)
-    reader, arguments = training.reader, training.parts[0].values()
-    sparse = arguments["data_reader_sparse_param_array"]
+    reader, inputs = training.reader, training.parts[0]
+    assert isinstance(inputs, Input)
+    sparse = inputs.data_reader_sparse_param_array
     slots = sum(part.slot_num for part in sparse)
     # From the file: `read_training` leaves out the clause `solver`.
     key_type = read_json(options.config).child("solver").take("input_key_type", KEY_TYPES, "I32")
@@ -133,8 +134,8 @@ def generator_params(options: argparse.Namespace) -> tuple[DataGeneratorParams, 
             )
     params = DataGeneratorParams(
         format=reader.data_reader_type,
-        label_dim=arguments["label_dim"],
-        dense_dim=arguments["dense_dim"],
+        label_dim=sum(inputs.label_dims),
+        dense_dim=inputs.dense_dim,
         num_slot=slots,
         i64_input_key=key_type == "I64",
         source=source,
@@ -186,7 +187,7 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     if is_named:
         has_tail = options.distribution.startswith("p")
         options.long_tail = (options.long_tail or "medium") if has_tail and options.alpha is None else None
-        options.is_power_law, options.alpha = has_tail, options.alpha or -1.0
+        options.is_power_law, options.alpha = has_tail, -1.0 if options.alpha is None else options.alpha
         options.eval_files, options.is_length_random = options.files, False
         options.nnz_array = options.nnz_array or ([1] * len(options.voc_size_array or []))
         if options.alpha >= 0:

@@ -125,7 +125,7 @@ def SolverParser(file: str) -> SolverConfig:  # noqa: N802 - HugeCTR's name
     values |= _read_length(data) | _read_precision(data)
     values["max_eval_batches"] = _read_eval_batches(data, values["batchsize_eval"])
     devices = data.take("gpu", GPU)
-    values["vvgpu"] = devices if isinstance(devices[0], list) else [devices]
+    values["vvgpu"] = devices if devices and isinstance(devices[0], list) else [devices]
     values["i64_input_key"] = data.take("input_key_type", KEY_TYPES, "I32") == "I64"
     of_run = {
         "metrics_spec": _read_metrics(data),
