@@ -409,7 +409,8 @@ def _number_rows(
     whole: EmbeddingCollection, local: EmbeddingCollection, tables: Sequence[PlacedTable], rank: int
 ) -> None:
     """Let the rows of static tables be rounded as in one process, wherever they lie here."""
-    sizes, bases = {spec.name: spec.rows for spec in whole.specs if isinstance(spec, TableSpec)}, {}
+    sizes = {spec.name: spec.rows for spec in whole.specs if isinstance(spec, TableSpec)}
+    bases: dict[str, int] = {}
     for arena in whole.arenas:
         # By the specs: tables that were only recorded have fewer rows.
         of_tables = [sizes.get(name, 0) for name in arena.table_names]

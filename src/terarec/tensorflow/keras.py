@@ -220,7 +220,8 @@ class OptimizerWrapper(keras.optimizers.Optimizer):
         """Make the states."""
         if self.built or not variables:  # Keras builds that of an HDF5 file without variables
             return
-        vars(self)["_trainable_variables"] = list(variables)  # Keras would track what is set, and save it as states
+        # Keras would track what is set, and save it as states.
+        object.__setattr__(self, "_trainable_variables", list(variables))
         self._embeddings = [rows for one in variables if (rows := rows_of(one)) is not None]
         for rows in self._embeddings:
             rows.table.have_states(self.rule)

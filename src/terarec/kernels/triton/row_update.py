@@ -56,11 +56,11 @@ def row_update_(
         update.launch(segments.num_keys, rule.rate, 0, numbers, is_rest=False)
     if rule.updates_all_rows:
         # A second launch, as programs of the first are sorted by key and do not see rows without one.
-        for base, rows, factor in full_update_ranges(gradients, table_lr):
+        for base, count, factor in full_update_ranges(gradients, table_lr):
             numbers = None
             if row_numbers is not None:
-                numbers = rounding_numbers(torch.arange(base, base + rows, device=weights.device), row_numbers)
-            update.launch(rows, rule.rate * factor, base, numbers, is_rest=True)
+                numbers = rounding_numbers(torch.arange(base, base + count, device=weights.device), row_numbers)
+            update.launch(count, rule.rate * factor, base, numbers, is_rest=True)
 
 
 class _Update(NamedTuple):
