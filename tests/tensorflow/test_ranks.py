@@ -123,7 +123,7 @@ def test_files_of_ranks_are_those_of_one_process(tmp_path: Path) -> None:
         )
         assert outputs(run_ranks(4 - size, ["-m", PROGRAM, "read", tmp_path / str(size)], timeout=900))
     files = sorted(path.name for path in (tmp_path / "1").iterdir())
-    assert len(files) == 10
+    assert len(files) == 11
     for name in files:
         if "static" in name or "-" not in name:  # keys of others are in the order of ranks
             continue
