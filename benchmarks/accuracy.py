@@ -73,15 +73,18 @@ def rows_of(data: str, model: str, directory: Path, out: Path, seeds: int) -> It
                 **of_run,
             )
         else:
-            yield AccuracyRow(
-                metric="test AUC",
-                value=run["auc"],
-                peer="published",
-                peer_value=published.auc,
-                logloss=run["logloss"],
-                published_logloss=published.logloss,
-                **of_run,
-            )
+            areas = published.label_auc or {"": published.auc}
+            for label, area in areas.items():
+                suffix = f"/{label}" if label else ""
+                yield AccuracyRow(
+                    metric=f"test AUC{suffix}",
+                    value=run[f"auc{suffix}"],
+                    peer="published",
+                    peer_value=area,
+                    logloss=run[f"logloss{suffix}"],
+                    published_logloss=published.logloss,
+                    **of_run,
+                )
 
 
 def main() -> None:

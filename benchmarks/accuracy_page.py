@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 
@@ -35,7 +35,8 @@ def newest(rows: Sequence[Found]) -> dict[tuple[str, str], list[Found]]:
         seeds = found.setdefault((row["data"], row["model"]), {})
         if any(other["terarec"] != row["terarec"] for other in seeds.values()):
             seeds.clear()
-        seeds[row["seed"]] = row
+        # A run of several labels has a row for each.
+        seeds[row["seed"] + row.get("metric", "")] = row
     return {recipe: list(seeds.values()) for recipe, seeds in found.items()}
 
 
@@ -137,8 +138,10 @@ def _ranking(published: PublishedRanking, runs: Sequence[Found]) -> tuple[str, .
 
 def _figures(published: PublishedResult, runs: Sequence[Found]) -> tuple[str, ...]:
     mean_auc = "" if published.mean_auc is None else f"{published.mean_auc:.4f}"
-    of_labels = ", ".join(f"{label} {area:.4f}" for label, area in published.label_auc.items())
-    auc = of_labels if published.auc is None else f"{published.auc:.4f}"
+    if published.label_auc:
+        return _figures_of_labels(published, runs)
+    assert published.auc is not None
+    auc = f"{published.auc:.4f}"
     logloss = "" if published.logloss is None else f"{published.logloss:.4f}"
     if not runs:
         return (auc, mean_auc, "", "", "", logloss, "", "")
@@ -148,10 +151,32 @@ def _figures(published: PublishedResult, runs: Sequence[Found]) -> tuple[str, ..
         mean_auc,
         _spread(aucs),
         f"{min(aucs):.4f}",
-        "" if published.auc is None else f"{statistics.mean(aucs) - published.auc:+.4f}",
+        f"{statistics.mean(aucs) - published.auc:+.4f}",
         logloss,
         _spread(loglosses),
         f"{statistics.mean(seconds):.0f} s",
+    )
+
+
+def _figures_of_labels(published: PublishedResult, runs: Sequence[Found]) -> tuple[str, ...]:
+    areas = {
+        label: [float(row["value"]) for row in runs if row["metric"] == f"test AUC/{label}"]
+        for label in published.label_auc
+    }
+    seconds = [float(row["seconds"]) for row in runs]
+
+    def each(text: Callable[[str], str]) -> str:
+        return ", ".join(f"{label} {text(label)}" for label in published.label_auc if areas[label])
+
+    return (
+        ", ".join(f"{label} {area:.4f}" for label, area in published.label_auc.items()),
+        "",
+        each(lambda label: _spread(areas[label])),
+        each(lambda label: f"{min(areas[label]):.4f}"),
+        each(lambda label: f"{statistics.mean(areas[label]) - published.label_auc[label]:+.4f}"),
+        "",
+        "",
+        f"{statistics.mean(seconds):.0f} s" if seconds else "",
     )
 
 

@@ -128,20 +128,23 @@ class RecipeDataSpec:
     Attributes:
         source: Address where the data are described.
         files: Names that each file may have. Either of the splits "train", "valid" and "test", in this order, of which
-            the last two are for valid and test; or of "log", which the workflow splits: a pattern such as "day_*" is
-            all files that match it, in the order of their numbers.
+            the last two are for valid and test; or of "log", which the workflow splits: "day_*" is `log_files` files
+            with a number in the place of the star, in the order of their numbers.
         workflow: Preparation of these files.
+        log_files: Number of files of the log.
     """
 
     kind: ClassVar[str] = "workflow"
     source: str
     files: Mapping[str, tuple[str, ...]]
     workflow: WorkflowSpec
+    log_files: int = 1
 
     def __post_init__(self) -> None:
         _check_source(self)
         checks.instance(self, "files", Mapping, "names of files for each of 'train', 'valid' and 'test', or of 'log'")
         checks.instance(self, "workflow", WorkflowSpec, "a WorkflowSpec")
+        checks.positive_int(self, "log_files")
         if tuple(self.files) not in (RECIPE_SPLITS, (LOG,)):
             got = ", ".join(map(repr, self.files)) or "none"
             checks.reject(self, "files", f"got {got}, expected 'train', 'valid' and 'test', or 'log'")

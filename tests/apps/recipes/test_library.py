@@ -60,10 +60,14 @@ def test_files_come_in_the_order_of_the_splits_plain_or_compressed(tmp_path: Pat
 
 
 def test_a_pattern_gives_its_files_by_their_numbers(tmp_path: Path):
-    names = ["day_0.gz", "day_2", "day_10"]
-    write(tmp_path, "other", *sorted(names))
-    found = find_recipe_files(load_recipe_data("criteo_1tb"), tmp_path)
-    assert [path.name for path in found] == names
+    names = [f"day_{day}" if day % 3 else f"day_{day}.gz" for day in range(24)]
+    # The copy of a day, and what is no day, are none.
+    write(tmp_path, "day_1.gz", "day_2.gz.part", "day_fea_count.npz", *sorted(names))
+    spec = load_recipe_data("criteo_1tb")
+    assert [path.name for path in find_recipe_files(spec, tmp_path)] == names
+    (tmp_path / "day_5").unlink()
+    with pytest.raises(DataNotFoundError, check=at(tmp_path, "has 23 files day_* or day_*.tsv, expected 24")):
+        find_recipe_files(spec, tmp_path)
 
 
 def test_the_published_training_file_goes_before_the_rebuilt_one(tmp_path: Path):

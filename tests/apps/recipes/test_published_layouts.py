@@ -21,7 +21,7 @@ CRITEO = (*(f"I{number}" for number in range(1, 14)), *(f"C{number}" for number 
 
 
 def write_days(directory: Path) -> None:
-    criteo.generate(directory, rows=2000, days=3, seed=1)
+    criteo.generate(directory, rows=2400, days=24, seed=1)
 
 
 def write_hours(directory: Path) -> None:

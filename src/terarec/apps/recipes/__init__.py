@@ -9,6 +9,7 @@ The data themselves are the user's: their licences do not let a package hold the
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -19,7 +20,7 @@ from terarec.errors import DataNotFoundError
 from terarec.etl.source.files import name_order
 from terarec.spec import RunSpec, from_data
 from terarec.spec.codec import parse_json
-from terarec.spec.recipe import AnyDataSpec, RecipeDataSpec, RecipeSpec, SequenceDataSpec
+from terarec.spec.recipe import LOG, AnyDataSpec, RecipeDataSpec, RecipeSpec, SequenceDataSpec
 from terarec.spec.registry import unknown_name
 
 _DATA = "data.json"
@@ -85,15 +86,28 @@ def find_recipe_files(spec: AnyDataSpec, directory: Path) -> tuple[Path, ...]:
         raise DataNotFoundError(directory, f"no such directory, expected the files of {spec.source}")
     if not isinstance(spec, RecipeDataSpec):
         return _find(spec.source, spec.kind, spec.names, directory)
-    return tuple(path for part, names in spec.files.items() for path in _find(spec.source, part, names, directory))
+    paths = tuple(path for part, names in spec.files.items() for path in _find(spec.source, part, names, directory))
+    if LOG in spec.files and len(paths) != spec.log_files:
+        names = " or ".join(spec.files[LOG])
+        raise DataNotFoundError(
+            directory, f"has {len(paths)} files {names}, expected {spec.log_files} with a number in place of the star"
+        )
+    return paths
 
 
 def _find(source: str, part: str, names: Sequence[str], directory: Path) -> tuple[Path, ...]:
+    entries = sorted((path for path in directory.iterdir() if path.is_file()), key=lambda path: name_order(path.name))
     for name in names:
+        pattern = re.compile(re.escape(name).replace(r"\*", r"\d+"))
+        # A file beside its compressed copy is one: the first suffix counts.
+        by_name: dict[str, Path] = {}
         for suffix in ("", *_COMPRESSED):
-            paths = [path for path in directory.glob(f"{name}{suffix}") if path.is_file()]
-            if paths:
-                return tuple(sorted(paths, key=lambda path: name_order(path.name)))
+            for path in entries:
+                plain = path.name.removesuffix(suffix)
+                if path.name.endswith(suffix) and pattern.fullmatch(plain):
+                    by_name.setdefault(plain, path)
+        if by_name:
+            return tuple(by_name[plain] for plain in sorted(by_name, key=name_order))
     raise DataNotFoundError(
         directory,
         f"no file for {part!r}, expected {' or '.join(names)}, plain or compressed "
