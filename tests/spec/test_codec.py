@@ -151,6 +151,9 @@ MISTAKES = {
         {"lr": 10**400},
         ("$.lr", "got 100000000000000000000000000000000000000000000000000000000..."),
     ),
+    "float past the largest": (SGDSpec, {"lr": 2**1024 - 1}, ("$.lr", "got 17976931")),
+    "text of half a character": (RunSpec, {"data": "a\ud800"}, ("$.data", "a string of Unicode")),
+    "key of half a character": (SGDSpec, {"rows": {"table_lr": {"\ud800": 1.0}}}, ("$.rows.table_lr",)),
     "no number": (SGDSpec, {"lr": float("nan")}, ("$.lr", "got nan")),
     "literal": (
         RunSpec,

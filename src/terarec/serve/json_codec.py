@@ -33,7 +33,7 @@ from terarec.serve.protocol import (
     Tensor,
     TensorMetadata,
 )
-from terarec.spec.checks import quoted
+from terarec.spec.checks import is_unicode, quoted
 from terarec.spec.codec import RepeatedFieldError, TooDeepError, parse_json
 
 try:
@@ -69,14 +69,14 @@ def _fit(values: Elements, datatype: str) -> bool:
         if type(value) is float and datatype in FLOATS:
             return math.isfinite(value)
         if type(value) is str:
-            return datatype == "BYTES" and _is_unicode(value)
+            return datatype == "BYTES" and is_unicode(value)
     # Sets of types rather than a check of each element: the loop is in C. `type` tells True, which is an int, from 1.
     types = set(map(type, values)) - {type(None)}
     # A missing value fits every datatype: it is the workflow that fills or rejects it.
     known = [value for value in values if value is not None]
     if datatype == "BYTES":
         # Joined, so that one call checks all texts.
-        return types <= {str} and _is_unicode("".join(known))
+        return types <= {str} and is_unicode("".join(known))
     if datatype == "BOOL":
         return types <= {bool}
     if datatype in FLOATS:
@@ -84,14 +84,6 @@ def _fit(values: Elements, datatype: str) -> bool:
     signed, bits = INTEGER_BITS[datatype]
     low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
     return types <= {int} and (not known or (min(known) >= low and max(known) <= high))
-
-
-def _is_unicode(text: str) -> bool:
-    """Return whether `text` has no lone surrogates, which JSON can spell and UTF-8 cannot."""
-    try:
-        return text.isascii() or bool(text.encode())
-    except UnicodeEncodeError:
-        return False
 
 
 def _are_finite(numbers: Sequence[float]) -> bool:
@@ -459,6 +451,6 @@ def _list(data: Any, where: str, expected: str) -> list[Any]:
 
 
 def _text(data: Any, where: str) -> str:
-    if not isinstance(data, str) or not _is_unicode(data):
+    if not isinstance(data, str) or not is_unicode(data):
         raise ConfigError(where, f"got {quoted(data, is_json=True)}, expected a string of valid Unicode")
     return data

@@ -301,6 +301,14 @@ def shortened(text: str, most: int = QUOTED_CHARACTERS) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
+def is_unicode(text: str) -> bool:
+    """Return whether `text` has no lone surrogates, which JSON can spell and UTF-8 cannot."""
+    try:
+        return text.isascii() or bool(text.encode())
+    except UnicodeEncodeError:
+        return False
+
+
 def quoted(value: object, *, is_json: bool = False, most: int = QUOTED_CHARACTERS) -> str:
     """Spell a value for an error, at most `most` characters long.
 

@@ -14,13 +14,14 @@ import inspect
 import json
 import math
 import re
+import sys
 import types
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Literal, TypeVar, Union
 
 from terarec.errors import ConfigError
-from terarec.spec.checks import FieldError, did_you_mean, quoted, shortened
+from terarec.spec.checks import FieldError, did_you_mean, is_unicode, quoted, shortened
 
 
 def members(hint: Any) -> tuple[Any, ...]:
@@ -190,7 +191,9 @@ def _decode(hint: Any, data: Any, where: str) -> Any:
         if not isinstance(data, dict):
             raise _mistyped(where, data, "an object")
         item = typing.get_args(hint)[1]
-        return {key: _decode(item, value, _inside(where, key)) for key, value in data.items()}
+        return {
+            _decode_scalar(str, key, where): _decode(item, value, _inside(where, key)) for key, value in data.items()
+        }
     if dataclasses.is_dataclass(hint):
         return _decode_spec(hint, data, where)
     if hasattr(hint, "members"):  # an open union, whose members register themselves
@@ -199,12 +202,15 @@ def _decode(hint: Any, data: Any, where: str) -> Any:
 
 
 def _decode_scalar(hint: Any, data: Any, where: str) -> Any:
-    # True is an int in Python, and float() of an integer from 2^1024 on overflows.
-    if hint is float and isinstance(data, int | float) and not isinstance(data, bool) and abs(data) < 2**1024:
+    # True is an int in Python, and float() of a larger integer overflows. Infinity and NaN are for the specs to reject.
+    is_number = isinstance(data, float) or (isinstance(data, int) and abs(data) <= sys.float_info.max)
+    if hint is float and is_number and not isinstance(data, bool):
         # An integer that float64 does not hold, such as the value of an id, would become another.
         return float(data) if float(data) == data else data
     if hint is int and isinstance(data, int) and not isinstance(data, bool):
         return data
+    if hint is str and isinstance(data, str) and not is_unicode(data):
+        raise _mistyped(where, data, "a string of Unicode")
     if hint in (str, bool) and isinstance(data, hint):
         return data
     names = {float: "a number", int: "an integer", str: "a string", bool: "true or false"}
