@@ -37,7 +37,7 @@ class Closer:
         self._at_exit = at_exit
         self._open = worker.open
         self._finalizer = weakref.finalize(owner, worker.queue.put, self)
-        # `_close_at_exit` closes what is left then, after the thread has ended.
+        # `close_all` closes what is left then, after the thread has ended.
         self._finalizer.atexit = False
         worker.open[id(self)] = self
 
@@ -119,7 +119,7 @@ class _Worker:
     def __init__(self) -> None:
         self.open: dict[int, Closer] = {}
         self.queue: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        # A daemon: `_close_at_exit` ends it after the other threads, whose resources may come to it until then.
+        # A daemon: `close_all` ends it after the other threads, whose resources may come to it until then.
         self.thread = threading.Thread(target=self._run, name="terarec-closer", daemon=True)
         self.thread.start()
 
@@ -150,7 +150,8 @@ def _running_worker() -> _Worker:
     return _worker
 
 
-def _close_at_exit() -> None:
+def close_all() -> None:
+    """Close what is open, as at the exit; for a process that ends by `os._exit`, which calls no `atexit`."""
     worker = _worker
     if worker is None:
         return
@@ -171,6 +172,6 @@ def _forget_parent() -> None:
     _starting = threading.Lock()
 
 
-atexit.register(_close_at_exit)
+atexit.register(close_all)
 if hasattr(os, "register_at_fork"):  # POSIX
     os.register_at_fork(after_in_child=_forget_parent)

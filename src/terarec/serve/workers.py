@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
+from terarec.closer import close_all
 from terarec.errors import ConfigError, TerarecError
 from terarec.serve.repeating import Backoff
 
@@ -195,6 +196,8 @@ class Workers:
         except BaseException:
             _LOGGER.exception("worker %d ended by an error", index)
         finally:
+            with contextlib.suppress(Exception):  # a full disk must not keep the process
+                close_all()
             logging.shutdown()
             os._exit(code)
 

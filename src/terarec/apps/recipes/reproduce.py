@@ -83,6 +83,9 @@ def reproduce(
     if (prepared / DATASET_FILE).is_file():
         _check_source(out, digests, directory)
     else:
+        # Before the data, which would be those of any files after a kill in between.
+        out.mkdir(parents=True, exist_ok=True)
+        write_json(out / SOURCE_FILE, digests)
         if isinstance(described, SequenceDataSpec):
             prepare_sequences(files[0], prepared)
         elif isinstance(described, RatingDataSpec):
@@ -91,7 +94,6 @@ def reproduce(
             prepare_rated_sequences(files[0], prepared, max_length=described.max_length)
         else:
             prepare(Workflow.of(described.workflow), files, prepared)
-        write_json(out / SOURCE_FILE, digests)
     # The only setting that belongs to the machine; all others are those of the publication.
     training = dataclasses.replace(recipe.run.training, threads=threads)
     run = dataclasses.replace(recipe.run, data=str(prepared), training=training)
