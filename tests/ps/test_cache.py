@@ -127,6 +127,17 @@ def test_rows_are_read_in_the_background_after_an_error_of_any_kind(caplog: pyte
     cache.close()
 
 
+def test_a_closed_cache_starts_no_thread() -> None:
+    """A lookup that was under way as the cache was closed left one that waited for good."""
+    cache = EmbeddingCache(tiers(), 200, CacheSpec(hit_rate_threshold=0.1))
+    cache.lookup(KEYS[:100])
+    before = set(threading.enumerate())
+    cache.close()
+    assert cache.lookup(KEYS[:110]).equal(rows_of(KEYS[:110]))
+    cache.wait()
+    assert set(threading.enumerate()) <= before
+
+
 def test_threshold_one_never_defers() -> None:
     cache = EmbeddingCache(tiers(), 1000, CacheSpec())
     cache.lookup(KEYS[:999])
@@ -288,6 +299,26 @@ def test_the_server_makes_one_cache_for_a_table_and_a_device(tmp_path: Path) -> 
         assert cache.lookup(torch.arange(1000)).equal(rows_of(torch.arange(1000)))
         with pytest.raises(ConfigError, check=at("table")):
             server.cache("dcn", "item")
+
+
+@pytest.mark.parametrize("again", [5, 90])
+def test_a_repeated_key_of_a_source_has_its_last_row_in_the_cache(tmp_path: Path, again: int) -> None:
+    """It had the first one, and a slot that no lookup could protect."""
+    keys = np.arange(100)
+    keys[again] = 0
+    write_sparse_folder(tmp_path / "0", [SparseRows(keys, rows_of(torch.arange(100)).numpy())])
+    table = ServedTableSpec(name="user", width=WIDTH, source=str(tmp_path / "0"))
+    model = ServedModelSpec(name="dcn", tables=(table,), cache=CacheSpec(share=0.8))
+    # Parts of 10 rows: both rows of the key are in one, or in two.
+    with (
+        mock.patch("terarec.ps.loading.CHUNK_ROWS", 10),
+        ParameterServer(ParameterServerSpec(models=(model,))) as server,
+    ):
+        cache = server.cache("dcn", "user")
+        wanted = torch.from_numpy(np.arange(80))
+        assert cache.lookup(wanted).equal(server.lookup("dcn", "user", wanted))
+        assert cache.lookup(torch.tensor([0])).equal(rows_of(torch.tensor([again])))
+        assert cache.statistics().rows == 80
 
 
 def test_wrong_keys_and_sizes_are_rejected() -> None:

@@ -2,8 +2,12 @@
 """Parameter servers: sources, versions, loading in the background."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,6 +15,7 @@ import torch
 
 from terarec.errors import ConfigError, DataNotFoundError, FormatError, StorageError
 from terarec.formats.hugectr.weights import SparseFileLayout, SparseRows, write_sparse_file, write_sparse_folder
+from terarec.kernels.slots import RowBatch
 from terarec.ps import ParameterServer
 from terarec.ps import server as server_module
 from terarec.ps.loading import RowChunk, TableSource
@@ -19,7 +24,7 @@ from terarec.spec import CacheSpec, HostMemorySpec, ParameterServerSpec, RowFile
 from terarec.spec.parameter_server import TierSpec
 from tests.errors import at
 from tests.ps.redis_processes import RedisProcess, needs_redis, running
-from tests.waiting import wait_for
+from tests.waiting import PATIENCE, wait_for
 
 KEYS = np.arange(100, 1100) * 3
 VECTORS = np.random.default_rng(0).standard_normal((1000, 8)).astype(np.float32)
@@ -277,6 +282,91 @@ def test_a_share_of_the_rows_in_host_memory_the_rest_on_disk(tmp_path: Path) -> 
         assert np.array_equal(looked_up(server), VECTORS)
         host, disk = server.statistics()["dcn"]["user"].tiers
         assert (host.counted.hits, disk.counted.hits) == (250, 750)
+
+
+@pytest.mark.parametrize("by", ["unload", "close"])
+def test_a_table_of_a_version_that_is_gone_raises(tmp_path: Path, by: str) -> None:
+    """It answered with default vectors, as if no key had a row."""
+    with serve(model(folder(tmp_path / "1"), 1), model(folder(tmp_path / "2", 2.0), 2)) as server:
+        table = server.table("dcn", "user", 1)
+        cache = server.cache("dcn", "user", 1, spec=CacheSpec(share=0.5, hit_rate_threshold=0.1))
+        if by == "unload":
+            server.activate("dcn", 2)
+            server.unload("dcn", 1)
+            assert np.array_equal(looked_up(server), 2 * VECTORS)
+        else:
+            server.close()
+        for lookup in (table.lookup, cache.lookup):
+            with pytest.raises(StorageError, check=at("tables user")):
+                lookup(torch.from_numpy(KEYS))
+
+
+def test_a_version_that_goes_during_a_lookup_gives_no_default_vectors(tmp_path: Path) -> None:
+    with serve(model(folder(tmp_path / "1"), 1)) as server:
+        table = server.table("dcn", "user")
+        stack = table.group.stack
+        read = stack.read
+
+        def read_after(batch: RowBatch, out: torch.Tensor) -> torch.Tensor:
+            server.unload("dcn", 1, also_active=True)
+            return read(batch, out)
+
+        with mock.patch.object(stack, "read", read_after), pytest.raises(StorageError, check=at("tables user")):
+            table.lookup(torch.from_numpy(KEYS))
+
+
+def source_of(path: Path, then: Callable[[], None]) -> TableSource:
+    """Return a source that is read by loading, and then by the making of caches, at which something else happens."""
+    reads = iter([lambda: None, then])
+
+    def read() -> Iterator[RowChunk]:
+        next(reads)()
+        yield RowChunk(torch.from_numpy(KEYS), torch.from_numpy(VECTORS))
+
+    return TableSource(path=path, num_rows=1000, read=read)
+
+
+def test_caches_of_one_model_are_used_while_those_of_another_are_made(tmp_path: Path) -> None:
+    is_making, go_on = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        is_making.set()
+        assert go_on.wait(PATIENCE)
+
+    one, other = [replace(model(tmp_path), name=name, cache=CacheSpec(share=0.5)) for name in ("one", "other")]
+    with serve() as server, ThreadPoolExecutor() as pool:
+        for spec, then in ((one, lambda: None), (other, wait)):
+            with mock.patch.object(server_module, "open_table_source", return_value=source_of(tmp_path, then)):
+                server.load(spec).wait()
+        server.caches("one")
+        making = pool.submit(server.caches, "other")
+        try:
+            assert is_making.wait(PATIENCE)
+            key = torch.from_numpy(KEYS[:1])
+            pool.submit(server.update, "one", "user", key, key, torch.ones(1, 8)).result(PATIENCE)
+            row = pool.submit(lambda: server.cache("one", "user").lookup(key)).result(PATIENCE)
+            assert row.tolist() == [[1.0] * 8]
+        finally:
+            go_on.set()
+        assert making.result(PATIENCE).caches["user"].statistics().rows == 500
+
+
+def test_caches_of_a_version_that_goes_while_they_are_made_end(tmp_path: Path) -> None:
+    """Their thread went on for good."""
+
+    def unload() -> None:
+        unloading.start()
+        unloading.join(0.2)  # it ended before the caches were there, which nobody closed then
+
+    source = source_of(tmp_path, unload)
+    with serve() as server, mock.patch.object(server_module, "open_table_source", return_value=source):
+        unloading = threading.Thread(target=server.unload, args=("dcn", 0), kwargs={"also_active": True})
+        server.load(model(tmp_path)).wait()
+        before = set(threading.enumerate())
+        with suppress(StorageError):
+            server.caches("dcn", spec=CacheSpec(share=0.5, refresh_seconds=60.0))
+        unloading.join()
+        assert set(threading.enumerate()) <= before
 
 
 def test_unknown_names_are_rejected(tmp_path: Path) -> None:

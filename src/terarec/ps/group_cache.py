@@ -41,7 +41,7 @@ class CacheStatistics:
         hits: Keys found in the cache.
         read: Distinct keys that were read from the tiers at once.
         deferred: Keys that got the default vector while they were read in the background.
-        dropped: Distinct keys that were not read, since too many were waiting.
+        dropped: Distinct keys that were not read, since too many were waiting or the cache was closed.
         inserted: Rows that were inserted.
         evicted: Rows that gave their slot to others.
         refreshed: Rows that were read again.
@@ -156,6 +156,7 @@ class GroupCache:
 
         Raises:
             ConfigError: Keys of another shape or type.
+            StorageError: Keys are missing here, and the tables were closed or unloaded.
         """
         if keys.ndim != 1 or keys.dtype != torch.int64:
             raise ConfigError("keys", f"got {keys.dtype}{list(keys.shape)}, expected torch.int64[n]")
@@ -195,8 +196,9 @@ class GroupCache:
     def _read(self, places: Sequence[int], touched: TouchedMaps) -> _Read:
         """Read the rows of missing keys, or begin to in the background for tables that have enough of their keys."""
         missing, counts = touched.missing.cpu(), touched.num_missing
+        is_open = not self._is_closed.is_set()  # else nothing reads in the background
         deferred = [
-            count > 0 and used / (used + count) >= self.spec.hit_rate_threshold
+            is_open and count > 0 and used / (used + count) >= self.spec.hit_rate_threshold
             for used, count in zip(touched.num_used, counts, strict=True)
         ]
         parts = torch.split(missing, list(counts))
@@ -367,14 +369,15 @@ class GroupCache:
         """Read rows of ``missing int64[n]``, distinct, in the background; a lookup has them `occurrences` times."""
         with self._lock:
             self._note(place, deferred=occurrences)
-            if self._reader is None:
-                # Started by the first lookup that needs it: most caches read all rows at once.
-                self._reader = _started("terarec-cache-read", self._read_waiting)
-        # Never waits for room: a lookup that defers its keys has to return at once.
-        try:
-            self._waiting.put_nowait((place, missing))
-        except queue.Full:
-            with self._lock:
+            try:
+                if self._is_closed.is_set():  # its end is the last that the thread gets
+                    raise queue.Full
+                if self._reader is None:
+                    # Started by the first lookup that needs it: most caches read all rows at once.
+                    self._reader = _started("terarec-cache-read", self._read_waiting)
+                # Never waits for room: a lookup that defers its keys has to return at once.
+                self._waiting.put_nowait((place, missing))
+            except queue.Full:
                 self._note(place, dropped=missing.numel())
 
     def _read_waiting(self) -> None:
@@ -417,7 +420,8 @@ class GroupCache:
 
     def close(self) -> None:
         """End the work in the background."""
-        self._is_closed.set()
+        with self._lock:  # no lookup starts the thread, or gives it keys, from here on
+            self._is_closed.set()
         if self._reader is not None:
             self._waiting.put(None)
             self._reader.join()

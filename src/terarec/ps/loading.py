@@ -142,7 +142,7 @@ def _finite(path: Path, chunk: RowChunk) -> RowChunk:
     return chunk
 
 
-def fill_tiers(table: TableTiers, source: TableSource, add: Callable[[int], None]) -> bool:
+def fill_tiers(table: TableTiers, source: TableSource, add: Callable[[int], None]) -> None:
     """Insert the rows of a source into the tiers that take them.
 
     A tier that fails is stale, unless no other one has all rows.
@@ -151,9 +151,6 @@ def fill_tiers(table: TableTiers, source: TableSource, add: Callable[[int], None
         table: The table.
         source: Where the rows are.
         add: Called with the number of rows of each part.
-
-    Returns:
-        Whether all tiers were filled; others may have rows that were changed since.
 
     Raises:
         FormatError: The source is damaged.
@@ -164,7 +161,6 @@ def fill_tiers(table: TableTiers, source: TableSource, add: Callable[[int], None
     # A store that outlives the process has the identity of its rows, so that a restart does not load it again.
     takers = [tier for tier in takers if tier.fences[number].state != source.identity]
     others = [tier for tier in tiers if tier.is_complete and tier not in takers]
-    fills_all = len(takers) == len(tiers)
 
     def each(change: Callable[[Guarded], None]) -> None:
         for tier in tuple(takers):
@@ -187,7 +183,6 @@ def fill_tiers(table: TableTiers, source: TableSource, add: Callable[[int], None
     # After all rows: a load that is cut short has no identity, and the next start loads again.
     each(lambda tier: tier.fences[number].end())
     each(lambda tier: tier.commit(number))
-    return fills_all
 
 
 def _begin(tier: Guarded, table: int, source: TableSource) -> None:

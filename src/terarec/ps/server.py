@@ -22,7 +22,7 @@ from terarec.memory.redis_server import RedisServer
 from terarec.ps.cache import EmbeddingCache, ModelCaches
 from terarec.ps.levels import open_level
 from terarec.ps.loading import Loading, TableSource, fill_tiers, open_table_source, source_identity
-from terarec.ps.table import DefaultRows, TableGroup, TableStatistics, TableTiers, constant_rows
+from terarec.ps.table import DefaultRows, TableGroup, TableStatistics, TableTiers, constant_rows, last_places
 from terarec.spec import (
     CacheSpec,
     ParameterServerSpec,
@@ -59,14 +59,24 @@ class _Version:
         # Of the sources as they are now: another training may put others in their places.
         self.identities = _identities(spec)
         self.is_updated = False  # whether this process may have changed rows since
-        self.is_filled = True  # whether all rows in the tiers came from the sources, with this version
+        # Held while caches are added, which reads whole sources, and by those who need all of them.
+        self.caching = threading.Lock()
         self.caches: dict[tuple[torch.device, CacheSpec], ModelCaches] = {}
+        self.is_closed = False  # set with that lock: no caches are added then
+
+    def retire(self) -> None:
+        """Let all lookups raise from here on."""
+        for group in self.groups:
+            group.retire()
 
     def close(self) -> None:
-        for cache in self.caches.values():
-            cache.close()
+        self.retire()  # which also ends the filling of new caches
+        with self.caching:
+            self.is_closed = True
+            for cache in self.caches.values():
+                cache.close()
         for group in self.groups:
-            group.stack.close()
+            group.close()
 
 
 def _identities(model: ServedModelSpec) -> Mapping[str, str | None]:
@@ -98,8 +108,6 @@ class ParameterServer:
             tier: RedisServer(tier) for tier in spec.tiers if isinstance(tier, RedisSpec)
         }
         self._lock = threading.Lock()
-        # Apart from the other lock, which all lookups take: making caches reads whole sources.
-        self._caching = threading.Lock()
         self._versions: dict[tuple[str, int], _Version] = {}
         self._active: dict[str, int] = {}
         self._loading: dict[tuple[str, int], Loading | None] = {}
@@ -195,7 +203,7 @@ class ParameterServer:
         Raises:
             ConfigError: No such model, version or table, or a model without a cache.
             FormatError: The source of the rows is damaged.
-            StorageError: Not enough memory for the rows.
+            StorageError: Not enough memory for the rows, or the version is unloaded in the meantime.
         """
         _ = self.model(model, version).table(table)
         return self.caches(model, version, device, spec).caches[table]
@@ -212,8 +220,13 @@ class ParameterServer:
         spec = spec or served.spec.cache
         if spec is None:
             raise ConfigError("cache", f"model {model!r} has none, expected ServedModelSpec(cache=CacheSpec(...))")
-        with self._caching:
-            place = device, spec
+        place = device, spec
+        # The usual case, without the lock, for which lookups would wait while others are made.
+        if place in served.caches:
+            return served.caches[place]
+        with served.caching:
+            if served.is_closed:
+                raise ConfigError("version", f"{served.spec.version} of model {model!r} was unloaded")
             if place not in served.caches:
                 served.caches[place] = _new_caches(served, spec, device)
             return served.caches[place]
@@ -290,7 +303,9 @@ class ParameterServer:
                 others = [number for name, number in self._versions if name == model and number != version]
                 if others:
                     self._active[model] = max(others)
-            del self._versions[model, version]  # first, so that no lookup finds a table that is half empty
+            # First, so that no lookup finds a table that is half empty, or a key without its row.
+            del self._versions[model, version]
+            served.retire()
         try:
             for table in served.tables.values():
                 table.clear()
@@ -345,7 +360,7 @@ class ParameterServer:
                     tiers.insert(part.keys, part.rows)
                     # Caches last: a lookup that misses a row from here on reads the new one. One that read the old row
                     # inserts it before the cache gets the new one, or not at all, since the cache has counted a change.
-                    with self._caching:
+                    with served.caching:
                         caches = [each.caches[table] for each in served.caches.values()]
                     for cache in caches:
                         cache.forget(part.removed)
@@ -480,7 +495,7 @@ class ParameterServer:
         try:
             for table, source in version.sources.items():
                 if source is not None:
-                    version.is_filled &= fill_tiers(version.tables[table], source, add)
+                    fill_tiers(version.tables[table], source, add)
             for group in version.groups:
                 for level in group.stack.levels:
                     level.wait(partial(add, 0))  # which raises once loading is cancelled
@@ -505,7 +520,7 @@ class ParameterServer:
 
 
 def _new_caches(version: _Version, spec: CacheSpec, device: torch.device) -> ModelCaches:
-    """Return caches with the first rows of each table's source, as updates have left them."""
+    """Return caches with the rows that the tiers have for the first keys of each table's source."""
     rows = {}
     for name, tiers in version.tables.items():
         source = version.sources[name]
@@ -513,16 +528,20 @@ def _new_caches(version: _Version, spec: CacheSpec, device: torch.device) -> Mod
         num_rows = source.num_rows if source is not None else tiers.count()
         rows[name] = spec.rows or max(1, math.ceil(spec.share * num_rows))
     caches = ModelCaches(version.tables, rows, spec, device)
-    for name, cache in caches.caches.items():
-        source = version.sources[name]
-        if source is not None:
-            for keys, values in source.read():
-                if version.is_updated or not version.is_filled:
-                    # Those of the tiers may be newer. An update that begins now waits until these caches are there.
-                    lookup = version.tables[name].find(keys)
-                    keys, values = keys[lookup.mask], lookup.rows[lookup.mask]
-                if not cache.fill(keys, values):
+    try:
+        for name, cache in caches.caches.items():
+            source = version.sources[name]
+            for chunk in () if source is None else source.read():
+                last = last_places(chunk.keys)
+                keys = chunk.keys if last is None else chunk.keys[last.sort().values]
+                # Not those of the source: updates, and a key's later rows, may have replaced them. An update that
+                # begins now waits until these caches are there.
+                lookup = version.tables[name].find(keys)
+                if not cache.fill(keys[lookup.mask], lookup.rows[lookup.mask]):
                     break
+    except BaseException:
+        caches.close()
+        raise
     return caches
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from terarec.errors import ConfigError
+from terarec.errors import ConfigError, StorageError
 from terarec.kernels.cpu.host import empty_floats
 from terarec.kernels.rows import initialise_keys
 from terarec.kernels.slots import RowBatch
@@ -120,15 +120,23 @@ class TableGroup:
         self.width = width
         self.stack = Stack(levels, len(self.names), 4 * width)
         self.defaults = tuple(defaults) or (constant_rows(width),) * len(self.names)
+        self._is_retired = False  # once True, for good
         self._lock = threading.Lock()
         self._num_keys, self._num_defaults = [0] * len(self.names), [0] * len(self.names)
 
     def find(self, batch: RowBatch) -> Found:
-        """Look up keys of the tables, which come one after the other, rising; keys may repeat."""
+        """Look up keys of the tables, which come one after the other, rising; keys may repeat.
+
+        Raises:
+            StorageError: The tables were closed or unloaded.
+        """
+        self._check_use()
         # Large results come from memory that the core keeps, on pages that were touched before.
         rows = empty_floats(batch.keys.numel(), self.width)
         mask = self.stack.read(batch, rows.view(torch.uint8))
         all_there = bool(mask.all())
+        if not all_there:
+            self._check_use()  # again: rows that go while they are read seem never to have been there
         for span in table_spans(batch, len(self.names)):
             num_missing = 0
             if not all_there:
@@ -140,6 +148,19 @@ class TableGroup:
                 self._num_keys[span.table] += span.end - span.begin
                 self._num_defaults[span.table] += num_missing
         return Found(rows, mask)
+
+    def _check_use(self) -> None:
+        if self._is_retired:
+            raise StorageError(f"tables {', '.join(self.names)}", "were closed or unloaded, expected a loaded version")
+
+    def retire(self) -> None:
+        """Let all lookups raise from here on, before rows are removed or levels closed."""
+        self._is_retired = True
+
+    def close(self) -> None:
+        """Close the levels; lookups raise then."""
+        self.retire()
+        self.stack.close()
 
     def table(self, number: int) -> TableTiers:
         """Return a table by its number."""
@@ -192,6 +213,7 @@ class TableTiers:
 
         Raises:
             ConfigError: Keys of another shape or type.
+            StorageError: The table was closed or unloaded.
         """
         return self.find(keys.cpu()).rows  # a model on a GPU has its keys there
 
@@ -269,7 +291,7 @@ class TableTiers:
 
     def close(self) -> None:
         """Close the tiers of all tables of the group."""
-        self.group.stack.close()
+        self.group.close()
 
 
 def check_key_tensor(keys: Tensor) -> Tensor:
