@@ -34,6 +34,21 @@ def test_a_layer_without_weight_stays_zero() -> None:
         assert torch.equal(Int8Linear(layer)(torch.randn(3, 4)), layer.bias.expand(3, 2))
 
 
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("other", [1e6, 3e38, -3e38, float("inf"), float("nan"), 0.0])
+def test_a_record_has_the_same_result_whatever_records_are_beside_it(other: float, relu: bool) -> None:
+    torch.manual_seed(0)
+    first, last = Linear(8, 6), nn.Linear(6, 1, bias=False)
+    first.relu = relu
+    model = narrow(nn.Sequential(first, last), Numbers(precision="int8"))
+    records = torch.randn(3, 8)
+    with torch.inference_mode():
+        alone = torch.cat([model(record[None]) for record in records])
+        joined = model(torch.cat([records, torch.tensor([[other, -other] * 4])]))
+    assert torch.equal(joined[:3], alone)
+    assert bool(joined[3].isfinite()) == (abs(other) < 1e38)
+
+
 @pytest.mark.parametrize("field", ["row_type", "precision"])
 def test_unknown_numbers_are_rejected(field: str) -> None:
     with pytest.raises(ConfigError, check=at(f"Numbers.{field}")):

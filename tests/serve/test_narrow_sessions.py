@@ -27,8 +27,18 @@ def test_scores_move_a_little(
     narrow = InferenceSession.open(trained.path, numbers=Numbers(row_type=row_type, precision=precision))
     assert kind is None or any(isinstance(module, kind) for module in narrow._weights.current.model.modules())
     difference = np.abs(narrow.predict(records) - session.predict(records))
-    assert 0 < difference.max() <= 0.05  # inputs of 7 bits, one scale for 300 records
+    assert 0 < difference.max() <= 0.05  # inputs of 7 bits
     assert narrow.predict(trained.records(0, 0)).shape == (0, 1)
+
+
+def test_layers_of_integers_score_each_record_by_itself(trained: TrainedRun) -> None:
+    session, records = InferenceSession.open(trained.path, numbers=Numbers(precision="int8")), trained.records(0, 20)
+    alone = session.predict(records)
+    strange = trained.records(0, 21)
+    for name in ("I1", "I2", "I3"):
+        strange[name][20] = 10**18
+    assert np.abs(session.predict(strange)[:20] - alone).max() <= 1e-6
+    assert np.abs(session.predict(trained.records(0, 1)) - alone[:1]).max() <= 1e-6
 
 
 def test_layers_of_integers_over_a_parameter_server(trained: TrainedRun) -> None:

@@ -17,9 +17,9 @@ from terarec.spec.checks import FieldError
 
 
 class Int8Linear(nn.Module):
-    """A fully connected layer in integers: weights of 8 bits with a scale for each output, inputs rounded by the call.
+    """A fully connected layer in integers: weights of 8 bits with a scale for each output, inputs of 7 for each row.
 
-    It runs on a CPU, without gradients.
+    It runs on a CPU, without gradients. The result of a row does not depend on the other rows of the call.
 
     Args:
         layer: The trained layer.
@@ -27,6 +27,9 @@ class Int8Linear(nn.Module):
     Raises:
         ConfigError: Weights that are not finite.
     """
+
+    _bias: Tensor
+    _sums: Tensor
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
@@ -42,16 +45,26 @@ class Int8Linear(nn.Module):
             warnings.simplefilter("ignore")  # torch would rather have other tensors, which this product does not take
             codes = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
         # torch's quantized products take weights in this packed form alone, which is not a tensor of a state_dict.
-        self._packed = quantized.linear_prepack(codes, bias)
-        self._product = quantized.linear_relu_dynamic if getattr(layer, "relu", False) else quantized.linear_dynamic
+        self._packed = quantized.linear_prepack(codes, None)
+        self._product = quantized.linear_dynamic
+        self._is_relu = bool(getattr(layer, "relu", False))
+        self.register_buffer("_bias", torch.zeros(len(weight)) if bias is None else bias, persistent=False)
+        self.register_buffer("_sums", codes.dequantize().sum(1), persistent=False)
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
         """Multiply in integers: float[..., n] -> float32[..., m]."""
         if not input.shape[0]:  # which the product does not take
             rows = torch.zeros(1, *input.shape[1:])
             return self.forward(rows)[:0]
-        product: Tensor = self._product(input.float(), self._packed, True)
-        return product
+        rows = input.float()
+        least = rows.amin(-1, keepdim=True)
+        extent = (rows.amax(-1, keepdim=True) - least).clamp(min=torch.finfo(torch.float32).tiny)
+        # The product takes one scale for all rows, from their least and largest number: every row is mapped onto [0, 1]
+        # before, so that this scale is always 1 / 127. Numbers that are not finite make their own row so, by `extent`.
+        parts = ((rows - least) / extent).nan_to_num(0.0, 0.0, 0.0)
+        product: Tensor = self._product(parts, self._packed, True)
+        result = torch.addcmul(self._bias, least, self._sums) + product * extent
+        return result.relu() if self._is_relu else result
 
 
 def narrow(model: nn.Module, numbers: Numbers) -> nn.Module:
