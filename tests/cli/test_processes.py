@@ -102,17 +102,14 @@ def test_s3_a_second_training_in_a_run_is_rejected(workshop: Workshop, tmp_path:
 def test_s3_a_second_preparation_of_a_directory_is_rejected(workshop: Workshop, tmp_path: Path) -> None:
     figures("generate", "criteo", "--rows", 200_000, "--days", 1, "--out", tmp_path / "raw", "--seed", 7)
     arguments = ["prepare", "criteo", tmp_path / "raw/day_0.tsv", "--valid-fraction", "0.1", "--out", tmp_path / "data"]
-    partial = tmp_path / "data.partial"
-
-    def is_at_work() -> bool:  # the lock is a file before it is held; what it protects is written afterwards
-        return partial.exists() and {entry.name for entry in partial.iterdir()} > {"lock"}
+    partial = tmp_path / "data.partial"  # made and renamed under the lock
 
     for _ in range(10):
         with contextlib.closing(start(*arguments)) as first:
-            wait_for(lambda: is_at_work() or (tmp_path / "data").exists())
+            wait_for(lambda: partial.exists() or (tmp_path / "data").exists())
             with contextlib.suppress(ProcessLookupError):
                 first.send_signal(signal.SIGSTOP)  # it is at work for as long as this test needs
-            if is_at_work():
+            if partial.exists():
                 rejected(*arguments, where="--out")
                 return
         # This process did not run for so long that the other one had ended.

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from terarec.errors import ClusterError, ConfigError, FormatError, RunInterruptedError, StorageError
+from terarec.io import directories
 from terarec.io.directories import atomic_dir, resumable_dir
 from terarec.io.files import write_bytes
 from tests.errors import at
@@ -41,7 +42,7 @@ def test_it_appears_whole_and_without_its_marks(tmp_path: Path) -> None:
         journal.commit("write", {})
         assert not out.exists()
     assert [path.name for path in out.iterdir()] == ["rows"]
-    assert not (tmp_path / "data.partial").exists()
+    assert list(tmp_path.iterdir()) == [out]
 
 
 def test_an_error_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -73,6 +74,7 @@ def test_a_killed_run_is_resumed(tmp_path: Path) -> None:
         assert journal.result("write") is None
         assert (journal.directory / "counts").read_text() == "whole"
     assert (out / "counts").exists()
+    assert list(tmp_path.iterdir()) == [out]
 
 
 def test_files_of_a_phase_are_on_the_disk_before_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,6 +113,35 @@ def test_two_runs_at_once_are_rejected(tmp_path: Path) -> None:
         ):
             pass
     assert (out / "rows").exists()
+
+
+def test_the_lock_is_held_until_the_directory_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "data"
+    problems: list[str] = []
+    flush_tree, replace = directories.flush_tree, os.replace
+
+    def enter() -> None:
+        with pytest.raises(ConfigError) as caught, resumable_dir(out, WORK, restart=True):
+            pass
+        problems.append(caught.value.problem)
+
+    def flush_late(path: Path) -> None:
+        enter()
+        flush_tree(path)
+
+    def rename_late(source: Path, target: Path) -> None:
+        if target == out:
+            enter()
+        replace(source, target)
+
+    monkeypatch.setattr(directories, "flush_tree", flush_late)
+    monkeypatch.setattr(os, "replace", rename_late)
+    with resumable_dir(out, WORK) as journal:
+        (journal.directory / "rows").write_text("1")
+        journal.commit("write", {})
+    assert len(problems) == 2
+    assert all("is being written by another run" in problem for problem in problems)
+    assert [path.name for path in out.iterdir()] == ["rows"]
 
 
 def test_control_c_keeps_committed_phases(tmp_path: Path) -> None:

@@ -279,7 +279,6 @@ def _is_at(descriptor: int, path: Path) -> bool:
         return False
 
 
-LOCK_FILE = "lock"
 JOURNAL_FILE = "journal.json"
 FORMAT = "terarec.journal"
 VERSION = 1
@@ -358,40 +357,40 @@ def resumable_dir(out: Path, fingerprint: Mapping[str, str], *, restart: bool = 
     out = out.resolve()
     check_replaceable(out)
     partial = out.with_name(out.name + PARTIAL_SUFFIX)
-    with rewrite_error_paths(partial, out), ensure_parents(out):
+    # Beside the directory, so that the lock is held until that has its new name, or is removed.
+    lock_file = out.with_name(f".{out.name}.lock")
+    with rewrite_error_paths(partial, out), ensure_parents(out), ExitStack() as locks:
+        with rewrite_error_paths(lock_file, out):
+            is_held = locks.enter_context(file_lock(lock_file))
+        if not is_held:
+            raise FieldError("", "out", f"{out} is being written by another run, expected one run at a time")
+        check_replaceable(out)  # again: another run may have ended in between
         partial.mkdir(exist_ok=True)
         mark(partial)
-        with file_lock(partial / LOCK_FILE) as is_held:
-            if not is_held:
-                raise FieldError("", "out", f"{out} is being written by another run, expected one run at a time")
-            # Under the lock: what another run is writing stays.
-            if restart:
-                _empty(partial)
-            journal = Journal(partial, fingerprint)
-            try:
-                yield journal
-                journal.remove()
-                # Before the rename, or the complete directory would hold the file for a moment, or for good after a
-                # kill.
-                (partial / LOCK_FILE).unlink()
-                replace_directory(partial, out)
-            except BaseException as error:
-                if isinstance(error, KeyboardInterrupt | ClusterError) and journal.phases:
-                    kept = f"{partial} keeps the phases {', '.join(journal.phases)}; the same call continues from there"
-                    if isinstance(error, ClusterError):
-                        raise ClusterError(error.where, f"{error.problem}; {kept}", phases=journal.phases) from error
-                    raise RunInterruptedError(kept, phases=journal.phases) from error
-                # Any other error comes from the data or the disk, and would come again: the next call starts anew.
-                remove_tree(partial, ignore_errors=True)
-                raise
+        # Under the lock: what another run is writing stays.
+        if restart:
+            _empty(partial)
+        journal = Journal(partial, fingerprint)
+        try:
+            yield journal
+            journal.remove()
+            replace_directory(partial, out)
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt | ClusterError) and journal.phases:
+                kept = f"{partial} keeps the phases {', '.join(journal.phases)}; the same call continues from there"
+                if isinstance(error, ClusterError):
+                    raise ClusterError(error.where, f"{error.problem}; {kept}", phases=journal.phases) from error
+                raise RunInterruptedError(kept, phases=journal.phases) from error
+            # Any other error comes from the data or the disk, and would come again: the next call starts anew.
+            remove_tree(partial, ignore_errors=True)
+            raise
 
 
 def _empty(directory: Path) -> None:
     for entry in directory.iterdir():
         if entry.is_dir():
             remove_tree(entry)
-        # The lock is that of this very file: with another one at the path a second run could lock that.
-        elif entry.name not in (LOCK_FILE, MARKER):
+        elif entry.name != MARKER:
             entry.unlink()
 
 
