@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -252,6 +253,69 @@ def test_records_of_others_are_passed_over(
     session = InferenceSession.open(tmp_path / "replica", tables=TABLES)
     assert_as_the_trainer(session, live, trained, 4)
     session.close()
+
+
+class Backlog:
+    """A stream of small records that has no end within a test."""
+
+    record_bytes = 2_000
+
+    def read(self, after: str | None) -> list[StreamRecord]:
+        time.sleep(0.01)
+        return [StreamRecord(str(int(after or 0) + number), b"{}") for number in (1, 2)]
+
+
+@pytest.mark.parametrize("every_seconds", [None, 0.01])
+def test_a_receiver_that_catches_up_stops(tmp_path: Path, every_seconds: float | None) -> None:
+    """It read the whole backlog first, in `wait` as in `close`."""
+    receiver = UpdateReceiver(Backlog(), tmp_path, every_seconds=every_seconds)  # type: ignore[arg-type]
+    waited: list[bool] = []
+    waiting = threading.Thread(target=lambda: waited.append(receiver.wait(0.1)), daemon=True)
+    polling = threading.Thread(target=receiver.poll, daemon=True)
+    closing = threading.Thread(target=receiver.close, daemon=True)
+    for thread, others in ((waiting, ()), (closing, (polling,))):
+        for started in (*others, thread):
+            started.start()
+        for ended in (*others, thread):
+            ended.join(PATIENCE)
+            assert not ended.is_alive()
+    assert waited == [False]
+    UpdateReceiver(Backlog(), tmp_path, every_seconds=None).close()  # type: ignore[arg-type]  # the directory is free
+
+
+def test_a_receiver_is_ready_at_the_first_checkpoint_of_a_backlog(live: Live, tmp_path: Path) -> None:
+    class Recorded(Backlog):
+        """A checkpoint, then records without an end."""
+
+        def __init__(self) -> None:
+            self.contents: list[bytes] = []
+
+        def newest_first(self) -> Iterator[bytes]:
+            return iter(())
+
+        def append(self, contents: Sequence[bytes]) -> list[str]:
+            self.contents += contents
+            return ["1"] * len(contents)
+
+        def trim(self, before: str) -> None:
+            pass
+
+        def read(self, after: str | None) -> list[StreamRecord]:
+            count = int(after or 0)
+            return [
+                StreamRecord(str(number + 1), self.contents[number]) for number in range(count, len(self.contents))
+            ] or super().read(after)
+
+    recorded = Recorded()
+    assert UpdatePublisher(live.path, recorded, every_seconds=None).poll() == 1
+    for every_seconds in (None, 0.01):
+        receiver = UpdateReceiver(recorded, tmp_path / str(every_seconds), every_seconds=every_seconds)
+        waiting = threading.Thread(target=receiver.wait, args=(float("inf"),), daemon=True)
+        waiting.start()
+        waiting.join(PATIENCE)
+        assert not waiting.is_alive()
+        assert receiver.statistics().step == 2
+        receiver.close()
 
 
 def test_a_directory_has_one_receiver(tmp_path: Path) -> None:

@@ -234,48 +234,45 @@ class UpdateReceiver(Repeating):
         self._release = Closer(self, locks.close)
         if not locks.enter_context(file_lock(directory / _LOCK_FILE)):
             raise StorageError(directory, "another process receives checkpoints there, expected a directory of its own")
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of the stream and all below, for one read at a time
         self._counted = ReceiveStatistics(step=max(map(step_of, complete_checkpoints(self._checkpoints)), default=0))
         self._after = self._read_position()
         self._partial: _Partial | None = None
         super().__init__("terarec-receive", every_seconds)
 
     def poll(self) -> int:
-        """Receive the available records; return the number of new checkpoints.
+        """Receive the available records, until it is closed; return the number of new checkpoints.
 
         Raises:
             StorageError: The server cannot be reached, or the disk is full; the next call continues.
             OSError: The disk is full, or a file cannot be written; the next call receives the checkpoint again.
         """
-        with self._lock:
-            count = 0
-            while records := self._stream.read(self._after):
-                for position, content in records:
-                    try:
-                        count += self._take(content)
-                    except (TerarecError, OSError):
-                        # Such as a full disk. All records of the checkpoint are needed again, so read from before it.
-                        self._drop()
-                        self._after = self._read_position()
-                        raise
-                    self._after = position
-                    # Not within a checkpoint: a receiver that starts again needs all of its records again.
-                    if self._partial is None:
-                        self._write_position(position)
-            return count
+        count = 0
+        while True:
+            with self._lock:
+                num_records, num_new = self._receive()
+            count += num_new
+            if not num_records:
+                return count
 
     def wait(self, seconds: float) -> bool:
-        """Receive until a complete checkpoint is there; return whether it came in time.
+        """Receive until a complete checkpoint is there; return whether it came in time, and before it was closed.
 
         Raises:
             StorageError: As of `poll`.
         """
         ends = time.monotonic() + seconds
         while not complete_checkpoints(self._checkpoints):
-            if time.monotonic() > ends:
+            if self._is_closed.is_set() or time.monotonic() > ends:
                 return False
-            if not self.poll():
-                time.sleep(0.05)
+            # One read at a time, and no long wait for another thread's: the rest of a backlog may take hours.
+            if self._lock.acquire(timeout=0.05):
+                try:
+                    num_records, _ = self._receive()
+                finally:
+                    self._lock.release()
+                if not num_records:
+                    self._is_closed.wait(0.05)
         return True
 
     def statistics(self) -> ReceiveStatistics:
@@ -283,10 +280,31 @@ class UpdateReceiver(Repeating):
         return self._counted
 
     def close(self) -> None:
-        """Stop after the present work; a checkpoint that was received in part is received again."""
+        """Stop after the present record; a checkpoint that was received in part is received again."""
         super().close()
-        self._drop()
+        with self._lock:  # another thread may be in `poll` or `wait`
+            self._drop()
         self._release()
+
+    def _receive(self) -> tuple[int, int]:
+        """Receive the records of one read; return their number, 0 once it is closed, and that of new checkpoints."""
+        records = [] if self._is_closed.is_set() else self._stream.read(self._after)
+        count = 0
+        for position, content in records:
+            if self._is_closed.is_set():
+                return 0, count
+            try:
+                count += self._take(content)
+            except (TerarecError, OSError):
+                # Such as a full disk. All records of the checkpoint are needed again, so read from before it.
+                self._drop()
+                self._after = self._read_position()
+                raise
+            self._after = position
+            # Not within a checkpoint: a receiver that starts again needs all of its records again.
+            if self._partial is None:
+                self._write_position(position)
+        return len(records), count
 
     def _take(self, content: bytes) -> int:
         """Process a record, which may be rejected; return 1 if it completes a checkpoint that is new."""
