@@ -4,6 +4,7 @@
 import shutil
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from terarec.errors import StorageError
 from terarec.memory import RedisServer
 from terarec.memory.batch_parts import mixed
+from terarec.memory.redis_server import request
 from terarec.spec import OverflowSpec
 from terarec.spec.parameter_server import TLSSpec
 from tests.certificates import Certificates
@@ -201,6 +203,27 @@ def test_encrypted_connections_check_the_server_and_the_client(tmp_path: Path, p
         ):
             with pytest.raises(StorageError):
                 tiers.redis(RedisServer(server.spec(tls=wrong)), "hps_et.m.t", 4).lookup(KEYS)
+
+
+def test_calls_of_a_cluster_take_turns(tmp_path: Path) -> None:
+    """More at once than connections: one call failed, which let the tier rest for all."""
+    with running(tmp_path / "redis", "--cluster-enabled", "yes", "--cluster-announce-ip", "{host}") as process:
+        client = redis.Redis(process.host, process.port)
+        client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+        wait_for(lambda: client.cluster("info")["cluster_state"] == "ok")
+        server = RedisServer(process.spec(num_connections=2, timeout_seconds=60.0))
+        assert server.is_cluster
+
+        def take(_: int) -> list[Any]:
+            return server.run([request("k", b"BLPOP", b"0")])
+
+        with ThreadPoolExecutor(4) as pool:
+            taken = pool.map(take, range(4))
+            # The calls that have no connection yet must not fail while the others block.
+            wait_for(lambda: client.info("clients")["blocked_clients"] == 2)
+            client.rpush("k", *range(4))
+            assert sorted(reply[0][1] for reply in taken) == [b"0", b"1", b"2", b"3"]
+        server.close()
 
 
 @pytest.mark.slow

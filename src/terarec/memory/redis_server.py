@@ -102,15 +102,18 @@ class RedisServer:
         client = self._connected()
         places: dict[Any, list[int]] = {}
         for place, request in enumerate(requests):
-            node = client.get_node_from_key(request.hash).redis_connection if self._is_cluster else client
+            node = client.get_node_from_key(request.hash) if self._is_cluster else None
             places.setdefault(node, []).append(place)
         taken: list[tuple[Any, Any, list[int]]] = []
         replies: list[Any] = [None] * len(requests)
         is_read = False
         try:
             # Commands go to all nodes before a reply is read, so that the nodes work at the same time.
-            for node, mine in places.items():
-                pool = node.connection_pool
+            # All calls take the nodes in one order: two that have the last connection of a node each would otherwise
+            # wait for each other's.
+            for node in sorted(places, key=lambda node: node.name) if self._is_cluster else places:
+                mine = places[node]
+                pool = (node.redis_connection if self._is_cluster else client).connection_pool
                 connection = pool.get_connection()
                 taken.append((pool, connection, mine))
                 connection.send_packed_command([requests[place].command for place in mine])
@@ -149,12 +152,12 @@ class RedisServer:
             "decode_responses": False,
             **_tls_options(spec, library),
         }
+        # A pool that waits: threads beyond the number of connections take turns instead of failing.
+        pool_class = library.connection.BlockingConnectionPool
+        options |= {"max_connections": spec.num_connections, "timeout": spec.timeout_seconds}
         last: Exception | None = None
         for host, port in spec.nodes:
-            pool_options = {**options, "max_connections": spec.num_connections, "timeout": spec.timeout_seconds}
-            # A pool that waits: threads beyond the number of connections take turns instead of failing.
-            pool = library.connection.BlockingConnectionPool(host=host, port=port, **pool_options)
-            client = library.Redis(connection_pool=pool)
+            client = library.Redis(connection_pool=pool_class(host=host, port=port, **options))
             try:
                 # The server reports its kind: the client has one class for clusters and another for single servers.
                 self._is_cluster = int(client.info("cluster").get("cluster_enabled", 0)) == 1
@@ -166,7 +169,7 @@ class RedisServer:
                     # With a URL the class of connections is an option; the nodes are the others, too.
                     url=f"redis://{host}:{port}",
                     startup_nodes=nodes,
-                    max_connections=spec.num_connections,
+                    connection_pool_class=pool_class,
                     **options,
                 )
             except (library.exceptions.RedisError, library.exceptions.RedisClusterException, OSError) as error:
