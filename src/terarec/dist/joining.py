@@ -11,6 +11,7 @@ import hashlib
 import json
 import socket
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
@@ -31,6 +32,7 @@ from terarec.spec.checks import one_line
 
 LINK_TIMEOUT = 30.0
 """Seconds within which the ranks have to reach each other at the start."""
+_PAUSE = 0.05  # seconds, before a connection is accepted again after an error
 
 
 def join(
@@ -194,7 +196,7 @@ def check_links(store: Store, rank: int, size: int, *, timeout: float) -> Links:
             with suppress(RuntimeError):
                 store.wait([f"seen/{other}" for other in range(size)])
     except Exception as error:
-        server.close()
+        Links(rank, (), server).close()
         if isinstance(error, RuntimeError) and not isinstance(error, CollectiveError):
             raise CollectiveError(
                 f"rank {rank} of {size} has lost the store of the launcher, or of rank 0: {one_line(str(error))}",
@@ -250,7 +252,10 @@ def _answer(server: socket.socket, rank: int) -> None:
     while True:
         try:
             connection, _ = server.accept()
-        except OSError:
-            return
+        except OSError:  # also of a process without a free file, which passes
+            if server.fileno() < 0:
+                return
+            time.sleep(_PAUSE)
+            continue
         with connection, suppress(OSError):
             connection.sendall(rank.to_bytes(TOKEN_BYTES, "little"))
