@@ -3,6 +3,7 @@
 
 import json
 import struct
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ import pytest
 from numpy.typing import NDArray
 
 import terarec.hugectr as hugectr
+from terarec.errors import StorageError
 from terarec.formats.hugectr.split_writer import write_keyset
 from terarec.formats.hugectr.weights import SparseRows, write_sparse_folder
 from terarec.hugectr.errors import IllegalCallError, ServerUnreachableError, WrongInputError
-from terarec.hugectr.inference import HPS
+from terarec.hugectr.inference import HPS, update_source
+from terarec.ps import ParameterServer
 from tests.errors import at
 from tests.hugectr.planted import ROWS, Planted, write_norm
 from tests.hugectr.scripts import build_dcn, norm_reader, solver
@@ -142,6 +145,47 @@ def test_a_broker_that_is_not_there_yet(tmp_path: Path) -> None:
         send(broker, broker.create("hps_et.later.a"), message({1: 3.0}))
         wait_for(lambda: first_values(hps, "later", 0, np.array([1])) == [3.0])
         hps.server.close()
+
+
+@pytest.mark.parametrize("error", [StorageError("disk", "is full"), RuntimeError("odd")])
+def test_a_table_that_takes_no_rows_keeps_no_other_waiting(
+    broker: KafkaBroker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+) -> None:
+    model = f"full{type(error).__name__}"
+    update, decode = ParameterServer.update, update_source.decode_message
+    is_full, decoded = threading.Event(), list[bytes]()
+
+    def update_some(self: ParameterServer, model: str, table: str, *rest: Any) -> None:
+        if table == "a" and is_full.is_set():
+            raise error
+        update(self, model, table, *rest)
+
+    def decode_counted(content: bytes, width: int) -> Any:
+        decoded.append(content)
+        return decode(content, width)
+
+    monkeypatch.setattr(ParameterServer, "update", update_some)
+    monkeypatch.setattr(update_source, "decode_message", decode_counted)
+    is_full.set()
+    a, b = (broker.create(f"hps_et.{model}.{table}") for table in ("a", "b"))
+    send(broker, a, message({1: 1.0}))
+    send(broker, b, message({1: 2.0}))
+    hps = HPS(server_file(tmp_path, broker.address, model))
+    assert [first_values(hps, model, table, np.array([1])) for table in (0, 1)] == [[0.0], [2.0]]
+    send(broker, a, message({1: 3.0}), message({2: 3.0}))
+    for value in (4.0, 5.0):
+        send(broker, b, message({1: value}))
+        wait_for(lambda value=value: first_values(hps, model, 1, np.array([1])) == [value])
+    assert len(decoded) == 4  # no more of what cannot be applied
+    is_full.clear()
+    wait_for(lambda: first_values(hps, model, 0, np.array([1, 2])) == [3.0, 3.0])
+    assert len(decoded) == 6
+    assert len([record for record in caplog.records if "update source" in record.getMessage()]) == 1
+    hps.server.close()
 
 
 def test_patterns_that_are_none_are_rejected(tmp_path: Path) -> None:

@@ -13,18 +13,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from terarec.errors import FormatError, StorageError
+from terarec.errors import FormatError, TerarecError
 from terarec.hugectr.errors import WrongInputError
 from terarec.hugectr.objects import UpdateSourceParams
 from terarec.hugectr.update_messages import UpdatedRows, broker_list, decode_message, topic_of
 from terarec.ps import ParameterServer
 from terarec.ps.table import last_places
-from terarec.serve.repeating import Repeating
+from terarec.serve.repeating import Backoff, Repeating
 from terarec.serve.update_streams import kafka_library
 from terarec.spec import ServedModelSpec
 
 _LOGGER = logging.getLogger(__name__)
 _TIMEOUT_SECONDS = 10.0
+_LONGEST_PAUSE_SECONDS = 10.0
 _MOST_MESSAGES = 1000
 _NO_KEYS = torch.empty(0, dtype=torch.int64)
 _Place = tuple[str, int]  # a topic and a partition
@@ -41,7 +42,8 @@ class UpdateSource(Repeating):
 
     All messages that the broker still has are read from the first on, so that a server that was started again or whose
     rows are in memory has what was sent before. HugeCTR continues where a server of the same host had stopped. The
-    messages that are there are applied before this returns, if the broker answers. The thread ends with the server.
+    messages that are there are applied before this returns, if the broker answers. A table that takes no rows is tried
+    again, and its topic is read no further until then; the others go on. The thread ends with the server.
 
     Attributes:
         num_rows: Rows that were applied.
@@ -87,6 +89,7 @@ class UpdateSource(Repeating):
             }
         )
         self._waiting: dict[str, list[UpdatedRows]] = {}  # rows that were read and not applied yet, of each topic
+        self._failed: dict[str, Backoff] = {}  # topics of `_waiting` whose table took no rows; they are paused
         self._ends: dict[_Place, bool] = {}  # partitions that are read, and whether their end was seen
         self._refreshed = -np.inf
         self._logged: set[tuple[str, str]] = set()  # topics and problems
@@ -104,11 +107,12 @@ class UpdateSource(Repeating):
             self._find_topics()
             if not self._ends:
                 self._is_closed.wait(0.001 * self._params.poll_timeout_ms)  # no topic is there
-            elif not self._waiting:
+            else:
                 self._read(0.001 * self._params.poll_timeout_ms)
             return self._apply(server)
-        except (self._library.KafkaException, StorageError) as error:
-            self._log_once("", f"{_problem(error)}; it is tried again")
+        except Exception as error:  # the thread calls again at once
+            is_kafka = isinstance(error, self._library.KafkaException)
+            self._log_once("", f"{error.args[0].str() if is_kafka else _problem(error)}; it is tried again")
             self._is_closed.wait(0.001 * self._params.failure_backoff_ms)
             return 0
 
@@ -119,12 +123,14 @@ class UpdateSource(Repeating):
         try:
             self._find_topics()
             last = time.monotonic()
-            while not all(self._ends.values()) and time.monotonic() < last + _TIMEOUT_SECONDS:
+            while time.monotonic() < last + _TIMEOUT_SECONDS and not all(
+                is_read or topic in self._failed for (topic, _), is_read in self._ends.items()
+            ):
                 if self._read(0.001 * self._params.poll_timeout_ms):
                     last = time.monotonic()
                 self._apply(server)
-        except (self._library.KafkaException, StorageError) as error:
-            self._log_once("", f"{_problem(error)}; it is tried again")
+        except self._library.KafkaException as error:
+            self._log_once("", f"{error.args[0].str()}; it is tried again")
 
     def _find_topics(self) -> None:
         """Read the topics of the tables that are there, also those that came since the last call, from their start."""
@@ -168,21 +174,35 @@ class UpdateSource(Repeating):
             self._waiting.setdefault(topic, []).append(rows)
 
     def _apply(self, server: ParameterServer) -> int:
-        """Set the rows that were read; return their number."""
+        """Set the rows that were read, except those of topics that rest after a failure; return their number."""
         num_rows = 0
-        while self._waiting:
-            topic, parts = next(iter(self._waiting.items()))
-            keys, vectors = (torch.from_numpy(np.concatenate(part)) for part in zip(*parts, strict=True))
-            last = last_places(keys)  # of a key's rows the last is the newest
-            if last is not None:
-                keys, vectors = keys[last], vectors[last]
-            table, most = self._tables[topic], self._params.max_batch_size
-            for some, rows in zip(torch.split(keys, most), torch.split(vectors, most), strict=True):
-                server.update(table.model, table.name, _NO_KEYS, some, rows)
+        for topic in [topic for topic in self._waiting if topic not in self._failed or self._failed[topic].is_due]:
+            places = [self._library.TopicPartition(*place) for place in self._ends if place[0] == topic]
+            try:
+                num_rows += self._set(server, topic)
+            except Exception as error:  # also of a model that is no longer there; other tables take their rows
+                first = 0.001 * self._params.failure_backoff_ms
+                backoff = self._failed.setdefault(topic, Backoff(first, max(first, _LONGEST_PAUSE_SECONDS)))
+                self._consumer.pause(places)  # what waits would grow without a limit
+                backoff.fail()
+                self._log_once(topic, f"{_problem(error)}; it is tried again")
+                continue
             del self._waiting[topic]
-            num_rows += len(keys)
-            self.num_rows += len(keys)
+            if self._failed.pop(topic, None):
+                self._consumer.resume(places)
         return num_rows
+
+    def _set(self, server: ParameterServer, topic: str) -> int:
+        """Set the rows that wait of a topic; return their number."""
+        keys, vectors = (torch.from_numpy(np.concatenate(part)) for part in zip(*self._waiting[topic], strict=True))
+        last = last_places(keys)  # of a key's rows the last is the newest
+        if last is not None:
+            keys, vectors = keys[last], vectors[last]
+        table, most = self._tables[topic], self._params.max_batch_size
+        for some, rows in zip(torch.split(keys, most), torch.split(vectors, most), strict=True):
+            server.update(table.model, table.name, _NO_KEYS, some, rows)
+        self.num_rows += len(keys)
+        return len(keys)
 
     def _log_once(self, topic: str, problem: str) -> None:
         kind = topic, re.sub(r"\d+", "", problem)
@@ -193,7 +213,7 @@ class UpdateSource(Repeating):
 
 
 def _problem(error: Exception) -> str:
-    return str(error) if isinstance(error, StorageError) else str(error.args[0].str())
+    return str(error) if isinstance(error, TerarecError) else repr(error)
 
 
 def _passes(filters: Sequence[str], model: str, topic: str) -> bool:
