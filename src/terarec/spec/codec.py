@@ -202,8 +202,8 @@ def _decode(hint: Any, data: Any, where: str) -> Any:
 
 
 def _decode_scalar(hint: Any, data: Any, where: str) -> Any:
-    # True is an int in Python, and float() of a larger integer overflows. Infinity and NaN are for the specs to reject.
-    is_number = isinstance(data, float) or (isinstance(data, int) and abs(data) <= sys.float_info.max)
+    # True is an int in Python, and float() of an integer past the largest number overflows.
+    is_number = isinstance(data, int | float) and abs(data) <= sys.float_info.max
     if hint is float and is_number and not isinstance(data, bool):
         # An integer that float64 does not hold, such as the value of an id, would become another.
         return float(data) if float(data) == data else data
