@@ -15,11 +15,21 @@ from terarec.errors import ConfigError
 from terarec.spec import TrainingSpec, checks
 from terarec.spec.checks import FieldError
 from terarec.spec.codec import hints_of, members
+from terarec.spec.recipe import RECIPE_SPLITS
 from tests.errors import at
 
 INPUT = spec.SparseInput(name="a", nnz_per_slot=(1,), is_fixed_length=True)
 SEQUENCE_SPECS = ("SequenceSpec", "AttentionSequenceSpec", "SASRecSpec", "BERT4RecSpec", "GRU4RecSpec", "HSTUSpec")
 SEQUENCE_SPECS += ("YouTubeDNNSpec", "MultVAESpec")
+WORKFLOW: dict[str, Any] = {
+    "name": "a",
+    "source": spec.SourceSpec(
+        format="parquet",
+        columns=(spec.SourceColumn(name="y", type="integer"), spec.SourceColumn(name="x", type="number")),
+    ),
+    "labels": (spec.LabelSpec(name="y"),),
+    "dense": ("x",),
+}
 REQUIRED: dict[str, dict[str, Any]] = {
     **{name: {"item": "a", "history": "b"} for name in SEQUENCE_SPECS},
     **{name: {"user": "a", "item": "b"} for name in ("PairSpec", "MFBPRSpec", "NCFSpec")},
@@ -57,6 +67,12 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "ShadowSpec": {"version": 1, "share": 0.5},
     "ShardSpec": {"file": "a", "rows": 1},
     "SparseInput": {"name": "a", "nnz_per_slot": (1,), "is_fixed_length": True},
+    "RatedSequenceDataSpec": {"source": "https://a", "names": ("a",), "max_length": 1},
+    "RecipeDataSpec": {
+        "source": "https://a",
+        "files": dict.fromkeys(RECIPE_SPLITS, ("a",)),
+        "workflow": spec.WorkflowSpec(**WORKFLOW, split=spec.SplitByFiles(valid=1, test=1)),
+    },
     "SpecificVersions": {"versions": (1,)},
     "SplitByUser": {"column": "a"},
     "SplitSpec": {"version": 1, "share": 0.5, "by": "a"},
@@ -74,15 +90,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
         "memory_bytes": 1,
         "files": {},
     },
-    "WorkflowSpec": {
-        "name": "a",
-        "source": spec.SourceSpec(
-            format="parquet",
-            columns=(spec.SourceColumn(name="y", type="integer"), spec.SourceColumn(name="x", type="number")),
-        ),
-        "labels": (spec.LabelSpec(name="y"),),
-        "dense": ("x",),
-    },
+    "WorkflowSpec": WORKFLOW,
 }
 
 
