@@ -161,7 +161,7 @@ def test_a_replica_crosses_the_day_by_the_delta_alone(
     days, replica, spec = both_days(kind), tmp_path / "replica", new_stream()
     _, of_first = publish(days.first, spec)
     with UpdateReceiver(open_stream(spec), replica, every_seconds=None) as receiver:
-        assert receiver.wait(60)
+        assert receiver.poll()  # all that is there, where `wait` ends with the first checkpoint
     with (
         InferenceSession.open(replica, tables=ServedTables(server=ParameterServerSpec(), cache=cached)) as session,
         LiveUpdates(session, replica, every_seconds=None) as updates,
