@@ -279,9 +279,10 @@ def test_s3_a_request_for_whose_bytes_there_was_no_place_is_forgotten(
         contextlib.ExitStack() as stack,
     ):
         calling = [stack.enter_context(server.connect()) for _ in range(4)]
-        for connection in calling:
+        calling[0].sendall(request)
+        assert model.is_scoring.wait(timeout=PATIENCE)  # alone: further ones would be in its batch
+        for connection in calling[1:]:
             connection.sendall(request)
-        assert model.is_scoring.wait(timeout=PATIENCE)
         wait_for(lambda: models.get("dlrm").num_waiting == 3)
         for _ in range(2):
             with server.connect() as another:
