@@ -207,7 +207,7 @@ class Run:
             return self.spec
         if self.directory.has_checkpoint:
             kept = load_run(self.directory.run_file).training.schedule
-            if isinstance(kept, type(schedule)) and _open(kept) == _open(schedule):
+            if isinstance(kept, type(schedule)) and _with_open_end(kept) == _with_open_end(schedule):
                 return dataclasses.replace(self.spec, training=dataclasses.replace(training, schedule=kept))
         # At least one: a split without batches is rejected when training starts.
         per_epoch = max(1, steps_of_epoch(training, self._open("train", None)))
@@ -371,8 +371,8 @@ class Run:
         self.ranks.check_same("layers", {name: _digest(value) for name, value in dense_state(self.model).items()})
 
 
-def _open(schedule: CosineSchedule | LinearSchedule) -> CosineSchedule | LinearSchedule:
-    """Return a schedule whose fall ends with the run."""
+def _with_open_end(schedule: CosineSchedule | LinearSchedule) -> CosineSchedule | LinearSchedule:
+    """Return the schedule with a fall that ends with the run, whatever end a run has computed."""
     return dataclasses.replace(schedule, t_max=None, ends_with_run=False)
 
 
