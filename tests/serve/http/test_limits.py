@@ -345,6 +345,9 @@ def test_s3_a_request_whose_client_has_gone_is_dropped(
             second.sendall(infer_bytes(trained))
             wait_for(lambda: models.get("dlrm").num_waiting > 0)
         wait_for(lambda: "client 127.0.0.1 left before its answer" in caplog.messages)
+        with server.connect() as probe:  # answered in a later turn of the loop: the request has been cancelled by then
+            probe.sendall(b"GET /v2/health/live HTTP/1.1\r\n\r\n")
+            assert answer(probe)[0] == 200
         model.may_score.set()
         assert answer(first)[0] == 200
         wait_for(lambda: bool(models.get("dlrm").statistics().failed))
