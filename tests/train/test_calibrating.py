@@ -74,6 +74,10 @@ def test_scores_of_curves_are_interpolated() -> None:
     probabilities = 1 / (1 + np.exp(-logits.numpy().astype(np.float64)))
     assert np.allclose(found[:, 0], np.interp(probabilities, CURVE.scores[0], CURVE.values[0]), atol=1e-6)
     assert np.allclose(found[:, 1], 0.2)
+    # Sums of float32 would be above the last value, which may be 1.
+    points = {"scores": ((0.29293689131736755, 0.86642986536026),), "values": ((0.10737831373856177, 1.0),)}
+    steep = IsotonicSpec(**points, step=1)
+    assert BinaryObjective(BinarySpec(calibration=steep)).scores(torch.tensor([[20.0]])).item() == 1.0
     tempered = BinaryObjective(BinarySpec(calibration=TemperatureSpec(temperatures=(2.0, 0.5), step=1)))
     both = tempered.scores(torch.tensor([[1.0, 1.0]]))
     assert torch.allclose(both, torch.tensor([[0.5, 2.0]]).sigmoid())

@@ -77,15 +77,16 @@ class _Isotonic:
         )
         widths = scores.diff()
         slopes = torch.where(widths > 0.0, values.diff() / widths, 0.0)
-        self._lines = [part.float() for part in (values[:, 0], scores[:, :-1], widths, slopes)]
+        self._lines = [part.float() for part in (values[:, 0], values[:, -1], scores[:, :-1], widths, slopes)]
 
     def logits(self, logits: Tensor) -> Tensor:
         return torch.logit(self.scores(logits), eps=_LEAST)
 
     def scores(self, logits: Tensor) -> Tensor:
-        first, starts, widths, slopes = (part.to(logits.device) for part in self._lines)
+        first, last, starts, widths, slopes = (part.to(logits.device) for part in self._lines)
         passed = (logits.sigmoid().unsqueeze(2) - starts).clamp_min(0.0).minimum(widths)
-        return first + (passed * slopes).sum(2)
+        # Rounding takes the sum above the last value.
+        return (first + (passed * slopes).sum(2)).minimum(last)
 
 
 class Objective(Protocol):
