@@ -45,13 +45,15 @@ def batch_of(triples: list[tuple[int, int, int]]) -> Batch:
 
 @pytest.mark.parametrize("form", ["gmf", "mlp", "neumf"])
 def test_the_ranking_is_by_the_scores_of_pairs(form: str) -> None:
-    spec = NCFSpec(user="b", item="a", width=4, hidden=(5,), form=form)  # type: ignore[arg-type]
+    spec = NCFSpec(user="b", item="a", width=4, hidden=(5,), form=form, dropout=0.5)  # type: ignore[arg-type]
     model = build_model(spec, COLUMNS, seed=1)
     assert isinstance(model, PairModel)
     with torch.no_grad():
         for name in "ab":
             model.embedding.table(name).normal_(0, 1, generator=torch.Generator().manual_seed(ord(name)))
     found = evaluate_towers(model, [batch_of(TEST)], [batch_of(TRAIN)], user=user_column(spec, COLUMNS), k=[2])
+    assert model.training
+    model.eval()  # whose scores have no dropout
     hits, recalls = [], []
     for user in (1, 2, 3):
         relevant = {item for one, item, label in TEST if one == user and label}

@@ -122,23 +122,23 @@ def evaluate_towers(
             done += batch.batch_size
             if progress is not None:
                 progress(done)
+        if not user_vectors:
+            raise ConfigError("retrieval", f"got no sample with a user in column {user!r}, expected at least one")
+        if not item_vectors:
+            raise ConfigError("retrieval", f"got no item in {model.item_key!r} that is no missing or rare value")
+        if k is None:
+            k = [length for length in DEFAULT_K if length <= len(items)] or [len(items)]
+        results = evaluate_retrieval(
+            torch.cat(user_vectors),
+            torch.cat(item_vectors),
+            _lists(relevant, len(users)),
+            seen=_lists(seen, len(users)),
+            k=k,
+            metrics=metrics,
+            pair_scores=model.pair_scores if isinstance(model, PairModel) and not model.scores_are_dots else None,
+        )
     finally:
         model.train(was_training)
-    if not user_vectors:
-        raise ConfigError("retrieval", f"got no sample with a user in column {user!r}, expected at least one")
-    if not item_vectors:
-        raise ConfigError("retrieval", f"got no item in {model.item_key!r} that is no missing or rare value")
-    if k is None:
-        k = [length for length in DEFAULT_K if length <= len(items)] or [len(items)]
-    results = evaluate_retrieval(
-        torch.cat(user_vectors),
-        torch.cat(item_vectors),
-        _lists(relevant, len(users)),
-        seen=_lists(seen, len(users)),
-        k=k,
-        metrics=metrics,
-        pair_scores=model.pair_scores if isinstance(model, PairModel) and not model.scores_are_dots else None,
-    )
     undefined = [name for name, value in results.values.items() if math.isnan(value)]
     if undefined:
         _logger.warning(
