@@ -362,6 +362,9 @@ def test_users_of_any_keys() -> None:
     batch = Batch(dense=torch.empty(3, 0), label=torch.ones(3, 1), sparse=sparse)
     assert isinstance(model, PairModel)
     assert model.training_loss(model(batch), batch).isfinite()
+    model.learn_positives([replace(batch, label=torch.zeros(3, 1))])
+    assert model._owners(batch).tolist() == [1, 1, 0]
+    assert model.training_loss(model(batch), batch).isfinite()
     model.know_positives(torch.tensor([big + 5] * 6), torch.arange(3, ROWS))
     assert model._owners(batch).tolist() == [0, 0, 1]
     assert model.training_loss(model(batch), batch).isfinite()

@@ -176,7 +176,7 @@ class PairModel(RetrievalModel):
         users = feature_keys(batch, self.user_key)
         if self._has_user_ids:
             return users
-        if self._users is None or not self._known_items:
+        if self._users is None or not len(self._users) or not self._known_items:
             _, numbers = torch.unique(users, return_inverse=True)
             return cast(Tensor, numbers)
         places = torch.searchsorted(self._users, users).clamp(max=len(self._users) - 1)
