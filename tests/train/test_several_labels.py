@@ -7,10 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from terarec.config import load_run
+from terarec.data import open_reader
 from terarec.errors import ConfigError
 from terarec.models import build_model
-from terarec.spec import BinarySpec, PlateauSchedule, RunSpec, TwoTowerSpec
+from terarec.models.artifact import load_model
+from terarec.nn.objectives import BinaryObjective
+from terarec.spec import BinarySpec, ClassWeights, PlateauSchedule, RunSpec, TwoTowerSpec
 from terarec.train import build
+from terarec.train.calibrating import calibrate_run
+from terarec.train.evaluation import Evaluator
 from tests.errors import at
 from tests.train.planted import make_labelled
 from tests.train.small_run import changed
@@ -43,6 +49,35 @@ def test_the_mean_leaves_labels_of_weight_0_out(tmp_path, spec):
     assert one.logloss == one.value("logloss/click")
     assert one.to_json()["untrained_labels"] == ["noise"]
     assert set(one.to_json()["labels"]) == {"click", "noise"}
+
+
+@pytest.mark.parametrize("method", ["temperature", "isotonic"])
+def test_labels_of_weight_0_are_neither_counted_nor_calibrated(tmp_path, spec, method):
+    """They may have one value alone."""
+    if method == "isotonic":
+        pytest.importorskip("scipy", reason="the extra 'calibration' is not installed")
+    rng, data = np.random.default_rng(1), tmp_path / "data"
+    make_labelled(
+        data,
+        {
+            split: {"click": rng.integers(0, 2, rows), "noise": np.zeros(rows)}
+            for split, rows in (("train", 300), ("valid", 200))
+        },
+    )
+    objective = BinarySpec(label_weights=(1.0, 0.0), positive_weight="auto")
+    run = build(dataclasses.replace(changed(spec, max_steps=3), data=str(data), objective=objective), tmp_path / "run")
+    run.fit()
+    path = run.directory.path
+    assert load_run(run.directory.run_file).objective.class_weights[1] == ClassWeights(negative=1.0, positive=1.0)
+    report = calibrate_run(path, open_reader(data, "valid", batch_size=64), method)
+    if method == "temperature":
+        assert report.calibration.temperatures[0] != report.calibration.temperatures[1] == 1.0
+    else:
+        assert report.calibration.scores[1] == report.calibration.values[1] == (0.0, 1.0)
+    objective = BinaryObjective(load_run(run.directory.run_file).objective)
+    evaluator = Evaluator.of(spec.training, objective, ["click", "noise"])
+    found = evaluator.evaluate(load_model(path).model, open_reader(data, "valid", batch_size=64))
+    assert report.after["logloss"] == pytest.approx(found.logloss, rel=1e-5)
 
 
 @pytest.mark.parametrize("training", [{"monitor": "auc/noise"}, {"schedule": PlateauSchedule(metric="logloss/click")}])

@@ -22,7 +22,7 @@ from terarec.errors import ConfigError, MissingDependencyError
 from terarec.metrics.calibration import Calibration
 from terarec.metrics.means import LogLoss
 from terarec.models.artifact import load_model
-from terarec.nn.objectives import BinaryObjective
+from terarec.nn.objectives import BinaryObjective, untrained_labels
 from terarec.spec import BinarySpec, RunSpec
 from terarec.spec.calibration import CalibrationMethod, CalibrationSpec, IsotonicSpec, TemperatureSpec
 from terarec.spec.run import without_calibration
@@ -36,6 +36,8 @@ _BINS = 64
 _BISECTIONS = 60
 _LARGEST = 1e3
 """Largest temperature, and the reciprocal of the smallest."""
+_UNCHANGED = ((0.0, 1.0), (0.0, 1.0))
+"""The curve of a label of weight 0, which is not calibrated."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +47,7 @@ class CalibrationReport:
     Attributes:
         step: Training steps of the weights.
         calibration: What was written.
-        before: "ece", "logloss" of the samples without a calibration, means over the labels.
+        before: "ece", "logloss" of the samples without a calibration, means over the trained labels.
         after: The same with it.
     """
 
@@ -96,20 +98,23 @@ def calibrate_run(
         logits, labels, weights = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         names = [label.name for label in loaded.dataset.labels]
         known = ~np.isnan(labels)
+        untrained = untrained_labels(BinaryObjective(objective), names)
+        trained = [place for place, name in enumerate(names) if name not in untrained]
         of_labels = {
-            name: (logits[known[:, place], place], labels[known[:, place], place], weights[known[:, place]])
-            for place, name in enumerate(names)
+            names[place]: (logits[known[:, place], place], labels[known[:, place], place], weights[known[:, place]])
+            for place in trained
         }
         calibration: CalibrationSpec
         if method == "temperature":
-            temperatures = tuple(_temperature(name, *samples) for name, samples in of_labels.items())
+            of_trained = {name: _temperature(name, *samples) for name, samples in of_labels.items()}
+            temperatures = tuple(of_trained.get(name, 1.0) for name in names)
             calibration = TemperatureSpec(temperatures=temperatures, step=loaded.step)
         else:
-            points = [_isotonic(name, *samples) for name, samples in of_labels.items()]
-            scores, values = tuple(x for x, _ in points), tuple(y for _, y in points)
+            curves = {name: _isotonic(name, *samples) for name, samples in of_labels.items()}
+            scores, values = zip(*(curves.get(name, _UNCHANGED) for name in names), strict=True)
             calibration = IsotonicSpec(scores=scores, values=values, step=loaded.step)
         calibrated = dataclasses.replace(plain, objective=dataclasses.replace(objective, calibration=calibration))
-        before, after = (_metrics(run, logits, labels, weights) for run in (plain, calibrated))
+        before, after = (_metrics(run, logits, labels, weights, trained) for run in (plain, calibrated))
         save_run(dataclasses.replace(load_run(run_dir / RUN_FILE), objective=calibrated.objective), run_dir / RUN_FILE)
     return CalibrationReport(step=loaded.step, calibration=calibration, before=before, after=after)
 
@@ -119,11 +124,14 @@ def _arrays(batch: Batch, logits: torch.Tensor) -> tuple[Floats, Floats, Floats]
     return logits.double().numpy(), batch.label.double().numpy(), weight.double().numpy()
 
 
-def _metrics(run: RunSpec, logits: Floats, labels: Floats, weights: Floats) -> Mapping[str, float]:
-    """Return the metrics of the scores as every user of the run computes them."""
+def _metrics(
+    run: RunSpec, logits: Floats, labels: Floats, weights: Floats, trained: Sequence[int]
+) -> Mapping[str, float]:
+    """Return the metrics of the scores as every user of the run computes them, over the labels `trained`."""
     objective = BinaryObjective(run.objective if isinstance(run.objective, BinarySpec) else None)
     inputs = torch.from_numpy(logits).float()
-    scores, corrected = objective.scores(inputs).numpy(), objective.calibrated_logits(inputs).numpy()
+    every = objective.scores(inputs).numpy(), objective.calibrated_logits(inputs).numpy(), labels
+    scores, corrected, labels = (columns[:, trained] for columns in every)
     return {
         "ece": Calibration().update(scores, labels, weights).compute(),
         "logloss": LogLoss().update(corrected, labels, weights).compute(),

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
@@ -12,7 +12,9 @@ from terarec.errors import ConfigError
 from terarec.spec import ClassWeights
 
 
-def balanced_weights(batches: Iterable[Batch], labels: Sequence[str]) -> tuple[ClassWeights, ...]:
+def balanced_weights(
+    batches: Iterable[Batch], labels: Sequence[str], *, untrained: Collection[str] = ()
+) -> tuple[ClassWeights, ...]:
     """Return weights with which both classes of a label have the same weight in sum: n / (2 n_c) for a class c.
 
     This is the formula of scikit-learn's ``class_weight="balanced"``. A label between 0 and 1 counts in parts.
@@ -20,6 +22,7 @@ def balanced_weights(batches: Iterable[Batch], labels: Sequence[str]) -> tuple[C
     Args:
         batches: The samples.
         labels: Names of their labels.
+        untrained: Those without a loss, whose weights are ones.
 
     Raises:
         ConfigError: A label outside [0, 1], or one without positive or without negative samples.
@@ -36,12 +39,14 @@ def balanced_weights(batches: Iterable[Batch], labels: Sequence[str]) -> tuple[C
         positive += values.sum(0)
         total += len(values)
     for name, count in zip(labels, positive, strict=True):
-        if not 0 < count < total:
+        if name not in untrained and not 0 < count < total:
             raise ConfigError(
                 f"label {name!r}",
                 f"got {count:g} positive of {total} training samples, expected both classes for positive_weight 'auto'",
             )
     return tuple(
-        ClassWeights(negative=float(total / (2 * (total - count))), positive=float(total / (2 * count)))
-        for count in positive
+        ClassWeights(negative=1.0, positive=1.0)
+        if name in untrained
+        else ClassWeights(negative=float(total / (2 * (total - count))), positive=float(total / (2 * count)))
+        for name, count in zip(labels, positive, strict=True)
     )

@@ -27,7 +27,7 @@ from terarec.errors import ConfigError, RunInterruptedError
 from terarec.metrics.samples import NamesOfIds
 from terarec.models import build_model
 from terarec.models.artifact import dense_state, extended_step, find_checkpoint
-from terarec.nn.objectives import Objective, build_objective
+from terarec.nn.objectives import BinaryObjective, Objective, build_objective, untrained_labels
 from terarec.spec import (
     BinarySpec,
     CosineSchedule,
@@ -231,9 +231,8 @@ class Run:
             return dataclasses.replace(spec, objective=kept)
         labels = [label.name for label in self.dataset.labels]
         reader = open_reader(Path(spec.data), "train", batch_size=spec.training.batch_size)
-        return dataclasses.replace(
-            spec, objective=dataclasses.replace(objective, class_weights=balanced_weights(reader, labels))
-        )
+        weights = balanced_weights(reader, labels, untrained=untrained_labels(BinaryObjective(objective), labels))
+        return dataclasses.replace(spec, objective=dataclasses.replace(objective, class_weights=weights))
 
     def _share(self, split: str) -> RankShare | None:
         """Return the part of every batch that this rank reads; None for one rank."""
