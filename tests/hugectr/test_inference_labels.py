@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scores and labels of several losses meet by name: the script's order of losses is not that of the label columns."""
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -46,14 +47,18 @@ def write_model(folder: Path, data: Planted) -> tuple[hugectr.Model, str, Infere
         options = {"target_weight_vec": [1.0, 1.0]} if name == "b" else {}
         layer(made, Layer.InnerProduct, "all", f"logit_{name}", num_output=2)
         layer(made, kind, f"logit_{name} {name}", f"loss_{name}", **options)
+    return made, source, files_of(made, folder)
+
+
+def files_of(made: hugectr.Model, folder: Path) -> InferenceParams:
+    """Train a model and write its files."""
     made.compile()
     made.fit(max_iter=60, display=0, eval_interval=0)
     made.graph_to_json(str(folder / "g.json"))
     made.save_params_to_files(str(folder / "m"), 60)
-    params = InferenceParams(
+    return InferenceParams(
         "m", BATCH, 1.0, str(folder / "m_dense_60.model"), [str(folder / "m0_sparse_60.model")], 0, True, 1.0, True
     )
-    return made, source, params
 
 
 def test_every_score_meets_the_label_of_its_loss(data: Planted, tmp_path: Path) -> None:
@@ -77,6 +82,28 @@ def test_every_score_meets_the_label_of_its_loss(data: Planted, tmp_path: Path) 
     assert made._compiled("test").evaluation.class_aucs == pytest.approx(expected, abs=1e-5)
     assert np.allclose(np.loadtxt(predictions).reshape(SAMPLES, 4), scores, atol=1e-5)
     assert np.array_equal(np.loadtxt(labels).reshape(SAMPLES, 3), truth)
+    model.close()
+
+
+@pytest.mark.parametrize(("labels", "logits"), [(["y"], ["x1", "x2"]), (["y", "z"], ["x1"])])
+def test_losses_share_labels_and_logits(data: Planted, tmp_path: Path, labels: list[str], logits: list[str]) -> None:
+    shared = Planted(SAMPLES, labels=len(labels))
+    shared.label[:] = data.label[:, :1]
+    source = write_norm(tmp_path / "data", shared)
+    made = bare(source, source, ADAM, batchsize=BATCH, batchsize_eval=BATCH, max_eval_batches=SAMPLES // BATCH)
+    sparse = hugectr.DataReaderSparseParam("data", 1, True, 4)
+    made.add(hugectr.Input([1] * len(labels), labels, 3, "dense", [sparse]))
+    embed(made, "e", 8)
+    layer(made, Layer.Reshape, "e", "f", leading_dim=32)
+    for name in logits:
+        layer(made, Layer.InnerProduct, "f", name, num_output=1)
+    for label, name in itertools.product(labels, logits):
+        layer(made, Layer.BinaryCrossEntropyLoss, f"{name} {label}", f"loss_{label}_{name}")
+    model = InferenceModel(str(tmp_path / "g.json"), files_of(made, tmp_path))
+    scores = model.predict(SAMPLES // BATCH, source, *FILES)
+    assert scores.shape == (SAMPLES, len(labels))
+    expected = area(data.label[:, 0], scores[:, 0])
+    assert model.evaluate(SAMPLES // BATCH, source, *FILES) == pytest.approx(expected, abs=1e-6)
     model.close()
 
 

@@ -2,6 +2,7 @@
 """Graphs of named tensors: what they compute, what they reject, and that they train like any module."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -231,7 +232,11 @@ def test_several_labels_are_cut_in_order_and_weighed():
     torch.testing.assert_close(model.loss(batch), 0.25 * losses["a"] + 4 * losses["b"])
     # In the order of the label columns, not of the losses.
     torch.testing.assert_close(model.predict(batch), torch.cat([tensors["x"], tensors["y"]], dim=1).sigmoid())
-    assert list(model.logits().items()) == [("x", "first"), ("y", "second")]
+    assert list(model.logits().items()) == [("first", "x"), ("second", "y")]
+    again = GraphModel(replace(spec, layers=(*spec.layers, loss_of("y", "first", "c"))), seed=1)
+    assert again.logits() == {"first": "y", "second": "y"}
+    assert again.predict(batch).shape == (16, 2)
+    torch.testing.assert_close(again.probabilities(tensors), {name: tensors[name].sigmoid() for name in ("x", "y")})
 
 
 def test_a_penalty_counts_every_weight_of_the_layers():

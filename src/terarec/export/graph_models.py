@@ -117,7 +117,7 @@ class GraphScoring(Scoring):
         inputs += [key_input(source) for source in sources]
         for embedding in () if tables else embeddings:
             inputs += [_top_input(model, embedding, top) for top in embedding.tops if top in read]
-        outputs = [label.name for label in spec.labels] if scores else list(dict.fromkeys(model.logits().values()))
+        outputs = [label.name for label in spec.labels] if scores else list(model.logits())
         size = next((module.batch_size for _, module in steps if module.batch_size), None)
         super().__init__(model, inputs=inputs, outputs=outputs, tables=tables, numbers=numbers, batch_size=size)
         self._names = [one.name for one in inputs]
@@ -190,7 +190,7 @@ def _needed_layers(model: GraphModel) -> tuple[list[tuple[GraphLayer, Layer]], s
         ConfigError: A label is read.
     """
     labels = {label.name for label in model.spec.labels}
-    read = set(model.logits())
+    read = set(model.logits().values())
     needed = []
     # Layers are in an order in which each reads what came before: one backward pass finds all that is needed.
     for layer, module in zip(reversed(model.spec.layers), reversed(model.layers), strict=True):

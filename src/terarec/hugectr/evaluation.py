@@ -105,8 +105,7 @@ class SolverMetrics:
         predictions = model.predictions(tensors)
         _check_numbers(predictions)
         self.update(loss, predictions, tensors)
-        probabilities = {name: predictions[label] for name, label in model.logits().items()}
-        self.tensors = {**tensors, **probabilities}
+        self.tensors = {**tensors, **model.probabilities(tensors)}
         self.predictions, self.batch = predictions, batch
         self._labels = torch.cat([tensors[name] for name in predictions], dim=1)
 

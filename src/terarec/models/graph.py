@@ -73,7 +73,9 @@ class GraphModel(nn.Module):
         self._weight_of = _loss_weights(spec, [layer for layer, _ in self._losses])
         # A batch has the columns of its labels in this order, which that of the losses need not be.
         order = {label.name: place for place, label in enumerate(spec.labels)}
-        self._by_label = sorted(self._losses, key=lambda loss: order[loss[0].bottoms[1]])
+        in_order = sorted(self._losses, key=lambda loss: order[loss[0].bottoms[1]])
+        # Of several losses over one label the last predicts it.
+        self._by_label = {layer.bottoms[1]: (layer.bottoms[0], module) for layer, module in in_order}
         self.embeddings = Embeddings(
             {embedding.name: build_collection(embedding, seed=seed) for embedding in spec.embeddings}
         )
@@ -134,13 +136,17 @@ class GraphModel(nn.Module):
     def predictions(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the probabilities [B, n] of each label under the loss that reads it, from the output of `forward`.
 
-        In the order of ``spec.labels``.
+        In the order of ``spec.labels``; of several losses over one label the last counts.
         """
-        return {layer.bottoms[1]: module.predict(tensors[layer.bottoms[0]]) for layer, module in self._by_label}
+        return {label: module.predict(tensors[name]) for label, (name, module) in self._by_label.items()}
 
     def logits(self) -> dict[str, str]:
-        """Return the tensors that losses read -> their labels, in the order of ``spec.labels``."""
-        return {layer.bottoms[0]: layer.bottoms[1] for layer, _ in self._by_label}
+        """Return the labels -> the tensors that `predictions` takes for them, in the order of ``spec.labels``."""
+        return {label: name for label, (name, _) in self._by_label.items()}
+
+    def probabilities(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the probabilities [B, n] of each tensor that a loss reads, from the output of `forward`."""
+        return {layer.bottoms[0]: module.predict(tensors[layer.bottoms[0]]) for layer, module in self._losses}
 
     def label_logits(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Return the logits [B, L] of all labels, in the order of ``spec.labels``, from the output of `forward`.

@@ -108,7 +108,9 @@ class Scorer:
             scores = None if self.programs is None else self.programs.scores(batch)
             if scores is None:
                 self._inputs = self.model.inputs(batch)
-                scores = torch.cat(list(self._computed(self._inputs)[1].values()), dim=1).float().cpu()
+                with autocast(self._precision, self.model.device):
+                    predictions = self.model.predictions(self.model.compute(self._inputs))
+                scores = torch.cat(list(predictions.values()), dim=1).float().cpu()
         values: NDArray[np.float32] = scores.numpy()
         return values
 
@@ -118,8 +120,8 @@ class Scorer:
         truth = torch.split(label, [one.dim for one in model.spec.labels], dim=1)
         labels = dict(zip((one.name for one in model.spec.labels), truth, strict=True))
         logits = model.logits()
-        parts = torch.split(torch.from_numpy(scores), [model.shapes[name].dims[-1] for name in logits], dim=1)
-        return dict(zip(logits.values(), parts, strict=True)), labels
+        parts = torch.split(torch.from_numpy(scores), [model.shapes[name].dims[-1] for name in logits.values()], dim=1)
+        return dict(zip(logits, parts, strict=True)), labels
 
     def tensors(self) -> Mapping[str, Tensor] | None:
         """Return the tensors of the last batch by name, or None before the first one.
@@ -130,15 +132,9 @@ class Scorer:
             return None
         # From the vectors of that batch: its keys may have other rows now. The layers are computed again, since
         # executors give the scores alone.
-        with torch.inference_mode():
-            tensors, predictions = self._computed(self._inputs)
-        return {**tensors, **{name: predictions[label] for name, label in self.model.logits().items()}}
-
-    def _computed(self, inputs: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return all tensors, and the predictions of each label."""
-        with autocast(self._precision, self.model.device):
-            tensors = self.model.compute(inputs)
-            return tensors, self.model.predictions(tensors)
+        with torch.inference_mode(), autocast(self._precision, self.model.device):
+            tensors = self.model.compute(self._inputs)
+            return {**tensors, **self.model.probabilities(tensors)}
 
     def batch(self, dense_feature: Sequence[float], embeddingcolumns: Sequence[int], row_ptrs: Sequence[int]) -> Batch:
         """Return the batch of a request.
