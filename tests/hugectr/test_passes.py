@@ -167,9 +167,9 @@ def test_each_tier_has_the_size_that_its_call_names(passes, tmp_path):
     made = dcn(passes[0][0], passes[2], optimizer={"update_type": hugectr.Update_t.Local})
     embeddings, optimizer = made._network.of_type(hugectr.SparseEmbedding), hugectr.CreateOptimizer()
 
-    def tiers(params, device, folder=None):
+    def tiers(params, device, folder=None, parts=embeddings):
         plan, _ = with_cache_tiers(
-            made._network.plan({}), params, embeddings, optimizer, num_devices=2, device=device, folder=folder
+            made._network.plan({}), params, parts, optimizer, num_devices=2, device=device, folder=folder
         )
         return plan.spec.embeddings[0].tables[0].tiers
 
@@ -186,6 +186,12 @@ def test_each_tier_has_the_size_that_its_call_names(passes, tmp_path):
     (left / "embedding.rows").mkdir(parents=True)
     (left / "embedding.lock").touch()
     assert tiers(cached, cpu).fast_bytes == 4 * workspace
+    # The number of all rows of the slots is not that of a pass.
+    options = embeddings[0].values()
+    del options["max_vocabulary_size_per_gpu"]
+    options |= {"embedding_type": hugectr.Embedding_t.LocalizedSlotSparseEmbeddingHash, "slot_size_array": [10**7] * 4}
+    parts = [hugectr.SparseEmbedding(**options)]
+    assert tiers(cached, cpu, parts=parts).fast_bytes == 4 * workspace
     assert not left.exists()
     found = tiers(cached, gpu)
     assert (found.fast_bytes, found.host_bytes_below) == (workspace, 3 * workspace)

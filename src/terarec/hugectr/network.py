@@ -301,11 +301,18 @@ def is_sized_by_slots(params: SparseEmbedding) -> bool:
 def capacity(params: SparseEmbedding, optimizer: OptParamsPy, devices: int) -> int:
     """Return the maximum number of keys of a `SparseEmbedding`.
 
-    Of slots with tables of their own this is the sum of ``slot_size_array``, if it is there. Otherwise it is for each
-    device the given number, or the workspace's bytes divided by HugeCTR's bytes of a row with its optimizer states.
+    Of slots with tables of their own this is the sum of ``slot_size_array``, if it is there. Otherwise it is
+    `workspace_rows`.
     """
-    if is_sized_by_slots(params):
-        return sum(params.slot_size_array)
+    return sum(params.slot_size_array) if is_sized_by_slots(params) else workspace_rows(params, optimizer, devices)
+
+
+def workspace_rows(params: SparseEmbedding, optimizer: OptParamsPy, devices: int) -> int:
+    """Return the number of keys that the workspaces of all devices have room for; 0 without one.
+
+    For each device it is the given number, or the workspace's bytes divided by HugeCTR's bytes of a row with its
+    optimizer states.
+    """
     if params.max_vocabulary_size_per_gpu:
         return int(params.max_vocabulary_size_per_gpu) * devices
     # Float32 weights and states, for any precision here: a script expects the same overflow as in HugeCTR.

@@ -22,7 +22,7 @@ from terarec.formats.hugectr.split_writer import read_keyset
 from terarec.hugectr.data import FileNames
 from terarec.hugectr.enums import TrainPSType_t
 from terarec.hugectr.errors import MissingKeyError, WrongInputError
-from terarec.hugectr.network import NetworkPlan, capacity, row_copies
+from terarec.hugectr.network import NetworkPlan, capacity, row_copies, workspace_rows
 from terarec.hugectr.objects import (
     EmbeddingTrainingCacheParams,
     ModelOversubscriberParams,
@@ -413,8 +413,10 @@ def with_cache_tiers(
                 f"{MOST_ROW_BYTES:,}"
             )
             place = _Place(folder=None)
+        # Sizes of slots say how many rows there are, not how many a pass has.
+        rows = workspace_rows(part, own, num_devices) or capacity(part, own, num_devices)
         # A workspace of 0 MiB still needs a slot: rows are trained in the fastest tier.
-        workspace = max(1, capacity(part, own, num_devices)) * (row_bytes + SLOT_BYTES)
+        workspace = max(1, rows) * (row_bytes + SLOT_BYTES)
         # Without the sizes of slots nothing bounds the rows of a hash embedding.
         bound = sum(part.slot_size_array) * (row_bytes + SLOT_BYTES) or math.inf
         tiers = _tiers(place, workspace, device, most_staged=min(bound, _staged_bytes(len(parts))))
