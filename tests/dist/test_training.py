@@ -11,7 +11,7 @@ import torch
 from terarec.checkpoint import latest, load
 from terarec.dist import ColumnWise, DataParallel, Hybrid, Placement, Ranks, RowWise, ShardingPlan, TableWise
 from terarec.dist.plan import TablePlan
-from terarec.models.artifact import load_model
+from terarec.models.artifact import dense_state, load_model
 from terarec.spec import (
     AdaGradSpec,
     AdamSpec,
@@ -22,6 +22,7 @@ from terarec.spec import (
     StaticTablesSpec,
     TrainingSpec,
 )
+from terarec.train import Callback, ProgressBar, Trainer
 from terarec.train.run import build
 from tests.dist.launch import Raised, raised, run_ranks
 from tests.train.planted import make_planted
@@ -179,3 +180,54 @@ def test_what_cannot_be_trained_on_ranks_is_rejected_on_all(data: Path, tmp_path
         assert result[2].fields["differences"] == ((1, "position.seed"),)
         assert result[3].fields["differences"] == ((1, "top.layers.0.bias"),)
     assert not (tmp_path / "rejected").exists()
+
+
+class Acts(Callback):
+    """Acts after step 2: as ``what`` says, and on rank 1 alone."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def on_step(self, trainer: Trainer) -> None:
+        if self.what == "rate":
+            trainer.optimizers.lr = 0.002
+        if trainer.step != 2 or trainer.ranks.is_first:
+            return
+        if self.what == "stop":
+            trainer.stop()
+        elif self.what == "other rate":
+            trainer.optimizers.lr = 1e-9
+        elif self.what == "raise":
+            raise ValueError("enough")
+
+
+def act(ranks: Ranks, spec: RunSpec, out: Path) -> dict[str, Any]:
+    results: dict[str, Any] = {}
+    for what in ("rate", "stop", "raise", "other rate", "none on rank 1"):
+        callbacks = [ProgressBar(), Acts(what)] if what != "none on rank 1" or ranks.is_first else []
+        run = build(spec, out / what, callbacks, ranks=ranks)
+        try:
+            steps = run.fit().steps
+        except Exception as error:
+            results[what] = raised(error)
+        else:
+            results[what] = steps, {name: value.tolist() for name, value in dense_state(run.model).items()}
+    return results
+
+
+def test_what_callbacks_do_on_one_rank_holds_for_all(data: Path, tmp_path: Path) -> None:
+    spec = run_spec(data, epochs=1, max_steps=4, eval_split=None, rank_timeout=20.0)
+    first, second = run_ranks(2, act, spec, tmp_path)
+    assert first["rate"] == second["rate"]
+    build(spec, tmp_path / "one", [Acts("rate")]).fit()
+    check_same_weights(tmp_path / "rate", tmp_path / "one")
+    assert first["stop"] == second["stop"]
+    assert first["stop"][0] == 2
+    assert first["raise"].message == "on_step of callbacks in step 2: failed on rank 1: ValueError: enough"
+    assert (second["raise"].kind, second["raise"].message) == ("ValueError", "enough")
+    for of_rank in (first, second):
+        assert "rank 1 has dense.0.lr = 1e-09, rank 0 has 0.01" in of_rank["other rate"].message
+        assert of_rank["none on rank 1"].kind == "CollectiveError"
+    saved = {what: load(latest(tmp_path / what / "checkpoints")).step for what in ("stop", "raise", "other rate")}
+    assert saved == dict.fromkeys(saved, 2)
+    assert not (tmp_path / "none on rank 1" / "checkpoints").exists()

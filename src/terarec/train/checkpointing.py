@@ -132,8 +132,13 @@ class Checkpointing(Callback):
 
     @override
     def on_error(self, trainer: Trainer) -> None:
-        # Not with several ranks: others may have failed.
-        if trainer.ranks.size == 1 and _non_finite_weights(trainer.model) is None:
+        # With several ranks, others may have gone on, unless `RanksCallbacks` knows better.
+        if trainer.ranks.size == 1:
+            self.save_after_error(trainer)
+
+    def save_after_error(self, trainer: Trainer) -> None:
+        """Save the last step after an exception between two steps, on all ranks, if its weights are finite."""
+        if _non_finite_weights(trainer.model) is None:
             self._save(trainer)
 
     @override

@@ -45,6 +45,8 @@ class PointLogger(Callback):
         every: Steps between points.
     """
 
+    is_for_first_rank = True
+
     def __init__(self, every: int = LOG_EVERY) -> None:
         self.every = every
         self._throughput = Throughput()
@@ -108,6 +110,8 @@ class ProgressBar(Callback):
     Args:
         console: Console to draw on; stderr by default. Where it is not a terminal, only evaluations are printed.
     """
+
+    is_for_first_rank = True
 
     def __init__(self, console: Console | None = None) -> None:
         from rich.console import Console  # imported here, so that training without a bar does not need rich

@@ -49,6 +49,7 @@ from terarec.train.metrics_log import MetricsLog
 from terarec.train.optimizers import Optimizers
 from terarec.train.passes import PartPasses
 from terarec.train.plan import plan_run
+from terarec.train.ranks_callbacks import RanksCallbacks
 from terarec.train.run_dir import RunDirectory
 from terarec.train.stopping import FitReport
 from terarec.train.trainer import Callback, Trainer, steps_of_epoch, steps_of_run
@@ -63,7 +64,7 @@ class Run:
         spec: Description of the run.
         dataset: Description of the data.
         directory: RUN directory.
-        callbacks: Besides those that log and save.
+        callbacks: Besides those that log and save; those of a kind that is not for the first rank alone on every rank.
         initial: The checkpoint of another run that this one started from in this process, if any.
         ranks: The processes that train together, each of which has such a run; this one alone by default.
         plan: Placements of the tables on several ranks; None for `terarec.dist.plan.default_plan`.
@@ -154,7 +155,9 @@ class Run:
         """The loop around `model`."""
         spec = self.spec
         log = MetricsLog(self.directory.metrics, split=spec.training.eval_split or DEFAULT_EVAL_SPLIT)
-        shown = (log, self._checkpointing, *self.callbacks) if self.ranks.is_first else (self._checkpointing,)
+        callbacks = self.callbacks
+        if self.ranks.size > 1:
+            callbacks = [RanksCallbacks(callbacks, self.ranks, self._checkpointing.save_after_error)]
         rules = {"default": spec.sparse_optimizer, **spec.row_optimizers}
         with named_memory(self.model, "states of optimizers"):
             optimizers = Optimizers.of(self.model, spec.dense_optimizer, rules, seed=spec.training.seed)
@@ -165,7 +168,12 @@ class Run:
             objective=self.objective,
             labels=[label.name for label in self.dataset.labels],
             dataset=self.dataset,
-            callbacks=(*([PartPasses()] if spec.training.passes else []), *shown),
+            callbacks=(
+                *([PartPasses()] if spec.training.passes else []),
+                *([log] if self.ranks.is_first else []),
+                self._checkpointing,
+                *callbacks,
+            ),
             ranks=self.ranks,
             names=self._names,
         )
@@ -291,8 +299,8 @@ class Run:
             TrainingError: The loss is NaN or infinite; the last checkpoint and the log stay.
             RunInterruptedError: SIGINT or SIGTERM; a checkpoint of the last step is there to resume from.
 
-        Whatever a callback, the reader or an evaluation raises: the last step has a checkpoint. Before the first step
-        nothing is left of this start, and a rejected run is unchanged.
+        Whatever a callback, the reader or an evaluation raises: the last step has a checkpoint; on several ranks after
+        errors of callbacks alone. Before the first step nothing is left of this start, and a rejected run is unchanged.
         """
         with ExitStack() as stack:
             self.ranks.on_first("begin of a run", lambda: self._begin(stack, resume=resume))
@@ -399,7 +407,7 @@ def build(
     Args:
         spec: Description of the run.
         out: RUN directory; made by `Run.fit`.
-        callbacks: Called after those that log and save, for example a `ProgressBar`.
+        callbacks: Called after those that log and save, for example a `ProgressBar`; the same kinds on all ranks.
         init_from: ``spec.init_from``, if given here: a RUN or a checkpoint in one to start from.
         reset_optimizer: ``spec.reset_optimizer`` with it: take its weights alone.
         extend_chain: ``spec.extend_chain`` with it: continue its chain of checkpoints.

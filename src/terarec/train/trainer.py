@@ -42,7 +42,14 @@ class Callback:
     What a hook raises ends the training, as it was after the last step: a `Run` still saves that step.
 
     The trainer's ``step``, ``epoch``, ``samples`` and ``loss`` say how far it is.
+
+    Attributes:
+        is_for_first_rank: Whether a `Run` on several ranks calls it on the first one alone, as one that prints or logs;
+            it must not change the training then. Others are called on all ranks, and what `stop` or an exception ends
+            on one rank it ends on all.
     """
+
+    is_for_first_rank = False
 
     def on_start(self, trainer: Trainer) -> None:
         """Called when `fit` begins, from the first step or from a restored state."""
