@@ -16,12 +16,14 @@ from terarec.etl.engine.score import EncodedFiles
 from terarec.etl.ops import (
     Bucketize,
     Categorify,
+    Clip,
     Explode,
     History,
     JoinTable,
     KeepRows,
     LambdaOp,
     LogOp,
+    NegativeSampling,
     Normalize,
     Operator,
     SplitText,
@@ -234,3 +236,69 @@ def test_a_step_before_one_that_reads_other_rows_rejects(tmp_path: Path, name: s
     assert block.rows.tolist() == [0, 1, 3, 4, 5, 6]
     assert lists_of(block.records.keys[0]) == expected
     assert scored.bad_input.counts == {"rejected": 1}
+
+
+VISITS = SourceSpec(
+    format="delimited",
+    delimiter=",",
+    columns=tuple(SourceColumn(name=name, type="integer") for name in ("label", "user", "t", "x")),
+)
+PAST = History(columns=("t",), outputs=("past",), group="user", order="t", max_length=3)
+
+
+def prepared(steps: Sequence[Operator], log: Path, out: Path, dense: str, policy: Any = "raise") -> Workflow:
+    """The workflow of a data set of visits."""
+    workflow = Workflow(steps, source=VISITS, labels=[LabelSpec(name="label")], dense=[dense], keys=["past"])
+    prepare(workflow, [log], out, PrepareOptions(bad_input=policy))
+    return Workflow.load(out / "workflow", allow_import=("tests",))
+
+
+def scoring(workflow: Workflow, log: Path, **options: Any) -> EncodedFiles:
+    return EncodedFiles(workflow, [log], options=PrepareOptions(earlier_rows="none", **options))
+
+
+@pytest.mark.parametrize("output", ["x", "c"])
+@pytest.mark.parametrize("policy", ["raise", "skip"])
+def test_scoring_accepts_what_row_steps_mend(tmp_path: Path, output: str, policy: Any) -> None:
+    """The pass for History left out the step before KeepRows that LogOp needs."""
+    clip = Clip(columns=("x",), outputs=() if output == "x" else ("c",), low=0.0)
+    steps = [clip, KeepRows(column="user", at_least=0), LogOp(columns=(output,)), PAST]
+    log = tmp_path / "log"
+    log.write_text("1,1,1,-5\n1,1,2,3\n")
+    (block,) = scoring(prepared(steps, log, tmp_path / "out", output), log, bad_input=policy).blocks()
+    assert lists_of(block.records.keys[0]) == [[], [1]]
+    np.testing.assert_array_equal(block.records.dense, read_split(tmp_path / "out", "train").dense)
+
+
+def test_a_row_step_rejects_in_all_passes(tmp_path: Path) -> None:
+    """History saw rows that the last pass left out, where only a fitted step reads what the row step makes."""
+    steps = [LogOp(columns=("x",)), KeepRows(column="user", at_least=0), PAST, Normalize(columns=("x",))]
+    log = tmp_path / "log"
+    log.write_text("1,1,1,4\n1,1,2,-5\n1,1,3,2\n")
+    workflow = prepared(steps, log, tmp_path / "out", "x", policy="skip")
+    assert lists_of(read_split(tmp_path / "out", "train").keys[0]) == [[], [1]]
+    (block,) = scoring(workflow, log, bad_input="skip").blocks()
+    assert lists_of(block.records.keys[0]) == [[], [1]]
+
+
+@pytest.mark.parametrize("where", [{}, {"where": "label", "at_least": 1.0}], ids=["all", "labelled"])
+def test_scored_rows_get_no_draws(tmp_path: Path, where: dict[str, Any]) -> None:
+    columns = tuple(SourceColumn(name=name, type="integer") for name in ("item", "user", "t"))
+    workflow = Workflow(
+        [
+            NegativeSampling(table="items", column="item", negatives=2),
+            History(columns=("item",), outputs=("past",), group="user", order="t", max_length=3, **where),
+        ],
+        source=SourceSpec(format="delimited", delimiter=",", columns=columns),
+        tables={"items": SourceSpec(format="delimited", columns=columns[:1])},
+        labels=[LabelSpec(name="label")],
+        keys=["item", "past"],
+    )
+    (tmp_path / "items").write_text("10\n20\n30\n40\n")
+    log = tmp_path / "log"
+    log.write_text("10,1,1\n20,1,2\n30,1,3\n40,1,4\n")
+    prepare(workflow, [log], tmp_path / "out", PrepareOptions(tables={"items": (str(tmp_path / "items"),)}))
+    (block,) = scoring(Workflow.load(tmp_path / "out" / "workflow"), log).blocks()
+    assert block.rows.tolist() == [0, 1, 2, 3]
+    assert block.records.keys[0].tolist() == [10, 20, 30, 40]
+    assert lists_of(block.records.keys[1]) == [[], [10], [10, 20], [10, 20, 30]]

@@ -21,7 +21,6 @@ from terarec.etl.engine.local import BYTES_PER_TEXT_BYTE
 from terarec.etl.engine.passes import Passes, Pipeline, ReadRows
 from terarec.etl.engine.phases import OnProgress, ProgressMeter
 from terarec.etl.engine.split import assign
-from terarec.etl.ops import Operator
 from terarec.etl.ops.sequences import ITEM_BITS, MAX_ITEMS
 from terarec.etl.source.blocks import BadInputReport, SourceFile
 from terarec.etl.source.delimited import first_record, split_header
@@ -221,14 +220,11 @@ def scoring_plan(plan: Plan, results: Sequence[str]) -> ScoringPlan:
         plan: Plan of a fitted workflow.
         results: Columns after the last step.
     """
-    operators: list[Operator] = list(plan.operators)
+    operators = [operator.for_scoring() for operator in plan.operators]
     steps: list[int] = []
 
     def reads(step: int, outputs: set[str]) -> Iterable[str] | None:
-        operator = plan.operators[step]
-        # Samplers add rows to train on; here each row is there once.
-        if operator.samples:
-            return None
+        operator = operators[step]
         # As at serving every row stays, unless a grouped step follows, which must see the rows that it saw in training.
         if operator.filters and not any(plan.operators[later].stage == "grouped" for later in steps):
             return None
@@ -239,26 +235,37 @@ def scoring_plan(plan: Plan, results: Sequence[str]) -> ScoringPlan:
         operators[step] = operator.restricted_to(outputs)
         return operators[step].reads if operator.stage in ("grouped", "rows") else operators[step].serving_reads
 
-    needed = columns_needed(plan.operators, results, reads)
+    needed = columns_needed(operators, results, reads)
     rows = len(plan.row_steps)
     grouped = tuple(step for step in plan.grouped_steps if step in steps)
     # Without grouped steps, whose rows are all there before one is encoded, rows are rejected as they are encoded.
     validated = tuple(step for step in plan.validation.steps if grouped and step in steps)
+    row_steps = tuple(step for step in reversed(steps) if step < rows)
+    # Grouped steps must see the rows that are encoded: those that the same row steps keep and take.
+    validation = RowValidation(
+        row_steps=row_steps,
+        reads=frozenset(
+            columns_needed(
+                operators, (), lambda step, _: operators[step].reads if step in validated else None, first=rows
+            )
+        ),
+        steps=validated,
+    )
     unlabelled = dataclasses.replace(
         plan,
         spec=dataclasses.replace(plan.spec, split=None),
         operators=tuple(operators),
         grouped_steps=grouped,
         # Not labels and weights, which rows without a known outcome do not have.
-        validation=RowValidation(steps=validated),
+        validation=validation,
     )
     work = Pass(
         reads=tuple(column.name for column in plan.spec.source.columns if column.name in needed),
-        row_steps=tuple(step for step in reversed(steps) if step < rows),
+        row_steps=row_steps,
         grouped=grouped,
         steps=tuple(step for step in reversed(steps) if step >= rows),
     )
-    explodes = any(plan.operators[step].explodes for step in steps)
+    explodes = any(operators[step].explodes for step in steps)
     return ScoringPlan(plan=unlabelled, work=work, explodes=explodes)
 
 

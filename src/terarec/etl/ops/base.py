@@ -67,7 +67,8 @@ class Operator(OperatorSpec):
         is_numeric: Whether only the number of an input matters, not whether it is an integer.
         explodes: Whether the operator makes a row of every item of a list.
         filters: Whether the operator drops rows, which it does not do to served records.
-        samples: Whether the operator adds rows to train on, which it does not do to served records or scored rows.
+        samples: Whether the operator adds rows to train on, which it does not do to served records and, by
+            `for_scoring`, to rows that are only scored.
         carries_rows: Whether a grouped operator has `carried_rows` and `late_rows`, so that the preparation of later
             files continues from them.
     """
@@ -253,6 +254,10 @@ class Operator(OperatorSpec):
 
     def restricted_to(self, needed: set[str]) -> Operator:
         """Return the operator that makes those of its outputs that are `needed`, or all where it makes them at once."""
+        return self
+
+    def for_scoring(self) -> Operator:
+        """Return the operator for rows that are only scored."""
         return self
 
     def origin(self, output: str) -> str | None:

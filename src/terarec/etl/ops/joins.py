@@ -357,9 +357,29 @@ class NegativeSampling(Operator):
         return positions + (positions >= own)
 
     @override
+    def for_scoring(self) -> Operator:
+        return _WithoutDraws(label=self.label)
+
+    @override
     def statistic(self, types: ColumnTypes, memory: SpillOptions) -> SideTableStatistic:
         return SideTableStatistic(self.table, (self.column,), types, memory.memory_bytes)
 
     @override
     def load_state(self, directory: Path, name: str) -> SideTable:
         return read_side_table(directory, name, self.column, ())
+
+
+@dataclass(frozen=True, kw_only=True)
+class _WithoutDraws(Operator):
+    """`NegativeSampling` of rows that are only scored: each stays as it is, and counts as no draw."""
+
+    label: str
+
+    @property
+    @override
+    def writes(self) -> tuple[str, ...]:
+        return (self.label,)
+
+    @override
+    def transform(self, rows: Rows, state: State | None) -> Rows:
+        return rows.with_columns({self.label: array_of(np.ones(rows.num_rows))})

@@ -43,6 +43,7 @@ class RowValidation:
     """Values that are validated right after the row steps, before anything is fitted to the rows.
 
     Attributes:
+        row_steps: Row steps that every pass runs, whether or not it needs their outputs: they may reject rows.
         reads: Columns there that it needs.
         steps: Steps to run for it, in order: none of them is fitted to rows, or needs other ones.
         labels: Labels made by these steps, or by none.
@@ -50,6 +51,7 @@ class RowValidation:
         weight: Column of sample weights, if it is, too.
     """
 
+    row_steps: tuple[int, ...] = ()
     reads: frozenset[str] = frozenset()
     steps: tuple[int, ...] = ()
     labels: tuple[LabelSpec, ...] = ()
@@ -121,7 +123,7 @@ class Plan:
 
         def reads(step: int, outputs: set[str]) -> Iterable[str]:
             operator = self.operators[step]
-            if outputs or operator.stage == "rows":
+            if outputs or operator.stage == "rows" or step in self.validation.row_steps:
                 steps.append(step)
                 return operator.reads
             return operator.reads if step in observes else ()
@@ -462,16 +464,24 @@ def _row_validation(
         used.add(step)
         return steps[step].reads
 
+    def rejects(step: int) -> bool:
+        return step in used and (steps[step].may_reject or is_user_code(steps[step]))
+
     def reads_of_chosen(step: int, outputs: set[str]) -> Iterable[str] | None:
-        may_reject = steps[step].may_reject or is_user_code(steps[step])
-        if step not in known_steps or not (outputs or (may_reject and step in used)):
+        if step not in known_steps or not (outputs or rejects(step)):
             return None
         chosen.append(step)
         return steps[step].reads
 
-    columns_needed(steps, results_read(spec), reads_of_used, first=rows)
+    needed = columns_needed(steps, results_read(spec), reads_of_used, first=rows)
+    columns_needed(steps, needed | _split_columns(spec).keys(), reads_of_used, stop=rows)
     results = {*dense, *(label.source for label in labels), *(() if weight is None else (weight,))}
     reads = columns_needed(steps, results, reads_of_chosen, first=rows)
     return RowValidation(
-        reads=frozenset(reads), steps=tuple(reversed(chosen)), labels=labels, dense=dense, weight=weight
+        row_steps=tuple(filter(rejects, range(rows))),
+        reads=frozenset(reads),
+        steps=tuple(reversed(chosen)),
+        labels=labels,
+        dense=dense,
+        weight=weight,
     )
