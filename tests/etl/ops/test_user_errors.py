@@ -103,6 +103,30 @@ def test_a_row_is_rejected_as_bad_input(tmp_path: Path, name: str) -> None:
     ]
 
 
+def test_functions_of_presets_reject_rows_and_records(tmp_path: Path) -> None:
+    """30 February ended the run as a defect in terarec, and served records likewise."""
+    function = "terarec.etl.ready.row_functions:avazu_hour_and_weekday"
+    columns = tuple(SourceColumn(name=name, type="integer") for name in ("label", "hour"))
+    step = LambdaOp(
+        columns=("hour",),
+        outputs=("h", "w"),
+        function=function,
+        record_function=f"{function}_of_record",
+        output_type="integer",
+    )
+    source = SourceSpec(format="delimited", delimiter=",", columns=columns)
+    made = Workflow([step], source=source, labels=[LabelSpec(name="label")], dense=["h", "w"])
+    assert made.plan.validation.steps == (0,)
+    path = log(tmp_path / "log", [14022812, 14023012])
+    with pytest.raises(FormatError, check=at(f"{path}: line 2", "got 14023012")):
+        prepare(made, [path], tmp_path / "data")
+    report = prepare(made, [path], tmp_path / "data", PrepareOptions(bad_input="skip"))
+    assert (report.rows, dict(report.bad_input.counts)) == (1, {"rejected": 1})
+    for count in (1, 200):
+        with pytest.raises(ConfigError, check=at(f"row {count - 1}", "got 14023012")):
+            made.encode({"hour": [14022812] * (count - 1) + [14023012]})
+
+
 @pytest.mark.parametrize("policy", ["raise", "skip", "missing"])
 @pytest.mark.parametrize("function", [broken, leaves, only_together])
 def test_a_function_that_takes_no_row_stops(tmp_path: Path, policy: Any, function: Callable[..., Any]) -> None:

@@ -100,7 +100,7 @@ class Operator(OperatorSpec):
 
     @property
     def may_reject(self) -> bool:
-        """Whether `transform` may raise a `RowFaultError`; code of a user may always reject rows by an exception."""
+        """Whether `transform` may raise a `RowFaultError`; functions and code of a user may always reject rows."""
         return False
 
     @property

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps whose operator is a user's code: their exceptions reject the rows that cause them."""
+"""Steps that run a user's code, or functions by name: their exceptions reject the rows that cause them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def run_step(operator: Operator, rows: Rows, state: State | None) -> Rows:
     """Do a step to rows.
 
     Raises:
-        RowFaultError: The step rejects values, or is code of a user that raises an exception for some of the rows.
-        UserCodeError: It is code of a user that raises an exception whatever the rows are, or needs them together.
+        RowFaultError: The step rejects values, or its functions raise an exception for some of the rows.
+        UserCodeError: They raise an exception whatever the rows are, or need them together.
     """
     # MemoryError is one of the machine, not of the code.
     try:
@@ -33,7 +33,7 @@ def run_step(operator: Operator, rows: Rows, state: State | None) -> Rows:
     except (TerarecError, MemoryError):
         raise
     except (Exception, SystemExit) as error:
-        if not is_user_code(operator):
+        if not runs_functions(operator):
             raise
         if operator.stage not in ("stateless", "fitted"):
             raise UserCodeError(_name(operator), describe(error)) from error
@@ -81,18 +81,17 @@ class _Search:
         return failed
 
 
-def is_user_code(operator: Operator) -> bool:
-    """Return whether the step runs code that is none of terarec's."""
-    modules = [type(operator).__module__, *(name.partition(":")[0] for name in operator.functions.values())]
-    return any(map(is_user_module, modules))
+def runs_functions(operator: Operator) -> bool:
+    """Return whether the step runs code of a user, or functions that it names: those of presets raise as a user's do."""
+    return bool(operator.functions) or is_user_module(type(operator).__module__)
 
 
 def guard_records(operator: Operator, call: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
-    """Return a function of records that raises `InvalidValueError` where code of a user raises anything.
+    """Return a function of records that raises `InvalidValueError` where functions of the step raise anything.
 
     The records go through `run_step` next, which says what is wrong.
     """
-    return partial(_guarded, call) if is_user_code(operator) else call
+    return partial(_guarded, call) if runs_functions(operator) else call
 
 
 def _guarded(call: Callable[..., Sequence[Any]], *arguments: Any) -> Sequence[Any]:

@@ -10,7 +10,7 @@ from terarec.errors import ConfigError
 from terarec.etl.columns import ColumnType
 from terarec.etl.ops import Operator
 from terarec.etl.ops.base import ColumnTypes, operators, value_of
-from terarec.etl.ops.user_steps import is_user_code
+from terarec.etl.ops.user_steps import runs_functions
 from terarec.etl.times import has_parts
 from terarec.spec import LabelSpec, LeaveOneOut, SourceSpec, SplitByTime, SplitByUser, WorkflowSpec
 
@@ -465,7 +465,7 @@ def _row_validation(
         return steps[step].reads
 
     def rejects(step: int) -> bool:
-        return step in used and (steps[step].may_reject or is_user_code(steps[step]))
+        return step in used and (steps[step].may_reject or runs_functions(steps[step]))
 
     def reads_of_chosen(step: int, outputs: set[str]) -> Iterable[str] | None:
         if step not in known_steps or not (outputs or rejects(step)):
