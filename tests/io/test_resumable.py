@@ -81,6 +81,7 @@ def test_files_of_a_phase_are_on_the_disk_before_the_journal(tmp_path: Path, mon
     flushed: list[str] = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(os.readlink(f"/proc/self/fd/{descriptor}")))
     with resumable_dir(tmp_path / "data", WORK) as journal:
+        flushed.clear()
         for name in ("counts", "state"):
             write_bytes(journal.directory / name, b"1")
         journal.commit("count", {})
@@ -150,6 +151,45 @@ def test_control_c_keeps_committed_phases(tmp_path: Path) -> None:
         stop(out, KeyboardInterrupt())
     with resumable_dir(out, WORK) as journal:
         assert journal.phases == ("count",)
+
+
+@pytest.mark.parametrize(
+    ("function", "kept", "raised"),
+    [("flush_tree", ("count",), RunInterruptedError), ("_rename", (), KeyboardInterrupt)],
+)
+def test_control_c_while_the_directory_is_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, kept: tuple[str, ...], raised: type[BaseException]
+) -> None:
+    """The journal was gone before the files were flushed, and the message said that the phases are kept."""
+
+    def press(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def publish() -> None:
+        with resumable_dir(tmp_path / "data", WORK) as journal:
+            journal.commit("count", {"rows": 7})
+
+    with monkeypatch.context() as patched:
+        patched.setattr(directories, function, press)
+        with pytest.raises(raised):
+            publish()
+    assert (tmp_path / "data.partial").exists() is bool(kept)
+    with resumable_dir(tmp_path / "data", WORK) as journal:
+        assert journal.phases == kept
+
+
+@pytest.mark.parametrize("has_journal", [False, True])
+def test_files_of_a_first_phase_are_no_others(tmp_path: Path, has_journal: bool) -> None:
+    """They stay for the same work alone: files of another workflow came into the data set."""
+    partial, killed = tmp_path / "data.partial", KILLED.replace('    journal.commit("count", {"rows": 7})\n', "")
+    subprocess.run([sys.executable, "-c", killed, str(tmp_path / "data")], check=False)
+    if not has_journal:
+        (partial / "journal.json").unlink()
+    else:
+        with pytest.raises(ConfigError, check=at("out")), resumable_dir(tmp_path / "data", {"sources": "b"}):
+            pass
+    with resumable_dir(tmp_path / "data", WORK):
+        assert (partial / "counts").exists() is has_journal
 
 
 def test_committed_phases_survive_a_failed_cluster(tmp_path: Path) -> None:

@@ -172,6 +172,10 @@ def rewrite_error_paths(partial: Path, out: Path) -> Iterator[None]:
 def replace_directory(partial: Path, out: Path, replaceable: str | None = None) -> None:
     """Flush `partial` to the disk and rename it to `out`; remove a former `out` of names that are `replaceable`."""
     flush_tree(partial)
+    _rename(partial, out, replaceable)
+
+
+def _rename(partial: Path, out: Path, replaceable: str | None = None) -> None:
     if not out.exists() or not any(out.iterdir()):  # a rename replaces an empty directory alone
         os.replace(partial, out)
     else:
@@ -184,6 +188,7 @@ def replace_directory(partial: Path, out: Path, replaceable: str | None = None) 
         os.replace(partial, out)
         remove_tree(former)
     published(partial, out)
+    flush(out)
     flush(out.parent)
 
 
@@ -285,7 +290,7 @@ VERSION = 1
 
 
 class Journal:
-    """Committed phases of a directory under construction, in its ``journal.json``.
+    """Committed phases of a directory under construction, in its ``journal.json``, which is made with the object.
 
     Args:
         directory: Directory under construction.
@@ -297,6 +302,7 @@ class Journal:
     Raises:
         ConfigError: Phases of another fingerprint exist already.
         FormatError: The file is damaged.
+        StorageError: The disk is full.
     """
 
     def __init__(self, directory: Path, fingerprint: Mapping[str, str]) -> None:
@@ -308,6 +314,9 @@ class Journal:
             recorded = _read(self._path)
             _check(recorded["fingerprint"], fingerprint, directory)
             self._phases = recorded["phases"]
+        else:
+            # Before the first phase: what a killed run leaves in that belongs to these inputs, too.
+            self._write({})
 
     @property
     def phases(self) -> tuple[str, ...]:
@@ -324,15 +333,17 @@ class Journal:
         Raises:
             StorageError: The disk is full.
         """
-        phases = {**self._phases, phase: dict(result)}
-        content = {"fingerprint": self._fingerprint, "phases": phases}
-        write_versioned_json(self._path, FORMAT, VERSION, content)
-        # After the file is written: on a full disk the phase does not count as done.
-        self._phases = phases
+        self._write({**self._phases, phase: dict(result)})
 
     def remove(self) -> None:
-        """Remove the file: the directory is complete."""
+        """Remove the file: the directory is complete, and no phase is kept any more."""
+        self._phases = {}
         self._path.unlink(missing_ok=True)
+
+    def _write(self, phases: dict[str, Any]) -> None:
+        write_versioned_json(self._path, FORMAT, VERSION, {"fingerprint": self._fingerprint, "phases": phases})
+        # After the file is written: on a full disk the phase does not count as done.
+        self._phases = phases
 
 
 @contextmanager
@@ -367,14 +378,16 @@ def resumable_dir(out: Path, fingerprint: Mapping[str, str], *, restart: bool = 
         check_replaceable(out)  # again: another run may have ended in between
         partial.mkdir(exist_ok=True)
         mark(partial)
-        # Under the lock: what another run is writing stays.
-        if restart:
+        # Under the lock: what another run is writing stays. Without a journal nobody knows what the files belong to.
+        if restart or not (partial / JOURNAL_FILE).exists():
             _empty(partial)
         journal = Journal(partial, fingerprint)
         try:
             yield journal
+            # Flushing may take minutes, in which the phases are kept.
+            flush_tree(partial)
             journal.remove()
-            replace_directory(partial, out)
+            _rename(partial, out)
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt | ClusterError) and journal.phases:
                 kept = f"{partial} keeps the phases {', '.join(journal.phases)}; the same call continues from there"

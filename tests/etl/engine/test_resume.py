@@ -17,6 +17,7 @@ from terarec.etl.ready import PRESETS
 from terarec.etl.sink import RECORD_STORAGES
 from terarec.etl.workflow import Workflow
 from terarec.formats.hugectr.split_writer import record_files
+from terarec.io import directories
 from terarec.spec import PrepareOptions, SplitByFraction, SplitByHash, SplitByTime
 from tests.errors import at
 from tests.etl.engine.contents import contents
@@ -64,6 +65,24 @@ def test_a_killed_run_is_resumed(tmp_path: Path, phase: str) -> None:
     assert resumed == list(PHASES[: PHASES.index(phase)])
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
     assert not (tmp_path / "out.partial").exists()
+
+
+def test_control_c_while_the_data_set_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All phases are kept, whose temporary files are gone."""
+
+    def press(path: Path) -> None:
+        assert path == tmp_path / "out.partial"
+        raise KeyboardInterrupt
+
+    log = shop_files(tmp_path / "raw")
+    prepare(shop_workflow(), log, tmp_path / "whole")
+    with monkeypatch.context() as patched:
+        patched.setattr(directories, "flush_tree", press)
+        with pytest.raises(RunInterruptedError):
+            prepare(shop_workflow(), log, tmp_path / "out")
+    report = prepare(shop_workflow(), log, tmp_path / "out")
+    assert all(phase.resumed for phase in report.phases)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
 def test_changed_sources_are_rejected_until_restarted(tmp_path: Path) -> None:
