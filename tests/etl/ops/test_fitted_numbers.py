@@ -22,6 +22,7 @@ from terarec.etl.ops import (
     NormalizeMinMax,
     TargetEncoding,
 )
+from terarec.etl.ops.states import SpillOptions
 from tests.errors import at
 from tests.etl.column_values import block_of, values_of
 from tests.etl.ops.fitting import fit
@@ -199,7 +200,11 @@ def test_a_huge_deviation_has_an_inverse(tmp_path):
 @pytest.mark.parametrize("median", [2**53 + 1, 2**63 - 1, -(2**63) + 1])
 def test_the_median_of_integers_beyond_float64(tmp_path, median):
     step = FillMissing(columns=("i",), median=True)
-    state = fit(step, [block_of(i=("integer", [median, None])), block_of(i=("integer", []))])
+    statistic = step.statistic({}, SpillOptions(directory=tmp_path))
+    empty = step.statistic({}, SpillOptions(directory=tmp_path))
+    for part in (empty.partial(), statistic.observe(block_of(i=("integer", [median, None]))), empty.partial()):
+        statistic.merge(part)  # as on a cluster, where pieces may have no training rows
+    state = statistic.finish()
     state.save(tmp_path, "step")
     for known in (state, step.load_state(tmp_path, "step")):
         made = values_of(step.transform(block_of(i=("integer", [None, 5])), known).columns["i"])

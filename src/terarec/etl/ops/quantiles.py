@@ -100,6 +100,9 @@ class GrowingSample:
 
     def add(self, part: NumberSample) -> None:
         """Add the sample of a block."""
+        # No numbers have no type: float64 of an empty statistic would round the integers of the others.
+        if not len(part.numbers):
+            return
         self._parts.append(part)
         self._size += len(part.numbers)
         # At twice the size: a number that is added costs the sorting of two, however many blocks there are.
