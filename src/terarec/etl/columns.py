@@ -192,6 +192,13 @@ def like(array: pa.Array, values: pa.Array) -> pa.Array:
     return values if offsets is None else lists_of(values, offsets)
 
 
+def missing_values(column_type: ColumnType, count: int) -> pa.Array:
+    """Return `count` missing values; of lists, empty ones."""
+    if column_type.is_list:
+        return lists_of(missing_values(ColumnType(column_type.kind), 0), np.zeros(count + 1, dtype=np.int64))
+    return pa.nulls(count, ARROW_TYPES[column_type.kind])
+
+
 def from_arrow(array: pa.Array | pa.ChunkedArray, kind: Kind) -> pa.Array:
     """Return the array of `kind` of any Arrow array whose values cast to it without loss.
 

@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which steps a pass does, and what is rejected before any row is read."""
 
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
 import pytest
 
 from terarec.errors import ConfigError
+from terarec.etl import prepare
 from terarec.etl.ops import (
     Bucketize,
     Clip,
@@ -19,9 +24,11 @@ from terarec.etl.ops import (
     Rename,
     SplitText,
 )
-from terarec.etl.workflow import plan
+from terarec.etl.workflow import Workflow, plan
+from terarec.ragged import Ragged
 from terarec.spec import LabelSpec, LeaveOneOut, SourceColumn, SourceSpec, Split, SplitByTime, SplitByUser, WorkflowSpec
 from tests.errors import at
+from tests.etl.engine.contents import read_split
 
 SOURCE = SourceSpec(
     format="delimited",
@@ -151,5 +158,47 @@ def test_a_step_on_other_rows_takes_no_output_of_another(between: tuple[Operator
     past = History(columns=("gap",), outputs=("past",), group="user", order="time", max_length=3)
     with pytest.raises(ConfigError, check=at(f"steps[{1 + len(between)}] History, column 'gap'", "steps[0] Diff")):
         plan(spec(gap, *between, past))
+    with pytest.raises(ConfigError, check=at(f"steps[{2 + len(between)}] History, column 'price'", "steps[0] Diff")):
+        plan(
+            spec(
+                gap,
+                *between,
+                Rename(names={"gap": "price", "price": "gap"}),
+                replace(past, columns=("price",)),
+                dense=(),
+                keys=("user",),
+            )
+        )
     # A column of that name which a later step makes of a row alone is none.
     plan(spec(gap, Clip(columns=("price",), outputs=("gap",), low=0.0), past))
+
+
+BESIDE: list[Operator] = [
+    Clip(columns=("gap", "price"), low=0.0),
+    FillMissing(columns=("gap", "price"), value=1.0),
+    LogOp(columns=("gap", "price")),
+    Bucketize(columns=("gap", "price"), boundaries=(2.0,)),
+    Rename(names={"gap": "pause", "price": "cost"}),
+]
+
+
+@pytest.mark.parametrize("beside", BESIDE, ids=lambda operator: operator.kind)
+def test_a_column_beside_the_output_of_a_step_on_other_rows(tmp_path: Path, beside: Operator) -> None:
+    """The plan rejected it, as if each output of a step depended on all of its inputs."""
+    name, ids = beside.writes[1], Bucketize(columns=("past",), boundaries=(1.2, 2.5, 4.0))
+    steps = [
+        DifferenceLag(columns=("time",), outputs=("gap",), group="user", order="time"),
+        beside,
+        History(columns=(name,), outputs=("past",), group="user", order="time", max_length=3),
+        *([] if isinstance(beside, Bucketize) else [ids]),
+    ]
+    source = replace(SOURCE, delimiter=",", columns=(*SOURCE.columns[:3], SOURCE.columns[-1]))
+    made = WorkflowSpec(
+        name="w", source=source, steps=tuple(steps), labels=(LabelSpec(name="clicks"),), categorical=("past",)
+    )
+    (tmp_path / "log").write_text("1,9,3,0\n1,4,1,1\n1,12,2,1\n")
+    prepare(Workflow.of(made), [tmp_path / "log"], tmp_path / "out")
+    past = read_split(tmp_path / "out", "train").keys[0]
+    prices = {"bucketize": [2, 1], "log_op": [2, 1]}.get(beside.kind, [3, 1])
+    assert isinstance(past, Ragged)
+    assert [part.tolist() for part in np.split(past.values, past.offsets[1:-1])] == [prices[1:], [], prices[::-1]]

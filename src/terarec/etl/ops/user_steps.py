@@ -82,7 +82,7 @@ class _Search:
 
 
 def runs_functions(operator: Operator) -> bool:
-    """Return whether the step runs code of a user, or functions that it names: those of presets raise as a user's do."""
+    """Return whether the step runs code of a user, or functions by name: those of presets raise as a user's do."""
     return bool(operator.functions) or is_user_module(type(operator).__module__)
 
 

@@ -415,11 +415,15 @@ def _check_order(steps: Sequence[Operator], rows: int) -> None:
                 f"depends on steps[{before}] {type(steps[before]).__name__}, and both need other rows; expected a "
                 "column that no such step makes",
             )
-        needs_rows = from_grouped[inputs[0]] if inputs else step if operator.stage == "grouped" else None
-        for made in operator.writes:
+        own = {new: old for old, new in (*operator.renames.items(), *operator.pairs)}
+        depends = {made: [own[made]] if made in own else operator.reads for made in operator.writes}
+        before_step = dict(from_grouped)
+        for made, names in depends.items():
             from_grouped.pop(made, None)
-            if needs_rows is not None:
-                from_grouped[made] = needs_rows
+            if operator.stage == "grouped":
+                from_grouped[made] = step
+            elif from_rows := [before_step[name] for name in names if name in before_step]:
+                from_grouped[made] = from_rows[0]
 
 
 def _fit_phases(steps: Sequence[Operator]) -> tuple[tuple[int, ...], ...]:

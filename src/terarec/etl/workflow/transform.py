@@ -18,6 +18,7 @@ from terarec.etl.columns import (
     Rows,
     flat,
     list_offsets,
+    missing_values,
     null_mask,
     numbers_of,
     numpy_values,
@@ -88,6 +89,11 @@ def run_steps(
             continue
         if step in work.grouped:
             rows = rows.with_columns((grouped or {})[step])
+        elif plan.operators[step].stage == "grouped":
+            # In the pass that gathers its inputs: a later step reads its outputs beside the columns that matter.
+            types = plan.types[step + 1]
+            outputs = {name: missing_values(types[name], rows.num_rows) for name in plan.operators[step].writes}
+            rows = rows.with_columns(outputs)
         else:
             rows = run_step(plan.operators[step], rows, state_of(plan, step, states))
     return rows, partials
