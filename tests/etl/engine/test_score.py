@@ -180,6 +180,26 @@ def test_a_bucket_is_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert (len(listed), found["rows"]) == (1, [0, 1])
 
 
+@pytest.mark.parametrize("names", ["label,x", "x"])
+def test_columns_in_the_names_of_directories(tmp_path: Path, names: str) -> None:
+    """They counted as fields of the lines, of which one seemed to be absent."""
+    columns = tuple(SourceColumn(name=name, type="integer") for name in ("label", "x", "day"))
+    workflow = Workflow(
+        [],
+        source=SourceSpec(format="delimited", delimiter=",", columns=columns),
+        labels=[LabelSpec(name="label")],
+        dense=["x", "day"],
+    )
+    log = tmp_path / "day=3" / "a.csv"
+    log.parent.mkdir()
+    log.write_text("1,5\n0,6\n")
+    prepare(workflow, [log], tmp_path / "data")
+    if names == "x":
+        log.write_text("5\n6\n")
+    found = encoded(EncodedFiles(Workflow.load(tmp_path / "data" / "workflow"), [log]))
+    assert found["dense"].tolist() == [[5.0, 3.0], [6.0, 3.0]]
+
+
 def test_grouped_steps_see_the_rows_of_the_files_in_bounded_memory(tmp_path: Path) -> None:
     files = shop_files(tmp_path / "raw")
     prepare(shop_workflow(), files, tmp_path / "data")

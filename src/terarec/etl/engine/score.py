@@ -25,6 +25,7 @@ from terarec.etl.ops.sequences import ITEM_BITS, MAX_ITEMS
 from terarec.etl.source.blocks import BadInputReport, SourceFile
 from terarec.etl.source.delimited import first_record, split_header
 from terarec.etl.source.files import find_files
+from terarec.etl.source.hive import files_spec
 from terarec.etl.source.source import Sources, check_sources, open_files, open_source, read_as
 from terarec.etl.workflow import Workflow
 from terarec.etl.workflow.earlier_rows import open_earlier_rows
@@ -299,7 +300,7 @@ def scoring_source(
         names = dict.fromkeys((*wanted.work.reads, *keep))
         columns = [_read_as(typed.get(name), name, name in wanted.work.reads, source) for name in names]
         return dataclasses.replace(source, columns=tuple(columns))
-    absent = _absent(wanted, plan, files[0], keep)
+    absent = _absent(wanted, plan, files, keep)
     there = [column for column in source.columns if column.name not in absent]
     columns = [_read_as(column, column.name, column.name in wanted.work.reads, source) for column in there]
     return dataclasses.replace(source, columns=tuple(columns))
@@ -312,7 +313,7 @@ def _read_as(column: SourceColumn | None, name: str, is_needed: bool, source: So
     return column
 
 
-def _absent(wanted: ScoringPlan, plan: Plan, file: SourceFile, keep: Sequence[str]) -> frozenset[str]:
+def _absent(wanted: ScoringPlan, plan: Plan, files: Sequence[SourceFile], keep: Sequence[str]) -> frozenset[str]:
     """Return the columns of the labels, or these and those of the weight and metadata, that a file lacks.
 
     Lines of files without a header do not name their fields: the number of fields in the first one decides. The first
@@ -324,7 +325,9 @@ def _absent(wanted: ScoringPlan, plan: Plan, file: SourceFile, keep: Sequence[st
     labels = frozenset(with_labels) - needed
     weight = () if plan.spec.weight is None else scoring_plan(plan, [plan.spec.weight]).work.reads
     unread = labels | (frozenset((*weight, *plan.spec.metadata)) - needed)
-    line = first_record(file, source)
-    fields = len(split_header(file.path, line, source)) if line else 0
+    line = first_record(files[0], source)
+    fields = len(split_header(files[0].path, line, source)) if line else 0
+    # Columns in the names of directories are no fields.
+    own = {column.name for column in files_spec(source, files).columns}
     # Labels alone first: most files to score lack just these.
-    return next((names for names in (labels, unread) if fields == len(source.columns) - len(names)), frozenset())
+    return next((names for names in (labels, unread) if fields == len(own - names)), frozenset())
