@@ -23,6 +23,8 @@ from terarec.spec import (
     LabelSpec,
     LeaveOneOut,
     PrepareOptions,
+    SourceColumn,
+    SourceSpec,
     Split,
     SplitByFiles,
     SplitByFraction,
@@ -32,6 +34,7 @@ from terarec.spec import (
 )
 from terarec.spec.checks import FieldError
 from tests.errors import at
+from tests.etl.engine.contents import read_split
 from tests.etl.engine.logs import SOURCE
 from tests.kernels.plain_encoding import xxh64
 from tests.params import examples
@@ -136,6 +139,33 @@ def test_by_time_with_thresholds() -> None:
     times = array_of(np.array([5, 9, 10, 19, 20, 0]), np.array([False] * 5 + [True]))
     split = assign(SplitByTime(column="t", valid_from=10, test_from=20), None)
     assert split(block(6, t=times)).tolist() == [0, 0, 1, 1, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("bound", "expected"),
+    [(2**53 + 1, [0, 0, 1, 1, 0]), (-(2**63), [1, 1, 1, 1, 0]), (2**63 - 1, [0, 0, 0, 1, 0]), (2.0**63, [0] * 5)],
+)
+def test_by_time_of_integers_beyond_float64(bound: float, expected: list[int]) -> None:
+    times = array_of(np.array([1 - 2**63, 2**53, 2**53 + 1, 2**63 - 1, 0]), np.array([False] * 4 + [True]))
+    split = assign(SplitByTime(column="t", valid_from=bound), None)
+    assert split(block(5, t=times)).tolist() == expected
+
+
+def test_shares_of_integers_beyond_float64(tmp_path: Path) -> None:
+    """Times less than 256 apart, such as nanoseconds, were equal."""
+    columns = tuple(SourceColumn(name=name, type="integer") for name in ("label", "t"))
+    made = Workflow(
+        [],
+        source=SourceSpec(format="delimited", delimiter=",", columns=columns),
+        labels=[LabelSpec(name="label")],
+        keys=["t"],
+        split=SplitByTime(column="t", valid=0.25, test=0.25),
+    )
+    first = 1_700_000_000_000_000_000
+    (tmp_path / "log").write_text("".join(f"1,{first + row}\n" for row in (3, 0, 2, 1)))
+    prepare(made, [tmp_path / "log"], tmp_path / "out")
+    found = [read_split(tmp_path / "out", split).keys[0] for split in ("train", "valid", "test")]
+    assert [np.asarray(keys).tolist() for keys in found] == [[first, first + 1], [first + 2], [first + 3]]
 
 
 def test_by_time_with_shares_keeps_equal_times_in_the_earlier_part() -> None:

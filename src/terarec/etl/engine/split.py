@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from terarec.etl.columns import SPLIT_NAMES, TEST, TRAIN, VALID, Rows, is_missing, numbers_of, numpy_values
+from terarec.etl.columns import SPLIT_NAMES, TEST, TRAIN, VALID, Rows, is_missing, kind_of, numbers_of, numpy_values
 from terarec.etl.engine.left_out import map_list, splits_of
 from terarec.etl.engine.passes import Passes, ReadRows
 from terarec.etl.ops.values import hashes_of
@@ -60,7 +60,7 @@ class RowBounds:
 class TimeBounds:
     """Splits by time: rows later than these are for validation, and for test; infinite where there are none.
 
-    They are numbers of the column or, of times as the source has them, nanoseconds since 1970.
+    They are numbers or integers of the column or, of times as the source has them, nanoseconds since 1970.
     """
 
     valid_after: float | int
@@ -94,7 +94,7 @@ def assign(split: Split | None, bounds: Bounds | None) -> Assign:
     if isinstance(split, SplitByUser):
         return lambda rows: _by_share(hashes(rows.columns[split.column], split.seed), split.valid, split.test)
     if isinstance(split, SplitByTime):
-        return lambda rows: _by_time(times_of(rows, split.column), split, bounds)
+        return partial(_by_time, split, bounds)
     if isinstance(split, LeaveOneOut):
         return partial(splits_of, map_list(bounds.path if isinstance(bounds, ListedRows) else None), split)
     assert isinstance(bounds, RowBounds)
@@ -120,32 +120,36 @@ OrderedTimes: TypeAlias = NDArray[np.float64] | NDArray[np.int64]
 """Numbers that are in the order of times."""
 
 
-def _by_time(times: OrderedTimes, split: SplitByTime, bounds: Bounds | None) -> NDArray[np.uint8]:
+def _by_time(split: SplitByTime, bounds: Bounds | None, rows: Rows) -> NDArray[np.uint8]:
+    times = times_of(rows, split.column)
     if isinstance(bounds, TimeBounds):
         return _marked(times > bounds.valid_after, times > bounds.test_after)
-    return _marked(_are_from(times, split.bound("valid_from")), _are_from(times, split.bound("test_from")))
+    unit = NANOSECONDS if split.column in rows.nanoseconds else 1
+    valid, test = (_are_from(times, split.bound(name), unit) for name in ("valid_from", "test_from"))
+    return _marked(valid, test)
 
 
-def _are_from(times: OrderedTimes, bound: Fraction | None) -> NDArray[np.bool_]:
-    """Return which times are at or after a bound, bool[n]; none without one."""
-    if bound is None:
-        return np.zeros(len(times), dtype=np.bool_)
-    if times.dtype == np.int64:
-        # Whole nanoseconds are at or after a bound if they are at or after the next whole one.
-        return times >= min(max(math.ceil(bound * NANOSECONDS), _FIRST + 1), _LAST)
-    return times >= float(bound)
+def _are_from(times: OrderedTimes, bound: Fraction | None, unit: int) -> NDArray[np.bool_]:
+    """Return which times, of so many units a second, are at or after a bound, bool[n]; none without one."""
+    if bound is not None and times.dtype != np.int64:
+        return times >= float(bound)
+    # Integers are at or after a bound if they are at or after the next one.
+    first = _LAST + 1 if bound is None else max(math.ceil(bound * unit), _FIRST + 1)
+    return times >= first if first <= _LAST else np.zeros(len(times), dtype=np.bool_)
 
 
 def times_of(rows: Rows, name: str) -> OrderedTimes:
     """Return the times of a column, n numbers; missing ones before all others.
 
     They are int64 nanoseconds since 1970 of times as the source has them, of which those before 1678 or after 2261
-    are equal; else the numbers of the column as float64.
+    are equal; else the numbers of the column as float64, or its integers as int64.
     """
     array = rows.columns[name]
-    if name not in rows.nanoseconds:
+    if kind_of(array) == "number":
         times = numbers_of(array)
         return np.where(np.isnan(times), -np.inf, times)
+    if name not in rows.nanoseconds:
+        return np.where(is_missing(array), _FIRST, numpy_values(array))
     # Their product with nanoseconds would wrap around beyond int64.
     seconds = np.clip(numpy_values(array), _FIRST // NANOSECONDS + 1, _LAST // NANOSECONDS - 1)
     exact: NDArray[np.int64] = seconds * NANOSECONDS + rows.nanoseconds[name]
