@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from terarec.checkpoint import directory
 from terarec.config.files import load_update_stream
 from terarec.errors import ConfigError, DataNotFoundError, FormatError, StorageError, TerarecError
 from terarec.serve import (
@@ -23,6 +24,7 @@ from terarec.serve import (
     UpdatePublisher,
     UpdateReceiver,
     open_stream,
+    publishing,
     serve,
 )
 from terarec.serve.update_streams import StreamRecord, UpdateStream
@@ -36,7 +38,7 @@ from terarec.spec import (
     to_data,
 )
 from terarec.spec.serving import UpdateStreamSpec
-from tests.cli.conftest import figures
+from tests.cli.conftest import figures, rejected
 from tests.cli.test_docs import unnamed
 from tests.errors import at
 from tests.serve.conftest import TrainedRun
@@ -414,6 +416,53 @@ def test_a_signal_ends_the_command_with_its_figures(
     reported = figures("publish", live.path, "--to", tmp_path / "stream.json", "--every-seconds", 600)
     stopping.join()
     assert (reported["step"], reported["failed"], reported["last_error"]) == (2, 0, "")
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_the_command_goes_on_after_errors_that_pass(
+    live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_gone: bool
+) -> None:
+    """It tried again for ever what does not pass: a damaged record, or a run that was removed."""
+    pytest.importorskip("redis")
+    polls: list[Exception | None] = [None, StorageError("stream", "full"), ConnectionResetError("gone"), None]
+    polls.append(FormatError("stream", "damaged"))
+
+    def poll(publisher: UpdatePublisher) -> int:
+        if len(polls) == 2 and is_gone:
+            live.path.rename(tmp_path / "moved")
+        if (error := polls.pop(0)) is not None:
+            raise error
+        return 0
+
+    monkeypatch.setattr(UpdatePublisher, "poll", poll)
+    command = ("publish", live.path, "--to", "redis://127.0.0.1:1/stream", "--every-seconds", 0.01)
+    if is_gone:
+        rejected(*command, error=DataNotFoundError, where=live.path)
+    else:
+        rejected(*command, error=FormatError, where="stream", problem="damaged")
+    assert len(polls) == is_gone
+
+
+def test_a_checkpoint_that_the_trainer_removes_meanwhile(
+    live: Live, monkeypatch: pytest.MonkeyPatch, stream: UpdateStream
+) -> None:
+    """Also at the only poll of --once: what was read was no longer there, and a newer one is."""
+    read: list[Path] = []
+
+    def read_chain(path: Path) -> object:
+        read.append(path)
+        if len(read) == 1:
+            live.add(4)
+        if len(read) in (1, 3):
+            raise DataNotFoundError(path, "no such file")
+        return directory.read_chain(path)
+
+    monkeypatch.setattr(publishing, "read_chain", read_chain)
+    publisher = UpdatePublisher(live.path, stream, every_seconds=None)
+    assert publisher.poll() == 2
+    assert [path.name for path in read] == ["step-00000002", "step-00000004"]
+    with pytest.raises(DataNotFoundError):
+        publisher.poll()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -27,7 +27,7 @@ from terarec.cli.options import (
     repeatable,
     spec_option,
 )
-from terarec.errors import ConfigError, TerarecError
+from terarec.errors import ConfigError, FormatError, StorageError
 from terarec.kernels.environment import let_threads_sleep
 from terarec.reports.text import Show
 from terarec.spec import (
@@ -457,12 +457,14 @@ def publish(options: PublishOptions, show: Show) -> None:
         with Interrupts() as interrupts:
             publisher.poll()
             while not options.once and _sleep(options.every_seconds, interrupts):
+                check_run(options.run)  # one that is gone has no newer checkpoints
                 try:
                     if publisher.poll():
                         show.line(f"Published {options.run} to step {publisher.statistics().step}; Ctrl-C stops.")
-                # A broker or a disk may come back, and the trainer may have removed the checkpoint for a newer one: it
-                # is published at the next poll.
-                except (TerarecError, OSError) as error:
+                # A damaged checkpoint or record stays one; a broker or a disk may come back.
+                except FormatError:
+                    raise
+                except (StorageError, OSError) as error:
                     show.line(f"{error}; it is tried again")
     finally:
         stream.close()

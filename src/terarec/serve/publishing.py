@@ -144,6 +144,15 @@ class UpdatePublisher(Repeating):
         newest = newest_checkpoint(self._directory)
         if newest is None:
             return 0
+        try:
+            return self._publish_chain(newest)
+        except (FormatError, OSError):
+            # The trainer removes checkpoints once there are newer ones, also while they are read.
+            if newest_checkpoint(self._directory) in (newest, None):
+                raise
+        return self._publish()
+
+    def _publish_chain(self, newest: Path) -> int:
         chain = read_chain(newest)
         ids = [state_id(path, manifest.step).id for path, manifest in chain]
         published = self._published_state()
