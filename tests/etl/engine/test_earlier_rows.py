@@ -4,6 +4,7 @@
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
@@ -148,3 +149,13 @@ def test_earlier_rows_of_another_step_are_rejected(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, check=at(str(tmp_path / "0" / "workflow" / "earlier_rows" / "01.parquet"))):
         prepare(other, [second], tmp_path / "1", PrepareOptions(earlier_rows=str(tmp_path / "0")))
+
+
+def test_earlier_rows_of_other_columns_are_rejected(tmp_path: Path) -> None:
+    """The error named the step that was expected twice: times had no nanoseconds before."""
+    first, second, _ = write_days(tmp_path, 7)
+    prepare(workflow(split=None), [first], tmp_path / "0")
+    path = tmp_path / "0" / "workflow" / "earlier_rows" / "01.parquet"
+    pq.write_table(pq.read_table(path).drop_columns(["time"]), path)
+    with pytest.raises(ConfigError, check=at(path, "'user' (large_string), 'time' (int64)")):
+        prepare(Workflow.load(tmp_path / "0" / "workflow"), [second], tmp_path / "1")

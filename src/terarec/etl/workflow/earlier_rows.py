@@ -115,7 +115,13 @@ class EarlierRows:
         if not schema.equals(expected, check_metadata=True):
             step_name = (schema.metadata or {}).get(_STEP, b"?").decode(errors="replace")
             wanted = expected.metadata[_STEP].decode()
-            raise ConfigError(path, f"holds earlier rows of the step {step_name}, expected those of {name}: {wanted}")
+            problem = f"holds earlier rows of the step {step_name}, expected those of {name}: {wanted}"
+            if step_name == wanted:
+                got, columns = (
+                    ", ".join(f"{field.name!r} ({field.type})" for field in held) for held in (schema, expected)
+                )
+                problem = f"holds the columns {got}, expected {columns} of {name}; prepare {_TOGETHER}"
+            raise ConfigError(path, problem)
         if any(metadata.row_group(group).num_rows != GROUP_ROWS for group in range(metadata.num_row_groups - 1)):
             raise FormatError(path, f"has row groups of other sizes, expected {GROUP_ROWS:,} rows in all but the last")
         return metadata
