@@ -30,8 +30,8 @@ from terarec.serve.repository import ModelRepository, RepositoryModel
 from terarec.serve.routing import Router
 from terarec.serve.served_model import ServedModel
 from terarec.serve.watching import RepositoryWatcher, repository_models
-from terarec.spec import ServedTablesSpec, ServingSpec
-from terarec.spec.serving_repository import PromotionSpec, RepositorySpec
+from terarec.spec import ServedTablesSpec, ServingSpec, to_data
+from terarec.spec.serving_repository import AllVersions, PromotionSpec, RepositoryModelSpec, RepositorySpec
 from tests.errors import at
 from tests.serve.conftest import TrainedRun
 from tests.waiting import PATIENCE, wait_for
@@ -298,6 +298,29 @@ def test_where_the_promoted_version_is_refused_at_the_start_the_one_before_answe
         assert server.version() == "1"
         assert server.states() == {"1": "READY", "2": "UNAVAILABLE"}
         assert server.watcher.poll() == 0
+
+
+@pytest.mark.parametrize("second", ["shadow", "policy", "alone"])
+def test_where_the_promoted_version_is_refused_at_the_start_no_second_one_answers_all_requests(
+    repository: Path, shop: RepositoryModel, trained: TrainedRun, second: str
+) -> None:
+    shop.promote(2, ALL)
+    shutil.copytree(shop.path / "1", shop.path / "3")
+    if second == "policy":
+        policy = to_data(RepositoryModelSpec(versions=AllVersions()))
+        (shop.path / "model.json").write_text(json.dumps({"format": RepositoryModelSpec.format, "version": 1} | policy))
+    else:
+        shop.promote(3, PromotionSpec(shadow=0.05))
+    damage(shop.path / "2" / "run.json")
+    if second == "alone":
+        damage(shop.path / "1" / "run.json")
+    with served(repository, trained) as server:
+        if second == "alone":
+            with pytest.raises(UnknownModelError):
+                server.version()
+        else:
+            assert server.version() == "1"
+            assert server.watcher.poll() == 0
 
 
 @pytest.mark.parametrize("control", ["poll", "explicit"])

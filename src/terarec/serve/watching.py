@@ -245,7 +245,8 @@ class RepositoryWatcher(Repeating):
             for version, refused in list(watched.refused.items()):
                 if refused.identity != (pointer, model.identity(version)):  # it was made anew, or promoted again
                     del watched.refused[version]
-            needed = [*wanted, *self._fallback(watched, pointer, wanted)]
+            fallback = self._fallback(watched, pointer, wanted)
+            needed = [*wanted, *fallback]
             watched.loading &= set(needed)  # others are not worth loading any longer
             rejected = {
                 version
@@ -259,7 +260,9 @@ class RepositoryWatcher(Repeating):
                 if version not in watched.refused:  # whose reason is shown until it is loaded
                     self._models.set_state(ModelState(model.name, str(version), "LOADING"))
                 self._jobs.put(functools.partial(self._load, model, version, (pointer, model.identity(version))))
-            self._apply(model.name, watched, pointer, needed)
+            # What a pointer names beside the promoted version gets its share of the requests, and never all of them.
+            defaults = needed if pointer.current is None else [*wanted[:1], *fallback]
+            self._apply(model.name, watched, pointer, needed, defaults)
             self._changed.notify_all()
         return len(missing)
 
@@ -271,9 +274,19 @@ class RepositoryWatcher(Repeating):
         others = [version for version in reversed(pointer.before) if version not in watched.refused]
         return others[:1]
 
-    def _apply(self, name: str, watched: _Watched, pointer: PointerSpec, needed: list[int]) -> None:
-        """Let the versions in memory answer as the pointer says, and retire those that nothing needs."""
-        target = next((version for version in needed if version in watched.loaded), None)
+    def _apply(
+        self, name: str, watched: _Watched, pointer: PointerSpec, needed: list[int], defaults: list[int]
+    ) -> None:
+        """Let the versions in memory answer as the pointer says, and retire those that nothing needs.
+
+        Args:
+            name: Name of the model.
+            watched: What is known of it.
+            pointer: Its pointer.
+            needed: Versions that are to be in memory.
+            defaults: Those of them of which the first one in memory may answer all requests.
+        """
+        target = next((version for version in defaults if version in watched.loaded), None)
         is_promoted = bool(needed) and target == needed[0]
         # A second version must not answer all requests while the promoted one is being loaded.
         if target is not None and not is_promoted and (watched.answered or needed[0] not in watched.refused):
