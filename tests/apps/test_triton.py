@@ -410,6 +410,13 @@ def test_requests_that_leave_optional_inputs_out(
     wrong = request({**plain, "C1.missing": np.zeros((8, 2), bool)}, slice(0, 8))
     (answer,) = model.execute([wrong])
     assert "C1.missing: got [8, 2], expected [8, 1]" in str(answer.error)
+    # An error concerns the request that sent what is wrong, and not those that were joined with it.
+    wrong = request({**plain, "C1": np.array([["zz"]] * 8, object)}, slice(0, 8))
+    good, bad = model.execute([request(plain, slice(0, 8)), wrong])
+    assert {one.name: one.array.tolist() for one in good.output_tensors} == {
+        k: a.tolist() for k, a in outputs[1].items()
+    }
+    assert "zz" in str(bad.error)
 
 
 @pytest.mark.slow

@@ -301,30 +301,38 @@ class _TritonModel:
 
     def execute(self, requests: Sequence[object]) -> list[object]:
         """Answer each request; those of the same lengths are computed together."""
-        backend = self._backend
         inputs = [self._arrays(request) for request in requests]
         # Clients pad lists to lengths of their own and leave optional inputs out: such requests cannot be joined.
         groups: dict[tuple[tuple[str, tuple[int, ...]], ...], list[int]] = {}
         for place, arrays in enumerate(inputs):
             groups.setdefault(tuple((name, array.shape[1:]) for name, array in arrays.items()), []).append(place)
-        answers: list[object] = [None] * len(requests)
+        answers: dict[int, object] = {}
         for places in groups.values():
-            joined = {name: np.concatenate([inputs[place][name] for place in places]) for name in inputs[places[0]]}
-            try:
-                outputs = self._stage(joined)
-            except Exception as error:  # the client gets any error
-                for place in places:
-                    answers[place] = backend.InferenceResponse(error=backend.TritonError(str(error)))
-                continue
-            begin = 0
-            for place in places:
-                end = begin + len(inputs[place][self._names[0]])
-                tensors = [
-                    backend.Tensor.from_dlpack(name, torch.tensor(outputs[name][begin:end].astype(dtype, copy=False)))
-                    for name, dtype in self._types.items()
-                ]
-                answers[place] = backend.InferenceResponse(output_tensors=tensors)
-                begin = end
+            answers.update(self._answers({place: inputs[place] for place in places}))
+        return [answers[place] for place in range(len(requests))]
+
+    def _answers(self, inputs: Mapping[int, Arrays]) -> dict[int, object]:
+        """Return the answer of each request; their arrays are of one form, and are computed together."""
+        backend = self._backend
+        names = next(iter(inputs.values()))
+        try:
+            outputs = self._stage(
+                {name: np.concatenate([arrays[name] for arrays in inputs.values()]) for name in names}
+            )
+        except Exception as error:  # the client gets any error
+            if len(inputs) == 1:
+                return dict.fromkeys(inputs, backend.InferenceResponse(error=backend.TritonError(str(error))))
+            # Alone, so that the error, which may quote a value, reaches only the client that sent what is wrong.
+            return {place: self._answers({place: arrays})[place] for place, arrays in inputs.items()}
+        answers, begin = dict[int, object](), 0
+        for place, arrays in inputs.items():
+            end = begin + len(arrays[self._names[0]])
+            tensors = [
+                backend.Tensor.from_dlpack(name, torch.tensor(outputs[name][begin:end].astype(dtype, copy=False)))
+                for name, dtype in self._types.items()
+            ]
+            answers[place] = backend.InferenceResponse(output_tensors=tensors)
+            begin = end
         return answers
 
     def finalize(self) -> None:
