@@ -3,6 +3,7 @@
 
 import http.client
 import json
+import math
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ from terarec.apps.triton import export_triton
 from terarec.apps.triton_models import DATASET, PROGRAM, DenseStage, LookupStage, RunStage, WorkflowStage, raw_values
 from terarec.errors import ConfigError
 from terarec.etl import prepare
-from terarec.etl.ops import Categorify, FillMissing, HashBucket, ListSlice, Normalize
+from terarec.etl.ops import Bucketize, Categorify, FillMissing, HashBucket, ListSlice, Normalize
 from terarec.etl.workflow import Workflow
 from terarec.ps import ParameterServer
 from terarec.serve import (
@@ -33,6 +34,8 @@ from terarec.serve import (
     score_files,
     serve,
 )
+from terarec.serve.columns import ColumnReader
+from terarec.serve.protocol import InferRequest, Tensor
 from terarec.serve.session import InputColumn
 from terarec.spec import (
     DynamicTablesSpec,
@@ -61,6 +64,7 @@ TYPES = {
     "tags": pa.list_(pa.string()),
     "items": pa.list_(pa.int64()),
     "seen": pa.list_(pa.int64()),
+    "sizes": pa.list_(pa.float64()),
 }
 TAGS, ITEMS = ["a", "b", "\u00fc", "unseen", "", None], [3, 2**53 + 1, -7, None, MISSING_KEY]
 
@@ -77,6 +81,7 @@ RECORD = st.fixed_dictionaries(
         "tags": lists_of(TAGS),
         "items": lists_of(ITEMS),
         "seen": lists_of(ITEMS),
+        "sizes": lists_of([0.5, -2.0, None, math.nan]),
     }
 )
 
@@ -94,6 +99,7 @@ def log(rows: int) -> pa.Table:
         "tags": lists(["a", "b", "\u00fc", None]),
         "items": lists([3, 2**53 + 1, -7, None]),
         "seen": lists([3, 2**53 + 1, -7, 11, None]),
+        "sizes": lists([0.5, -2.0, 7.0, None]),
     }
     table = pa.table({name: pa.array(values, TYPES[name]) for name, values in records.items()})
     return table.append_column("bought", pa.array(generator.integers(0, 2, rows)))
@@ -104,8 +110,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on lists of texts, of ids, and of keys of a dynamic table."""
     root = tmp_path_factory.mktemp("lists")
     pq.write_table(log(300), root / "log.parquet")
-    kinds = {"price": "number", "shop": "text", "tags": "text"}
-    separators = {"tags": "|", "items": "|", "seen": "|"}
+    kinds = {"price": "number", "shop": "text", "tags": "text", "sizes": "number"}
+    separators = dict.fromkeys(("tags", "items", "seen", "sizes"), "|")
     columns = tuple(
         SourceColumn(name=name, type=kinds.get(name, "integer"), separator=separators.get(name))  # type: ignore[arg-type]
         for name in (*TYPES, "bought")
@@ -114,7 +120,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [
             FillMissing(columns=("price",), value=0.0),
             Normalize(columns=("price",)),
-            ListSlice(columns=("tags", "seen"), stop=4),
+            ListSlice(columns=("tags", "seen", "sizes"), stop=4),
+            Bucketize(columns=("sizes",), boundaries=(0.0, 1.0)),
             HashBucket(columns=("items",), buckets=50),
             ListSlice(columns=("items",), stop=4),
             Categorify(columns=("user", "shop", "tags")),
@@ -122,7 +129,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         source=SourceSpec(format="parquet", columns=columns),
         labels=[LabelSpec(name="bought")],
         dense=["price"],
-        categorical=["user", "shop", "tags", "items"],
+        categorical=["user", "shop", "tags", "items", "sizes"],
         keys=["seen"],
         name="lists",
     )
@@ -219,8 +226,8 @@ def missing_tensors(columns: tuple[InputColumn, ...], records: Records) -> dict[
         value, dtype = fill[column.kind]
         tensors[column.name] = np.array([[value if v is None else v for v in row] for row in padded], dtype)
         tensors[f"{column.name}.missing"] = np.array([[v is None for v in row] for row in padded])
-        # A text that is empty and the lowest integer are missing, too. Else the padding says where lists end.
-        if is_list and any(row and row[-1] in (None, "", MISSING_KEY) for row in rows):
+        # Else the padding says where lists end: NaN, an empty text and the lowest integer are items.
+        if is_list and any(row and row[-1] is None for row in rows):
             tensors[f"{column.name}.lengths"] = np.array([[len(row)] for row in rows])
     return tensors
 
@@ -233,9 +240,25 @@ def triton(run: Path, session: InferenceSession, tmp_path_factory: pytest.TempPa
 
 
 EDGES: list[dict[str, Any]] = [
-    {"price": None, "user": None, "shop": "", "tags": ["", ""], "items": [MISSING_KEY], "seen": [MISSING_KEY]},
-    {"price": 0.5, "user": MISSING_KEY, "shop": None, "tags": [None, "a", None], "items": [None, 3], "seen": [3, None]},
-    {"price": 0.5, "user": 1, "shop": "x", "tags": None, "items": [], "seen": None},
+    {
+        "price": None,
+        "user": None,
+        "shop": "",
+        "tags": ["", ""],
+        "items": [MISSING_KEY],
+        "seen": [MISSING_KEY],
+        "sizes": [1.0, math.nan],
+    },
+    {
+        "price": 0.5,
+        "user": MISSING_KEY,
+        "shop": None,
+        "tags": [None, "a", None],
+        "items": [None, 3],
+        "seen": [3, None],
+        "sizes": [math.nan],
+    },
+    {"price": 0.5, "user": 1, "shop": "x", "tags": None, "items": [], "seen": None, "sizes": [None, 0.5]},
 ]
 
 
@@ -314,6 +337,7 @@ def request(*others: dict[str, Any], tags: list[Any], width: int) -> dict[str, A
         tensor("tags", "BYTES", [count, width], tags),
         tensor("items", "INT64", [count, 0], []),
         tensor("seen", "INT64", [count, 0], []),
+        tensor("sizes", "FP32", [count, 0], []),
     ]
     return {"inputs": [*inputs, *others]}
 
@@ -342,7 +366,7 @@ def test_padding_of_a_request(
 ) -> None:
     """Finding N8: trailing nulls pad, unless the lengths say that they are items."""
     given_lengths = [] if lengths is None else [tensor("tags.lengths", "INT64", [1], [lengths])]
-    records = {"price": [0.5], "user": [1], "shop": ["x"], "tags": [meant], "items": [[]], "seen": [[]]}
+    records = {"price": [0.5], "user": [1], "shop": ["x"], "tags": [meant], "items": [[]], "seen": [[]], "sizes": [[]]}
     (score,) = post(server, request(*given_lengths, tags=tags, width=3))
     assert score == pytest.approx(float(session.predict(records)[0, 0]), abs=1e-6)
 
@@ -350,14 +374,14 @@ def test_padding_of_a_request(
 @pytest.mark.parametrize(
     ("lengths", "where"),
     [
-        (tensor("tags.lengths", "INT64", [1], [3]), "inputs[6].data[0]"),
-        (tensor("tags.lengths", "INT64", [1], [-1]), "inputs[6].data[0]"),
-        (tensor("tags.lengths", "INT64", [1], [None]), "inputs[6].data[0]"),
+        (tensor("tags.lengths", "INT64", [1], [3]), "inputs[7].data[0]"),
+        (tensor("tags.lengths", "INT64", [1], [-1]), "inputs[7].data[0]"),
+        (tensor("tags.lengths", "INT64", [1], [None]), "inputs[7].data[0]"),
         (tensor("tags.lengths", "INT64", [1], [1]), "inputs[3].data[1]"),
-        (tensor("tags.lengths", "INT64", [2], [1, 2]), "inputs[6].data"),
-        (tensor("tags.lengths", "FP32", [1], [2.0]), "inputs[6].datatype"),
-        (tensor("tags.lengths", "INT64", [1, 2], [1, 2]), "inputs[6].shape"),
-        (tensor("shop.lengths", "INT64", [1], [1]), "inputs[6].name"),
+        (tensor("tags.lengths", "INT64", [2], [1, 2]), "inputs[7].data"),
+        (tensor("tags.lengths", "FP32", [1], [2.0]), "inputs[7].datatype"),
+        (tensor("tags.lengths", "INT64", [1, 2], [1, 2]), "inputs[7].shape"),
+        (tensor("shop.lengths", "INT64", [1], [1]), "inputs[7].name"),
     ],
 )
 def test_lengths_that_do_not_fit(server: RunningServer, lengths: dict[str, Any], where: str) -> None:
@@ -379,6 +403,7 @@ def test_two_dimensional_arrays(server: RunningServer, session: InferenceSession
         "tags": np.array([["a", "b"], ["", None]], object),
         "items": np.array([[3, -7], [MISSING_KEY, 3]]),
         "seen": pa.array([[3, 3], [None, 3]], pa.list_(pa.int64(), 2)),
+        "sizes": np.array([[0.5, np.nan], [np.nan, np.nan]]),
     }
     scores = InferenceClient(server.url, "lists").infer(columns)["score"]
     assert np.abs(scores - session.predict(columns)).max() <= 1e-6
@@ -409,3 +434,21 @@ def test_triton_missing_values_of_lists_and_texts() -> None:
     assert raw_values(texts, encoded, None, mask) == [["x", None, "x"], []]
     with pytest.raises(ConfigError, check=at("c.missing")):
         raw_values(keys, np.full((2, 4), 7), None, mask[:, :2])
+
+
+@pytest.mark.parametrize(
+    ("kind", "datatype", "values"),
+    [
+        ("number", "FP64", np.array([[1.0, np.nan, np.nan]])),
+        ("integer", "INT64", np.array([[1, MISSING_KEY, MISSING_KEY]])),
+        ("string", "BYTES", np.array([["a", "", ""]], object)),
+    ],
+)
+def test_what_a_mask_says_is_there_is_an_item_on_both_sides(kind: Any, datatype: str, values: np.ndarray) -> None:
+    column = InputColumn(name="c", kind=kind, hotness=None)
+    mask = np.array([[False, False, True]])
+    sent = Tensor(name="c", datatype=datatype, shape=(1, 3), data=values.reshape(-1).tolist())
+    masked = Tensor(name="c.missing", datatype="BOOL", shape=(1, 3), data=mask.reshape(-1))
+    (items,) = ColumnReader((column,), max_batch=1)(InferRequest(inputs=(sent, masked))).columns["c"]
+    np.testing.assert_array_equal(raw_values(column, values, None, mask), [items])
+    assert len(items) == 2

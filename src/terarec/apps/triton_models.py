@@ -213,14 +213,14 @@ def raw_values(
 ) -> RawValues:
     """Return the raw values of B records in a tensor [B, K]; K is 1 for a column of one value a record.
 
-    Missing values, and places that lists do not fill, are NaN, the lowest int64, or empty strings. Text may also be
-    UTF-8 in uint8[B, L], or uint8[B, K, L] for lists, with zeros after its end.
+    Such a tensor has no null: where nothing else says what is, NaN, the lowest int64 and empty strings stand for it.
+    Text may also be UTF-8 in uint8[B, L], or uint8[B, K, L] for lists, with zeros after its end.
 
     Args:
         column: The column.
         values: The tensor.
         lengths: Length of each list, [B, 1]; None as for `terarec.serve.padding.unpad`.
-        is_missing: Further values that are missing, bool[B, K]; None for none.
+        is_missing: Which places are null, bool[B, K]; None for those whose values stand for it.
 
     Raises:
         ConfigError: Lengths or missing values that do not fit the tensor.
@@ -229,17 +229,17 @@ def raw_values(
         encoded = values.astype(np.uint8, copy=False)
         values = _text(encoded if encoded.ndim == 3 else encoded[:, None])
     flat = values.reshape(-1).tolist()
-    if column.kind == "number":
-        elements = [None if value != value else value for value in flat]
-    elif column.kind == "integer":
-        elements = [None if value == MISSING_KEY else value for value in flat]
+    if column.kind == "string":
+        flat = [value.decode() if isinstance(value, bytes) else str(value) for value in flat]
+    if is_missing is None:
+        stand_in = {"integer": MISSING_KEY, "string": ""}.get(column.kind)
+        is_null = [value == stand_in or value != value for value in flat]  # NaN alone differs from itself
+    elif is_missing.shape != values.shape:
+        got, expected = list(is_missing.shape), list(values.shape)
+        raise ConfigError(column.name + MISSING, f"got {got}, expected {expected} as {quoted(column.name)}")
     else:
-        elements = [(value.decode() if isinstance(value, bytes) else str(value)) or None for value in flat]
-    if is_missing is not None:
-        if is_missing.shape != values.shape:
-            got, expected = list(is_missing.shape), list(values.shape)
-            raise ConfigError(column.name + MISSING, f"got {got}, expected {expected} as {quoted(column.name)}")
-        elements = with_missing(elements, is_missing.reshape(-1).tolist())
+        is_null = is_missing.reshape(-1).tolist()
+    elements = with_missing(flat, is_null)
     if column.hotness == 1:
         return elements
     return unpad(

@@ -6,7 +6,7 @@ what lies behind a list's length, which a tensor ``<column>.lengths`` int64[B] s
 missing values at the end of a row are its padding.
 
 Arrays of NumPy have no missing value but NaN. A tensor ``<column>.missing`` BOOL, of the shape of the column, states
-which of its elements are missing.
+which of its elements are null. It alone does: NaN, an empty text and -2^63, which sessions take for missing, are items.
 """
 
 from __future__ import annotations
