@@ -122,12 +122,15 @@ def request_tensors(inputs: Sequence[TensorMetadata], columns: Mapping[str, RawV
             raise ConfigError(
                 f"column {name!r}", f"the model does not know it{hint}, expected one of {', '.join(known)}"
             )
-        tensors += _tensors(known[name], values)
+        tensors += _tensors(known[name], values, known.get(name + LENGTHS))
     return tensors
 
 
-def _tensors(column: TensorMetadata, values: RawValues) -> list[Tensor]:
-    """Return the tensor of a column; for lists of which one ends with a missing item their lengths, too."""
+def _tensors(column: TensorMetadata, values: RawValues, lengths: TensorMetadata | None) -> list[Tensor]:
+    """Return the tensor of a column; for lists of which one ends with a missing item their lengths, too.
+
+    A server that describes the input of the lengths gets them in its shape, which is [B, 1] in Triton.
+    """
     where = f"column {column.name!r}"
     is_array = isinstance(values, np.ndarray | pa.Array | pa.ChunkedArray)
     if is_array and column.datatype in INTEGER_BITS and are_rounded(values):
@@ -145,8 +148,8 @@ def _tensors(column: TensorMetadata, values: RawValues) -> list[Tensor]:
     padded = pad(lists)
     tensors = [_tensor(column, padded.values, (len(lists), padded.width), where)]
     if padded.lengths is not None:
-        name = column.name + LENGTHS
-        tensors.append(Tensor(name=name, datatype="INT64", shape=(len(lists),), data=padded.lengths))
+        shape = (len(lists), *(() if lengths is None else lengths.shape[1:]))
+        tensors.append(Tensor(name=column.name + LENGTHS, datatype="INT64", shape=shape, data=padded.lengths))
     return tensors
 
 

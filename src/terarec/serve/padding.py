@@ -21,6 +21,7 @@ import pyarrow as pa
 from terarec.errors import ConfigError
 from terarec.etl.workflow.raw_values import RawValues, as_list
 from terarec.spec.checks import quoted
+from terarec.spec.dataset import MISSING_KEY
 
 LENGTHS = ".lengths"
 """Behind the name of a column of lists: the tensor with the lengths of its lists."""
@@ -48,7 +49,8 @@ def pad(lists: Sequence[Sequence[Any]]) -> PaddedLists:
     lengths = [len(items) for items in lists]
     width = max(lengths, default=0)
     values = [value for items in lists for value in (*items, *[None] * (width - len(items)))]
-    is_needed = any(items and items[-1] is None for items in lists)
+    # Also of those that stand for null where it cannot be sent, as to an exported model in Triton.
+    is_needed = any(items and items[-1] in (None, "", MISSING_KEY) for items in lists)
     return PaddedLists(values, width, lengths if is_needed else None)
 
 

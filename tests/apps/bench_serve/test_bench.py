@@ -13,8 +13,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from terarec.apps.bench_serve.bench import ServingBench, file_records, grpc_bodies, http_bodies, synthetic_records
+from terarec.apps.bench_serve.bench import (
+    ServingBench,
+    file_records,
+    grpc_bodies,
+    http_bodies,
+    list_columns,
+    synthetic_records,
+)
 from terarec.apps.bench_serve.http_sender import HttpAddress
+from terarec.apps.triton_models import raw_values
 from terarec.cli.app import run
 from terarec.errors import ConfigError
 from terarec.serve import InferenceError, RunningServer
@@ -198,6 +206,7 @@ def test_missing_values_and_lists_of_a_file_arrive_as_bytes() -> None:
         "tags": ("string", None, "BYTES"),
         "items": ("integer", None, "INT64"),
         "rates": ("number", None, "FP32"),
+        "words": ("string", None, "BYTES"),
     }
     rows = {
         "price": [1.0, None],
@@ -207,12 +216,14 @@ def test_missing_values_and_lists_of_a_file_arrive_as_bytes() -> None:
         "tags": [["a", ""], ["b"]],
         "items": [[], [5, None]],
         "rates": [[0.5], [None, 2.0]],
+        "words": [["a"], []],
     }
     inputs = metadata(*((name, kind, (-1,) if hot else (-1, -1)) for name, (_, hot, kind) in kinds.items()))
     request = InferRequest(inputs=tuple(file_records(inputs, pa.table(rows))(0, 2)))
     columns = [InputColumn(name=name, kind=kind, hotness=hot) for name, (kind, hot, _) in kinds.items()]
-    (message,) = grpc_bodies([request], load())
-    (body,) = http_bodies([request], HttpAddress("http://127.0.0.1:1"), load(), is_json=False)
+    address = HttpAddress("http://127.0.0.1:1")
+    (message,) = grpc_bodies([request], load(), list_columns(inputs))
+    (body,) = http_bodies([request], address, load(), list_columns(inputs), is_json=False)
     head, _, content = body.partition(b"\r\n\r\n")
     header_bytes = int(head.lower().split(b"inference-header-content-length: ")[1].split()[0])
     for found in (
@@ -223,9 +234,32 @@ def test_missing_values_and_lists_of_a_file_arrive_as_bytes() -> None:
         assert plain_values(read["price"]) == [1.0, None]
         assert plain_values(read["shop"]) == ["", "x"]
         assert [None if value == MISSING_KEY else value for value in read["user"]] == [None, 7]
-        assert {name: plain_values(read[name]) for name in ("code", "tags", "items", "rates")} == {
-            name: rows[name] for name in ("code", "tags", "items", "rates")
+        assert {name: plain_values(read[name]) for name in ("code", "tags", "items", "rates", "words")} == {
+            name: rows[name] for name in ("code", "tags", "items", "rates", "words")
         }
+
+
+def test_inputs_of_triton_that_say_something_about_others_are_no_columns() -> None:
+    inputs = metadata(
+        ("price", "FP64", (-1, 1)),
+        ("price.missing", "BOOL", (-1, 1)),
+        ("tags", "BYTES", (-1, -1)),
+        ("tags.lengths", "INT64", (-1, 1)),
+        ("tags.missing", "BOOL", (-1, -1)),
+        ("is.missing", "BOOL", (-1, 1)),
+    )
+    assert [tensor.name for tensor in synthetic_records(inputs, LoadSpec())(0, 3)] == ["price", "tags", "is.missing"]
+    table = pa.table({"price": [1.0, None], "tags": [["a", None], ["b", ""]], "is.missing": [True, False]})
+    made = {tensor.name: tensor for tensor in file_records(inputs, table)(0, 2)}
+    assert made["tags.lengths"].shape == (2, 1)
+    columns = [InputColumn(name="price", kind="number"), InputColumn(name="tags", kind="string", hotness=None)]
+    arrays = {name: np.array(tensor.data).reshape(tensor.shape) for name, tensor in made.items()}
+    price, tags = (
+        raw_values(column, *(arrays.get(column.name + suffix) for suffix in ("", ".lengths", ".missing")))
+        for column in columns
+    )
+    assert (price, tags) == ([1.0, None], [["a", None], ["b", ""]])
+    http_bodies([InferRequest(inputs=tuple(made.values()))], HttpAddress("http://x"), load(), (), is_json=True)
 
 
 def test_records_of_a_file_are_sent_in_turn() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
@@ -21,7 +21,7 @@ from terarec.errors import ConfigError
 from terarec.serve.binary_codec import encode_elements
 from terarec.serve.client import request_tensors
 from terarec.serve.json_codec import encode
-from terarec.serve.padding import MISSING
+from terarec.serve.padding import LENGTHS, MISSING
 from terarec.serve.protocol import INTEGER_BITS, InferRequest, ModelMetadata, Tensor, TensorMetadata
 from terarec.spec.bench_serving import LoadSpec
 from terarec.spec.dataset import MISSING_KEY
@@ -80,6 +80,7 @@ class ServingBench:
             contact = GrpcContact(grpc_address, spec)
         metadata = contact.metadata()
         self._tensors = synthetic_records(metadata, spec) if records is None else file_records(metadata, records)
+        self._lists = list_columns(metadata)
         self._clock = ServerClock(contact, spec.model)
 
     def run(self) -> Iterator[Cell]:
@@ -104,10 +105,10 @@ class ServingBench:
         for number in range(self._spec.bodies):
             requests = [InferRequest(inputs=tuple(self._tensors(number, records)))]
             if protocol == "grpc":
-                bodies += grpc_bodies(requests, self._spec)
+                bodies += grpc_bodies(requests, self._spec, self._lists)
             else:
                 assert self._http is not None
-                bodies += http_bodies(requests, self._http, self._spec, is_json=protocol == "json")
+                bodies += http_bodies(requests, self._http, self._spec, self._lists, is_json=protocol == "json")
             if sum(map(len, bodies)) > _MOST_BYTES:
                 break
         return bodies
@@ -168,9 +169,26 @@ def synthetic_records(metadata: ModelMetadata, spec: LoadSpec) -> Callable[[int,
 
     def tensors(number: int, records: int) -> list[Tensor]:
         draws = np.random.default_rng([spec.seed, number])
-        return [_synthetic(column, records, spec.list_length, draws) for column in metadata.inputs]
+        return [_synthetic(column, records, spec.list_length, draws) for column in columns]
 
+    columns = _columns(metadata)
     return tensors
+
+
+def _columns(metadata: ModelMetadata) -> list[TensorMetadata]:
+    """Return the inputs without those that say something about others; of Triton's models they are inputs, too."""
+    names = {column.name for column in metadata.inputs}
+    suffixes = (MISSING, LENGTHS)
+    return [
+        column
+        for column in metadata.inputs
+        if not any(column.name.endswith(suffix) and column.name.removesuffix(suffix) in names for suffix in suffixes)
+    ]
+
+
+def list_columns(metadata: ModelMetadata) -> frozenset[str]:
+    """Return the names of the inputs that have lists."""
+    return frozenset(column.name for column in _columns(metadata) if column.shape[1:] not in ((), (1,)))
 
 
 def _synthetic(column: TensorMetadata, records: int, list_length: int, draws: np.random.Generator) -> Tensor:
@@ -201,23 +219,28 @@ def file_records(metadata: ModelMetadata, table: pa.Table) -> Callable[[int, int
     """
     if not table.num_rows:
         raise ConfigError("--records", "got no rows, expected at least one")
-    for column in metadata.inputs:
-        if column.name not in table.column_names:
+    columns = [column.name for column in _columns(metadata)]
+    for name in columns:
+        if name not in table.column_names:
             names = ", ".join(table.column_names)
-            raise ConfigError("--records", f"got no column {column.name!r}, expected it among {names}")
+            raise ConfigError("--records", f"got no column {name!r}, expected it among {names}")
+    inputs = {column.name for column in metadata.inputs}
+    masked = {name for name in columns if name + MISSING in inputs}
 
     def tensors(number: int, records: int) -> list[Tensor]:
         rows = (np.arange(records) + number * records) % table.num_rows
         part = table.take(rows)
-        return request_tensors(metadata.inputs, {column.name: part.column(column.name) for column in metadata.inputs})
+        made = request_tensors(metadata.inputs, {name: part.column(name) for name in columns})
+        # A server that describes these inputs, as Triton does, has no null in JSON either.
+        return _without_missing(made, masked) if masked else made
 
     return tensors
 
 
 def http_bodies(
-    requests: Sequence[InferRequest], address: HttpAddress, spec: LoadSpec, *, is_json: bool
+    requests: Sequence[InferRequest], address: HttpAddress, spec: LoadSpec, lists: Collection[str], *, is_json: bool
 ) -> list[bytes]:
-    """Return complete requests over HTTP."""
+    """Return complete requests over HTTP; `lists` are the columns of lists."""
     version = f"/versions/{quote(spec.version, safe='')}" if spec.version else ""
     path = f"/v2/models/{quote(spec.model, safe='')}{version}/infer"
     bodies = []
@@ -225,14 +248,14 @@ def http_bodies(
         if is_json:
             headers, body = {"Content-Type": "application/json"}, encode(request)
         else:
-            headers, body = _binary_request(request)
+            headers, body = _binary_request(request, lists)
         bodies.append(address.request(path, {**headers, **spec.headers}, body))
     return bodies
 
 
-def _binary_request(request: InferRequest) -> tuple[dict[str, str], bytes]:
+def _binary_request(request: InferRequest, lists: Collection[str]) -> tuple[dict[str, str], bytes]:
     """Return the headers and the body of a request whose tensors are bytes behind its JSON."""
-    tensors = _without_missing(request.inputs)
+    tensors = _without_missing(request.inputs, lists)
     raw = [encode_elements(tensor.data, tensor.datatype) for tensor in tensors]
     heads = [
         {
@@ -248,29 +271,33 @@ def _binary_request(request: InferRequest) -> tuple[dict[str, str], bytes]:
     return headers, b"".join((header, *raw))
 
 
-def _without_missing(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Return tensors that bytes can hold, in which a value stands for what is missing, or a further tensor says so."""
+def _without_missing(tensors: Iterable[Tensor], masked: Collection[str]) -> list[Tensor]:
+    """Return tensors that bytes can hold, in which a value stands for what is missing, or a further tensor says so.
+
+    Args:
+        tensors: The tensors.
+        masked: Columns of which the further tensor does: those of lists, where such values are items and no padding.
+    """
     made: list[Tensor] = []
     for tensor in tensors:
         if isinstance(tensor.data, list) and None in tensor.data:
-            value = _MISSING_VALUES.get(tensor.datatype)
-            # In lists such values are items, and padding is not.
-            if value is None or (len(tensor.shape) > 1 and tensor.shape[1] > 1):
+            value = None if tensor.name in masked else _MISSING_VALUES.get(tensor.datatype)
+            if value is None:
                 mask = [item is None for item in tensor.data]
                 made.append(Tensor(name=tensor.name + MISSING, datatype="BOOL", shape=tensor.shape, data=mask))
-            filler = 0 if value is None else value
-            tensor = tensor._replace(data=[filler if item is None else item for item in tensor.data])
+                value = "" if tensor.datatype == "BYTES" else 0
+            tensor = tensor._replace(data=[value if item is None else item for item in tensor.data])
         made.append(tensor)
     return made
 
 
-def grpc_bodies(requests: Sequence[InferRequest], spec: LoadSpec) -> list[bytes]:
-    """Return messages of gRPC."""
+def grpc_bodies(requests: Sequence[InferRequest], spec: LoadSpec, lists: Collection[str]) -> list[bytes]:
+    """Return messages of gRPC; `lists` are the columns of lists."""
     from terarec.serve.grpc.conversion import infer_message
 
     bodies = []
     for request in requests:
-        request = dataclasses.replace(request, inputs=tuple(_without_missing(request.inputs)))
+        request = dataclasses.replace(request, inputs=tuple(_without_missing(request.inputs, lists)))
         message = infer_message(request, spec.model, spec.version)
         bodies.append(message.SerializeToString())
     return bodies
