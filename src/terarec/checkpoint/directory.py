@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from terarec.errors import ConfigError, DamagedFileError, DataNotFoundError, FormatError, NoSpaceError, StorageError
@@ -170,11 +171,13 @@ def read_manifest(checkpoint: Path) -> Manifest:
         raise FormatError(error.where, error.problem) from None
     # A checkpoint of another party must not make its reader open files elsewhere by links.
     inside = checkpoint.resolve()
+    # Resolving each file looks at every directory above it again, which was a third of the time to open a small model.
+    is_inside = cache(lambda folder: folder.resolve().is_relative_to(inside))
     for entry in manifest.files:
         file = checkpoint / entry.file
         if not file.is_file():
             raise FormatError(file, f"missing, expected a file of {entry.bytes} bytes")
-        if not file.resolve().is_relative_to(inside):
+        if (file.is_symlink() or not is_inside(file.parent)) and not file.resolve().is_relative_to(inside):
             raise FormatError(file, f"a link to {file.resolve()}, expected a file inside {checkpoint}")
         # Sizes alone, so that opening takes no read of all tables; a file's checksum is compared when it is read.
         if file.stat().st_size != entry.bytes:

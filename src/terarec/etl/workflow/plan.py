@@ -163,7 +163,7 @@ def columns_needed(
     """
     needed = set(results)
     for step in reversed(range(first, len(operators) if stop is None else stop)):
-        outputs = needed & set(operators[step].writes)
+        outputs = needed.intersection(operators[step].writes)
         inputs = reads(step, outputs)
         if inputs is not None:
             needed = (needed - outputs) | set(inputs)
