@@ -99,6 +99,16 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(20_000)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _no_objects_of_earlier_files_are_looked_at() -> None:
+    """Spare collections what earlier files have left: modules, trees of all sources, runs for all tests.
+
+    A collection took a second and more in a worker that had read the sources.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 # What these files begin with takes 3 to 9 s in each process: a Spark session, the first export to ONNX, parsed sources.
 TOGETHER = {
     "spark": ("tests/etl/spark/",),
