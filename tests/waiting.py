@@ -14,12 +14,16 @@ def wait_for(condition: Callable[[], bool], *, seconds: float = PATIENCE, every:
     Args:
         condition: What is called again and again.
         seconds: How long to wait at most.
-        every: Pause in seconds between the calls.
+        every: Shortest pause in seconds between the calls; one that takes long is followed by a longer pause, so that
+            what it waits for gets the core.
 
     Raises:
         AssertionError: It did not hold within that time.
     """
     end = time.monotonic() + seconds
-    while not condition():
+    while True:
+        begun = time.monotonic()
+        if condition():
+            return
         assert time.monotonic() < end, f"the condition does not hold after {seconds:g} s"
-        time.sleep(every)
+        time.sleep(max(every, min(0.5, 3 * (time.monotonic() - begun))))

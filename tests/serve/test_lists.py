@@ -6,6 +6,7 @@ import json
 import math
 import threading
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -178,7 +179,8 @@ class TritonStages:
         self._workflow = WorkflowStage(repository / "terarec_workflow" / "1" / DATASET)
         self._server = ParameterServer(ParameterServerSpec())
         self._lookup = LookupStage(run, session.step, ServedTables(server=self._server))
-        self._dense = repository / "terarec_dense" / "1" / PROGRAM
+        program = repository / "terarec_dense" / "1" / PROGRAM
+        self._dense = cache(lambda vectors: DenseStage(program, ["dense", *vectors], ["bought"]))
 
     def close(self) -> None:
         self._server.close()
@@ -192,8 +194,7 @@ class TritonStages:
     def predict_in_stages(self, records: Records, *, says_missing: bool = False) -> np.ndarray:
         encoded = self._workflow(self.tensors(records, says_missing=says_missing))
         vectors = self._lookup({name: keys for name, keys in encoded.items() if name != "dense"})
-        dense = DenseStage(self._dense, ["dense", *vectors], ["bought"])
-        return dense({"dense": encoded["dense"], **vectors})["bought"]
+        return self._dense(tuple(vectors))({"dense": encoded["dense"], **vectors})["bought"]
 
 
 def triton_tensors(columns: tuple[InputColumn, ...], records: Records) -> dict[str, np.ndarray]:

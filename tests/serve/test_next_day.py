@@ -16,13 +16,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from terarec.apps.synthetic.criteo import generate
 from terarec.checkpoint import complete_checkpoints
 from terarec.checkpoint.directory import copy_chain, read_manifest
 from terarec.errors import ConfigError
 from terarec.etl import prepare
 from terarec.etl.ops.categorical import Categorify, Vocabularies
-from terarec.etl.ready import criteo
 from terarec.etl.values import ValueIds
 from terarec.etl.workflow import Workflow
 from terarec.serve import (
@@ -50,7 +48,7 @@ from terarec.spec import (
 from terarec.spec.serving import UpdateStreamSpec
 from terarec.train.run import build
 from tests.errors import at
-from tests.serve.conftest import TrainedRun
+from tests.serve.conftest import CATEGORICAL, DENSE, TrainedRun, generate_logs, log_workflow
 from tests.serve.update_servers import stream_server
 from tests.waiting import wait_for
 
@@ -69,12 +67,11 @@ TABLES = {"static": StaticTablesSpec(), "dynamic": DynamicTablesSpec(max_rows=20
 @pytest.fixture(scope="module")
 def both_days(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Days]:
     """Return a function from a kind of tables to the two days of a run, which are trained once."""
-    logs = tmp_path_factory.mktemp("logs")
-    report = generate(logs, rows=3_000, days=3, seed=7)
+    logs = generate_logs(tmp_path_factory.mktemp("logs"), rows=3_000, days=3)
 
     @cache
     def trained(kind: str) -> Days:
-        return Days([logs / file for file in report.files], tmp_path_factory.mktemp(kind), TABLES[kind])
+        return Days(logs, tmp_path_factory.mktemp(kind), TABLES[kind])
 
     return trained
 
@@ -90,7 +87,7 @@ def with_added_values(workflow: Workflow, log: Path, most: int) -> Workflow:
         assert isinstance(state, Vocabularies)
         ids, counts = dict(state.ids), dict(state.counts)
         for column, held in state.ids.items():
-            place = 13 + int(column.removeprefix("C"))
+            place = 1 + len(DENSE) + CATEGORICAL.index(column)
             found = {int(line[place], 16) for line in lines if line[place]} - set(held.values.to_pylist())
             added = pa.array(sorted(found)[:most], held.values.type)
             ids[column] = ValueIds(held.kind, pa.concat_arrays([held.values, added]), held.hash_buckets)
@@ -104,7 +101,7 @@ class Days:
     """Two days of a run: the second one has more ids, and touches few of the rows."""
 
     def __init__(self, logs: list[Path], root: Path, tables: StaticTablesSpec | DynamicTablesSpec) -> None:
-        prepare(Workflow.of(criteo(min_count=1, split=SplitByFiles(valid=1))), logs[:2], root / "data1")
+        prepare(log_workflow(min_count=1, split=SplitByFiles(valid=1)), logs[:2], root / "data1")
         few = root / "day2.tsv"
         lines = logs[2].read_text().splitlines()[:40]
         few.write_text("\n".join(lines) + "\n")

@@ -196,11 +196,11 @@ def test_another_form_is_reported(call: Caller, headers: dict[str, str], where: 
 @pytest.mark.parametrize(
     ("change", "where", "problem"),
     [
-        (lambda inputs: inputs.pop(3), "column 'I4'", "missing"),
+        (lambda inputs: inputs.pop(2), "column 'I3'", "missing"),
         (lambda inputs: inputs.clear(), "column 'I1'", "missing"),
-        (lambda inputs: inputs.append(inputs[0]), "inputs[39].name", "the input 'I1' occurs twice"),
+        (lambda inputs: inputs.append(inputs[0]), "inputs[9].name", "the input 'I1' occurs twice"),
         (lambda inputs: inputs[2].update(name="I99"), "inputs[2].name", "got 'I99'"),
-        (lambda inputs: inputs[13].update(datatype="FP32", data=[1, 2]), "inputs[13].datatype", "got FP32 for 'C1'"),
+        (lambda inputs: inputs[3].update(datatype="FP32", data=[1, 2]), "inputs[3].datatype", "got FP32 for 'C1'"),
         (
             lambda inputs: inputs[0].update(datatype="BYTES", data=["1", "2"]),
             "inputs[0].datatype",
@@ -210,9 +210,9 @@ def test_another_form_is_reported(call: Caller, headers: dict[str, str], where: 
         (lambda inputs: inputs[1].update(shape=[], data=[1]), "inputs[1].shape", "got [] for 'I2'"),
         (lambda inputs: inputs[1].update(shape=[3]), "inputs[1].data", "got 2 elements"),
         (lambda inputs: inputs[1].update(shape=[3], data=[1, 2, 3]), "column 'I2'", "holds 3 values"),
-        (lambda inputs: inputs[20].update(data=["a", 5]), "inputs[20].data[1]", "got 5"),
-        (lambda inputs: inputs[13].update(data=["0", "xyz"]), "column 'C1', row 1", "got 'xyz'"),
-        (lambda inputs: inputs.append(inputs[0] | {"name": "label"}), "inputs[39].name", "got 'label'"),
+        (lambda inputs: inputs[5].update(data=["a", 5]), "inputs[5].data[1]", "got 5"),
+        (lambda inputs: inputs[3].update(data=["0", "xyz"]), "column 'C1', row 1", "got 'xyz'"),
+        (lambda inputs: inputs.append(inputs[0] | {"name": "label"}), "inputs[9].name", "got 'label'"),
     ],
 )
 def test_a_wrong_record_is_reported(call: Caller, trained: TrainedRun, change: Any, where: str, problem: str) -> None:

@@ -118,9 +118,9 @@ def test_fields_of_a_body_in_chunks_are_bounded(client: Client, body: bytes, beg
 
 
 def test_a_head_behind_a_long_body_counts_by_itself(client: Client, trained: TrainedRun) -> None:
-    body = json.dumps({"inputs": tensors(trained.records(0, 300))}).encode()
+    body = json.dumps({"inputs": tensors(trained.records(0, 1000))}).encode()
     assert len(body) > MAX_HEAD_BYTES
     client.send(post(body) + b"GET /v2/health/li")
-    assert client.scores().shape == (300,)
+    assert client.scores().shape == (1000,)
     client.send(b"ve HTTP/1.1\r\n\r\n")
     assert client.answer().message == {"live": True}

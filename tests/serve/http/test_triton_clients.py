@@ -264,9 +264,9 @@ def test_damaged_tensors_are_named(client: triton.InferenceServerClient, trained
 
     for place, content, message in (
         (0, b"123", r"inputs\[0\].data: got 3 bytes, expected 8 for 2 elements of FP32"),
-        (13, b"\x01\0\0\0a\x09\0\0\0b", r"inputs\[13\].data\[1\]: got fewer bytes"),
-        (13, b"\x01\0\0\0a\x01\0\0\0bc", r"inputs\[13\].data: got 1 bytes behind the last of 2 elements"),
-        (13, b"\x01\0\0\0a\x01\0\0\0\xff", r"inputs\[13\].data\[1\]: .*valid Unicode"),
+        (3, b"\x01\0\0\0a\x09\0\0\0b", r"inputs\[3\].data\[1\]: got fewer bytes"),
+        (3, b"\x01\0\0\0a\x01\0\0\0bc", r"inputs\[3\].data: got 1 bytes behind the last of 2 elements"),
+        (3, b"\x01\0\0\0a\x01\0\0\0\xff", r"inputs\[3\].data\[1\]: .*valid Unicode"),
         (0, np.array([1, np.inf], dtype=np.float32).tobytes(), r"column 'I1', row 1: got inf"),
     ):
         with pytest.raises(InferenceServerException, match=message) as caught:
