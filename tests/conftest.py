@@ -109,17 +109,25 @@ def _no_objects_of_earlier_files_are_looked_at() -> None:
     gc.freeze()
 
 
-# What these files begin with takes 3 to 9 s in each process: a Spark session, the first export to ONNX, parsed sources.
+# What these files begin with takes 3 to 9 s in each process: a Spark session, the first traced program and its file of
+# ONNX, parsed sources.
 TOGETHER = {
     "spark": ("tests/etl/spark/",),
-    "onnx": (
-        "tests/export/",
+    "programs": (
+        "tests/apps/test_triton.py",
         "tests/cli/test_export.py",
+        "tests/embedding/test_compile.py",
+        "tests/export/",
         "tests/hugectr/test_onnx.py",
         "tests/models/test_export.py",
+        "tests/nn/test_registry.py",
+        "tests/ops/test_compile.py",
+        "tests/ops/test_opcheck.py",
+        "tests/serve/test_executors.py",
+        "tests/serve/test_lists.py",
+        "tests/train/test_compile.py",
         "tests/train/test_every_model.py",
     ),
-    "compiler": ("tests/embedding/test_compile.py", "tests/ops/test_compile.py", "tests/train/test_compile.py"),
     "sources": ("tests/architecture/",),
 }
 

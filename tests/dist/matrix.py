@@ -59,7 +59,7 @@ from tests.dist.launch import Raised, run_ranks
 
 CPU = torch.device("cpu")
 STEPS = 20
-FEW_STEPS = 8
+FEW_STEPS = 7
 """Of the chosen cells; after 6 the shares of a batch have been cut in every way."""
 BATCH = 32
 WIDTH = 8
