@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
@@ -17,9 +18,24 @@ from terarec.apps.recommend import Catalogue, Recommender
 from terarec.apps.retrieval_model import RetrievalModel
 from terarec.config import load_run
 from terarec.errors import ConfigError
+from terarec.etl import prepare
+from terarec.etl.ops import GivenIds, LambdaOp, LogOp
+from terarec.etl.workflow import Workflow
 from terarec.models.artifact import load_model
 from terarec.serve import InferenceSession
-from terarec.spec import ItemIndexSpec, MFBPRSpec, NCFSpec, Numbers
+from terarec.spec import (
+    ItemIndexSpec,
+    LabelSpec,
+    MFBPRSpec,
+    NCFSpec,
+    Numbers,
+    PrepareOptions,
+    RunSpec,
+    SourceColumn,
+    SourceSpec,
+    TrainingSpec,
+    TwoTowerSpec,
+)
 from terarec.train.run import build
 from tests.apps.conftest import FilmRuns
 from tests.cli.conftest import figures, rejected
@@ -71,6 +87,48 @@ def test_factors_of_users_and_items_retrieve_and_ncf_ranks_alone(film_runs: Film
         Recommender.open(tmp_path / "ncf", film_runs.catalogue())
     ranked = Recommender.open(film_runs.towers, film_runs.catalogue(), ranker=tmp_path / "ncf").recommend(USERS, 3)
     assert [len(items) for items in ranked.items] == [3] * 4
+
+
+def inverse(hours: pa.Array) -> pa.Array:
+    return pc.divide_checked(60, hours)
+
+
+def test_columns_of_the_other_side_are_not_read(tmp_path: Path) -> None:
+    """Steps of both sides' columns reject 0, and one value of `hour` is none."""
+    rng = np.random.default_rng(0)
+    columns = {name: rng.integers(1, 9, 200) for name in ("user", "item", "income", "price", "hour")}
+    pq.write_table(pa.table({**columns, "liked": rng.integers(0, 2, 200)}), tmp_path / "log.parquet")
+    names = ("user", "item", "income", "price", "hour", "liked")
+    workflow = Workflow(
+        [
+            LogOp(columns=("price", "income"), shift=0.0),
+            GivenIds(columns=("item", "user"), rows=(9, 9)),
+            LambdaOp(columns=("hour",), outputs=("hour",), function=f"{__name__}:inverse", output_type="number"),
+        ],
+        source=SourceSpec(
+            format="delimited",
+            delimiter=",",
+            header=True,
+            columns=tuple(SourceColumn(name=name, type="integer") for name in names),
+        ),
+        labels=[LabelSpec(name="liked")],
+        dense=["price", "income", "hour"],
+        categorical=["user", "item"],
+    )
+    prepare(workflow, [tmp_path / "log.parquet"], tmp_path / "data", PrepareOptions(threads=1))
+    towers = TwoTowerSpec(user=("user", "income", "hour"), item=("item", "price"), width=4, hidden=(), vector_width=4)
+    training = TrainingSpec(batch_size=50, max_steps=2, reader_threads=1, eval_split="none")
+    build(RunSpec(data=str(tmp_path / "data"), model=towers, training=training), tmp_path / "run").fit()
+    items = {"item": list(range(1, 9)), "price": [float(item) for item in range(1, 9)]}
+    users = {"user": [1, 2], "income": [3, 4], "hour": [5, 6]}
+    allowed = (__name__.split(".", maxsplit=1)[0],)
+    recommender = Recommender.open(tmp_path / "run", Catalogue(items, "item"), allow_import=allowed)
+    assert set(recommender.user_columns) == users.keys()
+    found = recommender.recommend(users, 8)
+    session = InferenceSession.open(tmp_path / "run", allow_import=allowed)
+    for user in range(2):
+        records = {name: [values[user]] * 8 for name, values in users.items()} | items
+        assert found.items[user] == in_order(items["item"], session.predict(records)[:, 0])
 
 
 def test_candidates_are_ranked_by_the_ranking_model(film_runs: FilmRuns, recommender: Recommender) -> None:

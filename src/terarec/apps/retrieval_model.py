@@ -34,9 +34,10 @@ class RetrievalModel:
     It has two towers, or reads a history. The score of an item is the dot product of both vectors.
 
     Attributes:
-        inputs: Raw columns of a record.
+        inputs: Raw columns of users and items.
         step: Training steps of the weights.
         workflow: Encodes raw values as they were for training.
+        of_users: The same, of what the vectors of users depend on.
 
     Args:
         loaded: The model, in `numbers`, and what describes it.
@@ -53,7 +54,11 @@ class RetrievalModel:
         self._run, self._state, self._numbers = loaded.spec, loaded.state, numbers or Numbers()
         self.workflow = workflow
         self._batch = RecordBatches(workflow, loaded.dataset)
-        self.inputs: tuple[InputColumn, ...] = input_columns(workflow)
+        # By attribute, as a model of the user's own code may have vectors without them.
+        read = [getattr(self._model, name, None) for name in ("user_columns", "item_columns")]
+        self.of_users, self._of_items = (workflow if names is None else workflow.reading(names) for names in read)
+        raw = self.of_users.record_columns.keys() | self._of_items.record_columns.keys()
+        self.inputs: tuple[InputColumn, ...] = tuple(column for column in input_columns(workflow) if column.name in raw)
         self.step = loaded.step
 
     @classmethod
@@ -86,25 +91,32 @@ class RetrievalModel:
 
     def _vectors(self, columns: Mapping[str, RawValues], *, of_items: bool) -> Floats:
         count, size = len(next(iter(columns.values()))), self._run.training.batch_size
+        workflow = self._of_items if of_items else self.of_users
         # `concatenate` needs an array, and no batch says how wide the vectors are.
         parts = [np.empty((0, 1), np.float32)] if not count else []
         for begin in range(0, count, size):
             part = min(size, count - begin)
             of_part = {name: values[begin : begin + part] for name, values in columns.items()}
-            parts.append(self._encoded(self.workflow.encode(self.all_columns(of_part, part)), of_items=of_items))
+            encoded = workflow.encode(self._all_columns(of_part, part, workflow))
+            parts.append(self._encoded(encoded, of_items=of_items))
         return np.concatenate(parts)
 
-    def all_columns(self, columns: Mapping[str, RawValues], count: int) -> dict[str, RawValues]:
-        """Return each of `inputs`: the workflow encodes all of them, also those that a vector does not depend on.
+    def user_records(self, columns: Mapping[str, RawValues], count: int) -> dict[str, RawValues]:
+        """Return the raw columns that `of_users` encodes.
 
         Args:
-            columns: Those that are read -> `count` values.
-            count: Number of records.
+            columns: Those of users -> `count` values.
+            count: Number of users.
         """
-        return {column.name: columns.get(column.name, [_unread(column)] * count) for column in self.inputs}
+        return self._all_columns(columns, count, self.of_users)
+
+    def _all_columns(self, columns: Mapping[str, RawValues], count: int, workflow: Workflow) -> dict[str, RawValues]:
+        # A step may make columns of both sides at once, and so read those that are not there.
+        read = (column for column in self.inputs if column.name in workflow.record_columns)
+        return {column.name: columns.get(column.name, [_unread(column)] * count) for column in read}
 
     def encoded_users(self, records: EncodedRecords) -> Floats:
-        """Return vectors float32[B, D] of B users whose records `workflow` has encoded."""
+        """Return vectors float32[B, D] of B users whose records `of_users` has encoded."""
         return self._encoded(records, of_items=False)
 
     def _encoded(self, records: EncodedRecords, *, of_items: bool) -> Floats:

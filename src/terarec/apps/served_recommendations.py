@@ -71,7 +71,7 @@ class _UserVectors:
         self._retrieval = retrieval
 
     def scored_records(self, encode: Callable[[Workflow], EncodedRecords]) -> Scored:
-        return Scored(self._retrieval.encoded_users(encode(self._retrieval.workflow)), self._retrieval.step)
+        return Scored(self._retrieval.encoded_users(encode(self._retrieval.of_users)), self._retrieval.step)
 
 
 class _Retrieval:
@@ -88,7 +88,7 @@ class _Retrieval:
         of_users = [column for column in retrieval.inputs if column.name in recommender.user_columns]
         options = model.options
         self.reader = ColumnReader(of_users, max_batch=options.max_batch, absent_is_missing=options.absent_is_missing)
-        self._all_columns = retrieval.all_columns
+        self._records = retrieval.user_records
         self._batcher = Batcher(JoinedScoring(_UserVectors(retrieval)), options.batching, name=model.name)
 
     def submit(self, request: RecommendRequest) -> Future[ScoredPart]:
@@ -99,7 +99,7 @@ class _Retrieval:
         columns, num_users = self.reader(question)
         urgency = Urgency.of(question)
         return self._batcher.submit(
-            RecordColumns(self._all_columns(columns, num_users), num_users),
+            RecordColumns(self._records(columns, num_users), num_users),
             lambda part: part,
             priority=urgency.priority,
             timeout_seconds=urgency.timeout_seconds,

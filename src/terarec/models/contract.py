@@ -25,7 +25,11 @@ from terarec.nn.objectives import Objective
 
 
 class VectorModel(Protocol):
-    """A model that retrieves: the score of a pair is the dot product of the vectors of user and item."""
+    """A model that retrieves: the score of a pair is the dot product of the vectors of user and item.
+
+    It may name the columns that the vectors depend on as ``user_columns`` and ``item_columns``; without, records are to
+    have all columns, and those of the other side are zeros, or missing.
+    """
 
     def user_vectors(self, batch: Batch) -> Tensor:
         """Return the vectors of the users float[B, D]; columns of items are not read."""

@@ -71,6 +71,7 @@ class NextItemModel(RetrievalModel):
         check_history(spec.kind, "", spec.item, spec.history, dataset)
         item = categorical_column(spec.kind, "item", spec.item, dataset, one_key=True)
         self.item_key, self.history = spec.item, spec.history
+        self.user_columns, self.item_columns = (spec.history,), (spec.item,)
         self.num_items = item_ids(spec.kind, item)
         self.missing = missing_key(item)
         self._loss = spec.loss
@@ -151,6 +152,7 @@ class YouTubeDNN(NextItemModel):
         super().__init__(spec, dataset, num_outputs=num_outputs)
         check_known(spec.kind, "user", spec.user, dataset)
         self.spec = spec
+        self.user_columns = (spec.history, *spec.user)
         dense = [index for index, column in enumerate(dataset.dense) if column.name in spec.user]
         # Not persistent: the spec has the columns.
         self.register_buffer("_dense", torch.tensor(dense, dtype=torch.int64), persistent=False)

@@ -78,6 +78,7 @@ class PairModel(RetrievalModel):
         item = categorical_column(kind, "item", spec.item, dataset, one_key=True)
         self.spec = spec
         self.user_key, self.item_key = spec.user, spec.item
+        self.user_columns, self.item_columns = (spec.user,), (spec.item,)
         self.num_items = item_ids(kind, item)
         self.sampler = Sampler(spec.negatives, FIRST_ID, self.num_items, where=f"{kind}: negatives")
         self._missing: dict[str, int] = {}

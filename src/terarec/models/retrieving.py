@@ -42,6 +42,11 @@ class RetrievalModel(nn.Module):
     adds_up: ClassVar[bool] = True
     """Whether the loss of a rank is its part of that of the whole batch, and no mean over its own samples."""
 
+    user_columns: tuple[str, ...]
+    """Columns that the vectors of users depend on."""
+    item_columns: tuple[str, ...]
+    """Columns that the vectors of items depend on."""
+
     scores_are_dots: ClassVar[bool] = True
     """Whether the score of a pair is the dot of its vectors, by which an index finds items."""
 

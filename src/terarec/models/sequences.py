@@ -90,6 +90,7 @@ class SequenceModel(RetrievalModel):
         item = categorical_column(kind, "item", spec.item, dataset, one_key=True)
         self.num_items = item_ids(kind, item)
         self.item_key, self.history = spec.item, spec.history
+        self.user_columns, self.item_columns = (spec.history,), (spec.item,)
         self.spec = spec
         self.encoder = encoder
         self.missing = missing_key(item)
@@ -292,6 +293,7 @@ class HSTU(SequenceModel):
         super().__init__(spec, dataset, encoder, kind=spec.kind, num_outputs=num_outputs, seed=seed)
         self.times = spec.times
         if spec.times is not None:
+            self.user_columns = (*self.user_columns, spec.times)
             column = categorical_column(spec.kind, "times", spec.times, dataset, one_key=False)
             if column.rows is not None:
                 raise ConfigError(

@@ -55,6 +55,7 @@ class TwoTower(RetrievalModel):
         check_one_label(spec.kind, dataset, num_outputs)
         check_known(spec.kind, "user", spec.user, dataset)
         check_known(spec.kind, "item", spec.item, dataset)
+        self.user_columns, self.item_columns = spec.user, spec.item
         generator = torch.Generator().manual_seed(seed)
         user, item = ([c for c in dataset.categorical if c.name in names] for names in (spec.user, spec.item))
         tables: EmbeddingCollection | None = None

@@ -17,6 +17,7 @@ from terarec.etl.ops import (
     Cross,
     Explode,
     FillMissing,
+    GivenIds,
     HashBucket,
     KeepRows,
     ListSlice,
@@ -100,6 +101,47 @@ def test_records_get_what_rows_got() -> None:
         np.testing.assert_array_equal(np.concatenate(found, axis=None), np.concatenate(wanted, axis=None))
     assert encoded.dense.dtype == np.float32
     assert np.asarray(encoded.keys[-1]).tolist() == [7, MISSING_KEY, 2**62]
+
+
+@pytest.mark.parametrize(
+    ("steps", "results", "read", "raw"),
+    [
+        (STEPS, {}, ("euros",), {"price"}),
+        (STEPS, {}, ("kind", "tags", "cost"), {"brand", "model", "tags", "cost"}),
+        (STEPS, {}, ("user", "brand_id"), {"user", "brand"}),
+        (
+            [
+                FillMissing(columns=("cost", "price"), value=0.5, indicator=True),
+                GivenIds(columns=("user", "clicks"), rows=(2, 9), outputs=("a", "b")),
+            ],
+            {"dense": ["price", "cost_missing"], "categorical": ["a", "b"]},
+            ("b", "cost_missing"),
+            {"cost", "clicks"},
+        ),
+    ],
+    ids=["a renamed number", "a cross and a list", "a key and a hash", "ids and what was missing"],
+)
+def test_a_reader_of_some_columns_needs_their_raw_ones_alone(
+    steps: list[Operator], results: dict[str, Any], read: tuple[str, ...], raw: set[str]
+) -> None:
+    """Steps of several columns make those that are read; the others are zeros and empty lists."""
+    whole = workflow(*steps, **results) if results else shop()
+    values = {**RAW, "tags": [["a", "x"], None, ["b"]], "clicks": [3, 0, 8], "user": [1, 0, 1], "cost": [None, 2.0, 4]}
+    every = whole.encode({name: values[name] for name in whole.record_columns})
+    part = whole.reading(read)
+    assert set(part.record_columns) == raw
+    given = {name: values[name] for name in raw}
+    dataset = whole.dataset_spec()
+    for encoded in (part.encode(given), part.encode(pa.table(given))):
+        for place, column in enumerate(dataset.dense):
+            wanted = every.dense[:, place] if column.name in read else np.zeros(3)
+            np.testing.assert_array_equal(encoded.dense[:, place], wanted)
+        for column, found, wanted in zip(dataset.categorical, encoded.keys, every.keys, strict=True):
+            if column.name in read:
+                np.testing.assert_array_equal(np.concatenate(found, axis=None), np.concatenate(wanted, axis=None))
+            else:
+                # Lists are their values and their offsets.
+                assert np.concatenate(found, axis=None).tolist() == [0] * (3 if column.hotness == 1 else 4)
 
 
 def same(encoded: Any, other: Any) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -43,6 +43,7 @@ from terarec.spec import checks
 from terarec.spec.checks import quoted
 from terarec.spec.dataset import MISSING_ID
 from terarec.spec.registry import OperatorSpec
+from terarec.user_code import is_user_module
 
 Stage: TypeAlias = Literal["stateless", "fitted", "grouped", "rows"]
 """stateless: one row at a time; fitted: the same with a fitted state; grouped: needs other rows: `transform` takes
@@ -369,6 +370,19 @@ class MappedColumns(ColumnsOperator):
     @override
     def pairs(self) -> tuple[tuple[str, str], ...]:
         return tuple(zip(self.columns, self.outputs or self.columns, strict=True))
+
+    @override
+    def restricted_to(self, needed: set[str]) -> Operator:
+        # A user's class may have fields with a value for each column.
+        if self.stage == "grouped" or is_user_module(type(self).__module__):
+            return self
+        places = [place for place, (_, output) in enumerate(self.pairs) if output in needed]
+        fields = {name: tuple(values[place] for place in places) for name, values in self._of_each_column().items()}
+        return replace(self, **fields) if len(places) < len(self.columns) else self
+
+    def _of_each_column(self) -> dict[str, tuple[Any, ...]]:
+        """Return the fields that have a value for each column."""
+        return {"columns": self.columns} | ({"outputs": self.outputs} if self.outputs else {})
 
 
 def scalar_input(types: ColumnTypes, name: str, accepted: Sequence[str]) -> ColumnType:

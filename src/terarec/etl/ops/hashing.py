@@ -168,6 +168,10 @@ class GivenIds(MappedColumns):
             outputs[output] = array
         return rows.with_columns(outputs)
 
+    @override
+    def _of_each_column(self) -> dict[str, tuple[Any, ...]]:
+        return {**super()._of_each_column(), "rows": self.rows}
+
     def _check_lengths(self, rows: Rows, name: str) -> None:
         offsets, most = list_offsets(rows.columns[name]), self.max_length
         if offsets is None or most is None:

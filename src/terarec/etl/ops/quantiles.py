@@ -34,7 +34,7 @@ from terarec.etl.columns import (
     numbers_of,
     numpy_values,
 )
-from terarec.etl.ops.base import MISSING, ColumnTypes, MappedColumns, Stage, value_of
+from terarec.etl.ops.base import MISSING, ColumnTypes, MappedColumns, Operator, Stage, value_of
 from terarec.etl.ops.fitted_params import BoundaryParams, FittedParams, MedianParams
 from terarec.etl.ops.numeric import NumberOperator, Param
 from terarec.etl.ops.states import FittedNumbers, MergeableStatistic, Params, SpillOptions, State, Statistic
@@ -314,6 +314,11 @@ class FillMissing(NumberOperator):
         for name, column_type in zip(self.indicators, inputs, strict=False):
             types_of_outputs[name] = ColumnType("number", column_type.is_list, column_type.max_length)
         return types_of_outputs
+
+    @override
+    def restricted_to(self, needed: set[str]) -> Operator:
+        marked = zip(self.indicators, self.pairs, strict=False)
+        return super().restricted_to({*needed, *(output for name, (_, output) in marked if name in needed)})
 
     def _check_fill(self, name: str, column_type: ColumnType) -> None:
         if self.median and column_type.kind not in ("number", "integer"):

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -26,6 +26,7 @@ from terarec.etl.workflow.record_program import RawColumn, RecordProgram, Servin
 from terarec.etl.workflow.transform import data_set, dense_values, keys_of, state_of
 from terarec.formats.block import Keys
 from terarec.kernels.cpu.encoding import InvalidValueError
+from terarec.ragged import Ragged
 from terarec.spec.checks import did_you_mean
 
 
@@ -51,15 +52,25 @@ class RecordEncoder:
     Attributes:
         inputs: Raw column of a record -> type.
 
+    Args:
+        plan: Plan of the workflow.
+        states: States of its fitted steps.
+        results: Columns that are read; the others are zeros, or empty lists. None for all.
+
     Raises:
         ConfigError: A step cannot be done to a record.
     """
 
-    def __init__(self, plan: Plan, states: Mapping[int, State]) -> None:
-        self._plan, self._states = plan, states
-        dataset = data_set(plan, states, "parquet")
-        self._dense = [column.name for column in dataset.dense]
-        self._keys = [column.name for column in dataset.categorical]
+    def __init__(self, plan: Plan, states: Mapping[int, State], results: Collection[str] | None = None) -> None:
+        self._dataset = data_set(plan, states, "parquet")
+        dense, keys = (
+            [column.name for column in columns] for columns in (self._dataset.dense, self._dataset.categorical)
+        )
+        self._is_whole = results is None or set(results).issuperset([*dense, *keys])
+        if results is not None and not self._is_whole:
+            dense, keys = ([name for name in names if name in results] for names in (dense, keys))
+            plan = _restricted(plan, [*dense, *keys])
+        self._plan, self._states, self._dense, self._keys = plan, states, dense, keys
         self._serving = serving_plan(plan, [*self._dense, *self._keys])
         self._program = RecordProgram(plan, self._serving, states, self._dense, self._keys)
         self.inputs: Mapping[str, ColumnType] = self._serving.inputs
@@ -84,7 +95,19 @@ class RecordEncoder:
             state = state_of(self._plan, step, self._states)
             rows = _as_config_error(run_step, self._plan.operators[step], rows, state)
         dense = np.ascontiguousarray(_as_config_error(dense_values, self._dense, rows))
-        return EncodedRecords(dense=dense, keys=keys_of(rows, self._keys))
+        return self._completed(dense, keys_of(rows, self._keys))
+
+    def _completed(self, dense: NDArray[np.float32], keys: tuple[Keys, ...]) -> EncodedRecords:
+        """Add the columns that are not read."""
+        if self._is_whole:
+            return EncodedRecords(dense=dense, keys=keys)
+        count, made = len(dense), dict(zip(self._keys, keys, strict=True))
+        every = np.zeros((count, len(self._dataset.dense)), dtype=np.float32)
+        every[:, [column.name in self._dense for column in self._dataset.dense]] = dense
+        zeros = np.zeros(count, dtype=np.int64)
+        none = Ragged(zeros[:0], np.zeros(count + 1, dtype=np.int64))
+        columns = [made.get(one.name, zeros if one.hotness == 1 else none) for one in self._dataset.categorical]
+        return EncodedRecords(dense=every, keys=tuple(columns))
 
     def encode_table(self, table: pa.Table) -> EncodedRecords:
         """Encode B records in a table, whose types are read as those of files; it may have further columns.
@@ -155,7 +178,7 @@ class RecordEncoder:
             dense = matrix.T.astype(np.float32, order="C")
         if np.count_nonzero(np.isfinite(dense)) < dense.size:
             return None
-        return EncodedRecords(dense=dense, keys=tuple(keys))
+        return self._completed(dense, tuple(keys))
 
     def _read(self, columns: Mapping[str, RawValues], num_records: int) -> Rows:
         read = {
@@ -188,6 +211,21 @@ def _as_config_error(work: Any, *arguments: Any) -> Any:
         return work(*arguments)
     except FormatError as error:
         raise ConfigError(error.where, error.problem) from None
+
+
+def _restricted(plan: Plan, results: Collection[str]) -> Plan:
+    """Return the plan with steps that make for a served record no columns but those that `results` depend on."""
+    operators = list(plan.operators)
+
+    def reads(step: int, outputs: set[str]) -> Iterable[str] | None:
+        operator = plan.operators[step]
+        if operator.stage == "rows" or not outputs:
+            return None
+        operators[step] = operator.restricted_to(outputs)
+        return () if operator.stage == "grouped" else operators[step].serving_reads
+
+    columns_needed(plan.operators, results, reads)
+    return dataclasses.replace(plan, operators=tuple(operators))
 
 
 def serving_plan(plan: Plan, results: Sequence[str]) -> ServingPlan:

@@ -10,7 +10,7 @@ not checked.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -197,6 +197,7 @@ class Workflow:
         self.plan: Plan = plan(self.spec)
         self.states: dict[int, State] = dict(states or {})
         self.earlier_rows = earlier_rows
+        self._read: frozenset[str] | None = None
 
     @classmethod
     def of(cls, spec: WorkflowSpec, states: Mapping[int, State] | None = None) -> Workflow:
@@ -358,6 +359,15 @@ class Workflow:
             raise ConfigError("columns", f"got {got}, expected a dict of columns, or a table (pandas, Polars, Arrow)")
         return self._records.encode_table(as_table(columns, "columns"))
 
+    def reading(self, names: Collection[str]) -> Workflow:
+        """Return the workflow for a reader of some of its columns: in records `encode` makes zeros of the others.
+
+        Their lists are empty. Raw columns on which they alone depend are not in `record_columns`.
+        """
+        restricted = Workflow.of(self.spec, self.states)
+        restricted._read = frozenset(names)
+        return restricted
+
     def _with(self, spec: WorkflowSpec) -> Workflow:
         changed = Workflow.of(spec, self.states)
         changed.earlier_rows = self.earlier_rows
@@ -367,7 +377,7 @@ class Workflow:
     def _records(self) -> RecordEncoder:
         self._check_fitted()
         # At the first record, as preparing files needs none.
-        return RecordEncoder(self.plan, self.states)
+        return RecordEncoder(self.plan, self.states, self._read)
 
     @cached_property
     def _dataset(self) -> DatasetSpec:
