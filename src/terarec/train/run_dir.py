@@ -36,7 +36,7 @@ _NAMES = frozenset(
         *("report.html", _LOCK_FILE),
     }
 )  # what a start that was killed may leave
-_CONTENT = r"dataset\.json|workflow|vocabularies|step-.*|best\.json|events\..*"
+_CONTENT = r"dataset\.json|workflow|step-.*|best\.json|events\..*"
 """Names of the entries of the directories in a run."""
 
 
