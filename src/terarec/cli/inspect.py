@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from terarec.cli.options import AllowImport, CheckpointOption, Force, check_unset
+from terarec.cli.options import AllowImport, CheckpointOption, Force, changed, check_unset
 from terarec.errors import ConfigError, DataNotFoundError
 from terarec.reports.text import Show, label
 
@@ -69,8 +69,8 @@ def _describe(options: InspectOptions, show: Show) -> dict[str, Any]:
         raise DataNotFoundError(path, f"no such file or directory, expected {expected}")
     from terarec.cli.inspect_model import describe_graph_file
 
-    names = ("column", "table", "split", "checkpoint", "export_table", "out")
-    check_unset({f"--{name.replace('_', '-')}": getattr(options, name) is not None for name in names}, "for a graph")
+    names = ("column", "table", "split", "checkpoint", "export_table", "out", "to", "force", "top")
+    check_unset(changed(options, *names), "for a graph")
     return describe_graph_file(path)
 
 
@@ -84,8 +84,9 @@ def _describe_dataset(options: InspectOptions, show: Show) -> dict[str, Any]:
         raise ConfigError("--table", f"{options.path} is a data set, which has columns, expected a RUN or a checkpoint")
     if options.export_table is not None or options.out is not None:
         raise ConfigError("--export-table", f"{options.path} is a data set, expected a RUN or a checkpoint")
+    check_unset(changed(options, "to", "force"), "for a data set")
     if options.column is None:
-        check_unset({"--split": options.split is not None}, "without --column")
+        check_unset(changed(options, "split", "top"), "without --column")
         return describe_dataset(options.path, allow_import=options.allow_import or ())
     with show.progress(f"counting {options.column}", "rows") as progress:
         return describe_column(
@@ -113,11 +114,13 @@ def _describe_model(options: InspectOptions) -> dict[str, Any]:
         raise ConfigError("--column", f"{path} is a model, which has tables, expected a data set")
     check_unset({"--split": options.split is not None}, "for a model")
     if options.export_table is not None:
-        check_unset({"--table": options.table is not None}, "with --export-table")
+        check_unset(changed(options, "table", "top"), "with --export-table")
         return _export(options, options.export_table)
     if options.out is not None:
         raise ConfigError("--out", "got it without --export-table, expected both")
+    check_unset(changed(options, "to", "force"), "without --export-table")
     if options.table is None:
+        check_unset(changed(options, "top"), "without --table")
         return describe_checkpoint(path, options.checkpoint)
     return describe_table(
         path, options.table, options.top, which=options.checkpoint, allow_import=options.allow_import or ()

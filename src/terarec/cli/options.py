@@ -322,6 +322,13 @@ def check_unset(is_set: Mapping[str, bool], purpose: str) -> None:
             raise ConfigError(option, f"has no meaning {purpose}")
 
 
+def changed(options: object, *names: str) -> dict[str, bool]:
+    """Return option -> whether its value is not the default, for some fields of options or of a spec."""
+    assert dataclasses.is_dataclass(options)
+    defaults = {field.name: field.default for field in dataclasses.fields(options)}
+    return {f"--{name.replace('_', '-')}": getattr(options, name) != defaults[name] for name in names}
+
+
 def numbers_by_name(option: str, texts: Sequence[str], expected: str) -> dict[str, int]:
     """Split texts such as ``NAME=N``, each of another name; see `pairs`.
 

@@ -96,6 +96,7 @@ def plan(options: PlanOptions, show: Show) -> None:
     from terarec.train.plan import plan_run
     from terarec.train.rehearsal import program_bytes
 
+    check_unset({"--force": options.force and options.out is None}, "without --out")
     file = options.config / RUN_FILE if options.config.is_dir() else options.config
     base = load_run(file)
     # First, so that --set may change one of the fields.

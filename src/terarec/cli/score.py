@@ -19,6 +19,7 @@ from terarec.cli.options import (
     Force,
     NumbersOption,
     SpecFields,
+    changed,
     check_unset,
     comma_separated,
     spec_option,
@@ -374,13 +375,7 @@ def _predict_dataset(options: PredictOptions, data: Path, show: Show) -> None:
     from terarec.train.predict import predict as score
     from terarec.train.run_dir import check_run
 
-    unset = PrepareOptions()
-    of_raw_files = {
-        "--bad-input": options.reading.bad_input != unset.bad_input,
-        "--threads": options.reading.threads != unset.threads,
-        "--earlier-rows": options.reading.earlier_rows is not None,
-        "--late-rows": options.reading.late_rows != unset.late_rows,
-    }
+    of_raw_files = changed(options.reading, "bad_input", "threads", "earlier_rows", "late_rows")
     check_unset(of_raw_files, "for a data set")
     check_new_file(options.out, replace=options.force)  # before a large model is loaded
     check_run(options.run)

@@ -23,6 +23,7 @@ from terarec.cli.options import (
     Force,
     NumbersOption,
     SpecFields,
+    changed,
     check_unset,
     repeatable,
     spec_option,
@@ -35,7 +36,6 @@ from terarec.spec import (
     BatchingSpec,
     ItemIndexSpec,
     KafkaTopicSpec,
-    Numbers,
     ServingSpec,
     TritonSpec,
     WatchingSpec,
@@ -116,21 +116,19 @@ def _exported(options: ExportOptions) -> ExportReport | TableReport | Embeddings
     from terarec.export.table_rows import TABLE_FORMATS
 
     allowed = options.allow_import or ()
-    triton, plain = options.triton, TritonSpec()
     others: dict[str, bool] = {}
     if options.format != "triton":
-        others = {f"--{name}": getattr(triton, name) != getattr(plain, name) for name in _OF_TRITON}
+        others = changed(options.triton, *_OF_TRITON)
     if options.format not in FORMATS:
         others["--no-tables"] = options.no_tables
     if options.format not in (*FORMATS, "triton"):
         # These formats have the vectors of tables alone.
         others |= {
-            "--row-type": options.numbers.row_type != Numbers().row_type,
-            "--precision": options.numbers.precision is not None,
-            "--data": options.data is not None,
-            "--split": options.split != ExportOptions.split,
+            **changed(options.numbers, "row_type", "precision"),
+            **changed(options, "data", "split"),
         }
     check_unset(others, f"for --to {options.format}")
+    check_unset({} if options.data else changed(options, "split"), "without --data")
     # Named by its purpose, next to the formats of files.
     form = "parquet" if options.format == "embeddings" else options.format
     if options.table is not None:
@@ -306,7 +304,7 @@ def serve(options: ServeOptions, show: Show) -> None:
     from terarec.train.devices import describe_device, resolve_device
 
     source = _served(options)
-    check_unset({"--drift-data": options.drift_data is not None and not options.drift}, "without --drift")
+    _check_needed(options)
     drift = partial(ServedDrift, options.drift_data, allow_import=options.allow_import or ())
     device = resolve_device(options.device or "auto")
     batching = options.batching
@@ -350,7 +348,6 @@ def serve(options: ServeOptions, show: Show) -> None:
             }
         )
 
-    check_unset({"--kafka-config": options.stream is None and options.kafka_config is not None}, "without --stream")
     with _logged():
         run.serve(
             source,
@@ -364,6 +361,23 @@ def serve(options: ServeOptions, show: Show) -> None:
             drift=drift if options.drift else None,
             recommendations=recommendations,
         )
+
+
+def _check_needed(options: ServeOptions) -> None:
+    """Raise for an option without the one whose effect it changes."""
+    server, access, watching = options.server, options.access, options.watching
+    records = watching.record_directory is not None
+    for needed, is_set, changing in (
+        ("--drift", options.drift, changed(options, "drift_data")),
+        ("--stream", options.stream is not None, changed(options, "kafka_config")),
+        ("--record-directory", records, changed(watching, "record_file_bytes", "record_file_seconds")),
+        ("--record-directory or --drift", records or options.drift, changed(watching, "record_share")),
+        ("--otlp-endpoint", watching.otlp_endpoint is not None, changed(watching, "trace_share")),
+        ("--access-log", watching.access_log is not None, changed(watching, "access_log_share")),
+        ("--admin-port", access.admin_port is not None, changed(access, "admin_host")),
+        ("--grpc-port", server.grpc_port is not None, changed(server, "grpc_library", "grpc_max_streams")),
+    ):
+        check_unset({} if is_set else changing, f"without {needed}")
 
 
 @contextlib.contextmanager
@@ -536,6 +550,10 @@ def recommend(options: RecommendOptions, show: Show) -> None:
     from terarec.train.run_dir import check_run
 
     started = time.perf_counter()
+    check_unset({} if options.ranker else changed(options, "candidates"), "without --ranker")
+    of_others = {"exact": ("exact_items", "lists", "probes"), "lists": ("exact_items",), "auto": ()}
+    method = options.search.method
+    check_unset(changed(options.search, *of_others[method]), f"with --method {method}")
     check_new_file(options.out, replace=options.force)  # before large models are loaded
     check_suffix(options.out)
     device, allowed = resolve_device(options.device or "auto"), options.allow_import or ()
