@@ -75,7 +75,7 @@ def mix(numbers: np.ndarray) -> np.ndarray:
 
 
 class PowerLawReader:
-    """Batches of random samples in place of a reader of files. Implements `terarec.data.BatchReader`."""
+    """Batches of random samples in place of a reader of files: what one process needs of `terarec.data.BatchReader`."""
 
     repeat = False
 
