@@ -24,6 +24,7 @@ from terarec.serve.protocol import (
     DATATYPES,
     FLOATS,
     INTEGER_BITS,
+    MOST_CALL_BYTES,
     Elements,
     InferRequest,
     InferResponse,
@@ -199,8 +200,19 @@ def decode_model_metadata(body: bytes) -> ModelMetadata:
     return _decode(body, read)
 
 
-def decode_object(body: bytes | bytearray) -> Mapping[str, Any]:
-    """Read an object of other calls; an empty body is an empty object."""
+def decode_object(body: bytes | bytearray, *, most: int | None = MOST_CALL_BYTES) -> Mapping[str, Any]:
+    """Read an object of other calls; an empty body is an empty object.
+
+    Args:
+        body: Its JSON.
+        most: Limit of its bytes, which are parsed where they arrive; None where the caller has checked what is in them.
+
+    Raises:
+        RequestTooLargeError: More bytes.
+        ConfigError: No object in JSON.
+    """
+    if most is not None and len(body) > most:
+        raise RequestTooLargeError("the body", f"got {len(body)} bytes, expected at most {most} for this call")
     return _decode(body, lambda data: _object(data, "the body")) if body.strip() else {}
 
 

@@ -40,6 +40,10 @@ class UnknownModelError(NotFoundError):
     """No model of that name or version is served."""
 
 
+MOST_CALL_BYTES = 65536
+"""Limit of the message of a call that sends no records, such as of the index of the repository."""
+
+
 class RequestTooLargeError(ConfigError):
     """A request holds more bytes or more records than the server takes."""
 

@@ -83,7 +83,7 @@ def decode_recommend_request(body: bytes | bytearray) -> RecommendRequest:
         ConfigError: Not JSON, or a field that is unknown, missing or mistyped.
     """
     check_brackets(body)
-    fields = decode_object(body)
+    fields = decode_object(body, most=None)
     for name in fields:
         if name not in _FIELDS:
             expected = ", ".join(_FIELDS)

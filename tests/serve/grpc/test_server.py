@@ -176,6 +176,7 @@ def test_long_messages_are_refused(api: InferenceApi, library: str) -> None:
         # As long when it is decompressed.
         call = lambda: client.infer("dlrm", [tensor], compression_algorithm="gzip")  # noqa: E731
         assert code_of(call) == "RESOURCE_EXHAUSTED"
+        assert code_of(lambda: client.get_model_metadata("x" * 90_000)) == "RESOURCE_EXHAUSTED"
         assert client.is_server_live()
 
 

@@ -462,6 +462,22 @@ def test_s3_health_answers_while_a_request_is_parsed(models: ServedModels, monke
         assert answer(calling)[0] == 400
 
 
+def test_s3_calls_without_records_have_short_bodies(models: ServedModels) -> None:
+    """They are parsed in the event loop, whatever is in them."""
+    body = b'{"x":[' + b"[]," * 30_000 + b'[]],"x":1}'
+    paths = (
+        "repository/index", "trace/setting", "models/dlrm/trace/setting", "logging", "repository/models/dlrm/load",
+        "repository/models/dlrm/unload", "systemsharedmemory/region/r/register",
+    )  # fmt: skip
+    with served(models) as server:
+        for path in (*(f"/v2/{path}" for path in paths), "/v1/repository/models/dlrm/promote"):
+            with server.connect() as connection:
+                connection.sendall(
+                    f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+                )
+                assert answer(connection)[0] == 413, path
+
+
 LARGE_VALUES: dict[str, tuple[dict[str, Any], str]] = {
     "shape": ({"shape": [1] * 300_000}, "inputs[0].shape: got 300000 dimensions, expected at most 32"),
     "size": ({"shape": [10**4000]}, "inputs[0].shape[0]: got 1000000"),

@@ -18,7 +18,15 @@ from terarec.serve.binary_codec import element_reader
 from terarec.serve.calls import Call
 from terarec.serve.grpc.conversion import infer_request, infer_response, parameters
 from terarec.serve.grpc.messages import METHODS, SERVICE, message_class
-from terarec.serve.protocol import InferRequest, InferResponse, ServerBusyError, UnknownModelError, error_code
+from terarec.serve.protocol import (
+    MOST_CALL_BYTES,
+    InferRequest,
+    InferResponse,
+    RequestTooLargeError,
+    ServerBusyError,
+    UnknownModelError,
+    error_code,
+)
 from terarec.serve.request_layouts import RequestLayouts
 from terarec.serve.shared_memory import SharedMemory
 from terarec.spec.checks import one_line
@@ -301,9 +309,12 @@ def parsed(method: str, body: bytes) -> Any:
     """Return the message of a call.
 
     Raises:
+        RequestTooLargeError: More bytes than `MOST_CALL_BYTES`, but for inference.
         ConfigError: The bytes are none.
     """
     kind = METHODS[method].request
+    if method != "ModelInfer" and len(body) > MOST_CALL_BYTES:
+        raise RequestTooLargeError("the message", f"got {len(body)} bytes, expected at most {MOST_CALL_BYTES}")
     try:
         return kind.FromString(body)
     except DecodeError:
