@@ -23,6 +23,7 @@ from terarec.serve.protocol import (
     Elements,
     InferRequest,
     InferResponse,
+    RequestTooLargeError,
     UnsupportedError,
 )
 from terarec.serve.request_layouts import BINARY_SIZE, RequestLayouts, split_json
@@ -68,9 +69,7 @@ def decode_elements(raw: bytes | bytearray | memoryview, datatype: str, count: i
     if datatype == "BYTES":
         texts = _text_array(raw, count) if count > SMALL_ROWS else None
         return _texts(raw, count, where) if texts is None else texts
-    size = count * (2 if datatype == "BF16" else DTYPES[datatype].itemsize)
-    if len(raw) != size:
-        raise ConfigError(where, f"got {len(raw)} bytes, expected {size} for {count} elements of {datatype}")
+    _check_num_bytes(len(raw), datatype, count, where)
     if datatype == "BF16":  # the upper half of a float32
         datatype, raw = "FP32", (np.frombuffer(raw, dtype="<u2").astype("<u4") << 16).tobytes()
     if datatype == "BOOL":
@@ -81,6 +80,13 @@ def decode_elements(raw: bytes | bytearray | memoryview, datatype: str, count: i
         return list(_few(datatype, count).unpack(raw))
     values = np.frombuffer(raw, dtype=DTYPES[datatype])
     return values if count > SMALL_ROWS and datatype != "BOOL" else values.tolist()
+
+
+def _check_num_bytes(got: int, datatype: str, count: int, where: str) -> None:
+    """Check the number of bytes of elements that are no texts."""
+    size = count * (2 if datatype == "BF16" else DTYPES[datatype].itemsize)
+    if got != size:
+        raise ConfigError(where, f"got {got} bytes, expected {size} for {count} elements of {datatype}")
 
 
 def element_reader(datatype: str, count: int, where: str) -> Callable[[bytes], Elements]:
@@ -189,12 +195,12 @@ class TensorBytes:
 
     Args:
         raw: Bytes behind the JSON, one tensor's after the other's.
-        memory: Registered regions; None where shared memory is not allowed.
+        regions: Those of the request in shared memory.
     """
 
-    def __init__(self, raw: memoryview, memory: SharedMemory | None = None) -> None:
+    def __init__(self, raw: memoryview, regions: RegionReader) -> None:
         self._raw = raw
-        self._memory = memory
+        self._regions = regions
         self._at = 0
 
     def read(self, tensor: Mapping[str, Any], datatype: str, count: int, where: str) -> Elements | None:
@@ -209,7 +215,7 @@ class TensorBytes:
         region = parameters.get("shared_memory_region")
         if region is not None:
             _no_data(tensor, where)
-            return decode_elements(region_bytes(self._memory, parameters, where), datatype, count, f"{where}.data")
+            return self._regions.read(parameters, datatype, count, where)
         if BINARY_SIZE not in parameters:
             return None
         _no_data(tensor, where)
@@ -251,19 +257,53 @@ def size_parameter(parameters: Mapping[str, Any], name: str, where: str, default
     return value
 
 
-def region_bytes(memory: SharedMemory | None, parameters: Mapping[str, Any], where: str) -> bytes:
-    """Return the bytes of a tensor in shared memory.
+class RegionReader:
+    """Reads the tensors that a request has in shared memory, whose bytes count as those of its body do.
 
-    Raises:
-        UnsupportedError: Shared memory is not allowed.
-        ConfigError: No such region, or fewer bytes.
+    Args:
+        memory: Registered regions; None where shared memory is not allowed.
+        body_bytes: Bytes of the body.
+        most: Limit of the bytes of body and regions, below that of `memory`; None for that one.
     """
-    name, offset, size = _place(parameters, where)
-    return _allowed(memory, where).read(name, offset, size, where)
+
+    def __init__(self, memory: SharedMemory | None, body_bytes: int, most: int | None = None) -> None:
+        self._memory = memory
+        self._body_bytes = body_bytes
+        self._most = most
+        self._num_bytes = body_bytes
+
+    def begin(self) -> None:
+        """Read the request from its beginning."""
+        self._num_bytes = self._body_bytes
+
+    def read(self, parameters: Mapping[str, Any], datatype: str, count: int, where: str) -> Elements:
+        """Return the elements of a tensor.
+
+        Raises:
+            UnsupportedError: Shared memory is not allowed.
+            RegionsTooLargeError: The tensors of the request have too many bytes; nothing was read of this one.
+            ConfigError: No such region, fewer bytes, or other bytes than those of so many elements.
+        """
+        name, offset, size = _place(parameters, where)
+        memory, place = _allowed(self._memory, where), f"{where}.data"
+        # Before anything is read, since a region may be larger than the memory that there is.
+        if datatype != "BYTES":
+            _check_num_bytes(size, datatype, count, place)
+        most = memory.max_request_bytes if self._most is None else self._most
+        self._num_bytes += size
+        if self._num_bytes > most:
+            raise RegionsTooLargeError(
+                place, f"got {self._num_bytes} bytes up to here, in the body and in regions, expected at most {most}"
+            )
+        return decode_elements(memory.read(name, offset, size, where), datatype, count, place)
+
+
+class RegionsTooLargeError(RequestTooLargeError):
+    """A request has too many bytes in regions of shared memory."""
 
 
 def write_region(memory: SharedMemory | None, parameters: Mapping[str, Any], content: bytes, where: str) -> None:
-    """Write the bytes of a tensor into shared memory; errors as in `region_bytes`."""
+    """Write the bytes of a tensor into shared memory; errors as in `RegionReader`."""
     name, offset, size = _place(parameters, where)
     _allowed(memory, where).write(name, offset, content, size, where)
 
@@ -288,16 +328,19 @@ def decode_binary_request(
     header_bytes: int | None,
     memory: SharedMemory | None = None,
     layouts: RequestLayouts | None = None,
+    most_bytes: int | None = None,
 ) -> InferRequest:
     """Read an inference request whose tensors may be bytes.
 
     Args:
         body: JSON, and then the bytes of tensors.
         header_bytes: Bytes of the JSON; None if there is nothing else.
-        memory: As in `TensorBytes`.
+        memory: As in `RegionReader`.
         layouts: Requests that were read before; None to read each anew.
+        most_bytes: As in `RegionReader`.
 
     Raises:
+        RegionsTooLargeError: More bytes in regions.
         ConfigError: As `decode_infer_request` does; or fewer or more bytes than those of the tensors.
     """
     if header_bytes is None:
@@ -313,11 +356,13 @@ def decode_binary_request(
         known = None if raw is None else layouts.read(head.description, head.request_id, raw)
         if known is not None:
             return known
-    content, last = memoryview(body)[header_bytes:], TensorBytes(memoryview(b""))
+    regions = RegionReader(memory, len(body), most_bytes)
+    content, last = memoryview(body)[header_bytes:], TensorBytes(memoryview(b""), regions)
 
     def begin() -> ReadElements:
         nonlocal last
-        last = TensorBytes(content, memory)
+        last = TensorBytes(content, regions)
+        regions.begin()
         return last.read
 
     request = decode_infer_request(header, begin)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from terarec.serve.access import is_loopback
 from terarec.serve.shared_memory import SharedMemory
-from terarec.spec import AccessSpec
+from terarec.spec import AccessSpec, ServingSpec
 from terarec.spec.checks import FieldError
 
 
@@ -64,10 +64,11 @@ def bind_admin(spec: AccessSpec) -> Iterator[Sequence[socket.socket]]:
 
 
 @contextlib.contextmanager
-def shared_memory(spec: AccessSpec, bound: socket.socket, *, is_possible: bool) -> Iterator[SharedMemory | None]:
+def shared_memory(spec: ServingSpec, bound: socket.socket, *, is_possible: bool) -> Iterator[SharedMemory | None]:
     """Return the regions of shared memory, where they are allowed."""
-    if not is_possible or not (is_loopback(bound) if spec.shared_memory is None else spec.shared_memory):
+    is_allowed = spec.access.shared_memory
+    if not is_possible or not (is_loopback(bound) if is_allowed is None else is_allowed):
         yield None
         return
-    with contextlib.closing(SharedMemory()) as memory:
+    with contextlib.closing(SharedMemory(spec.max_request_bytes)) as memory:
         yield memory

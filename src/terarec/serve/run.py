@@ -193,7 +193,7 @@ def _run(
     with (
         _watchers(spec.watching, drift) as watchers,
         loading as models,
-        shared_memory(spec.access, sockets.clients, is_possible=has_memory) as memory,
+        shared_memory(spec, sockets.clients, is_possible=has_memory) as memory,
         contextlib.nullcontext() if recommendations is None else recommendations(models) as recommender,
     ):
         models.observer = watchers.records

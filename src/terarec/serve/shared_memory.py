@@ -41,11 +41,16 @@ class Region:
 class SharedMemory:
     """The regions of a server. Thread-safe; `_lock` guards the table, and is held while a region is in use.
 
+    Attributes:
+        max_request_bytes: Limit of the bytes that a request has in regions and in its body.
+
     Args:
+        max_request_bytes: As above.
         directory: Directory in which the system shows shared memory.
     """
 
-    def __init__(self, directory: Path = _DIRECTORY) -> None:
+    def __init__(self, max_request_bytes: int, directory: Path = _DIRECTORY) -> None:
+        self.max_request_bytes = max_request_bytes
         self._directory = directory
         self._lock = threading.Lock()
         self._regions: dict[str, tuple[Region, int]] = {}

@@ -35,7 +35,7 @@ def serving(api: InferenceApi, **changes: Any) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def api(models: ServedModels) -> Iterator[InferenceApi]:
-    with closing(SharedMemory()) as memory:
+    with closing(SharedMemory(2**25)) as memory:
         yield InferenceApi(models, memory=memory)
 
 

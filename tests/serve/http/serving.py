@@ -50,7 +50,7 @@ def served(
     with (
         socket.create_server((spec.host, 0)) as bound,
         socket.create_server(("127.0.0.1", 0)) as admin,
-        contextlib.closing(SharedMemory()) as memory,
+        contextlib.closing(SharedMemory(spec.max_request_bytes)) as memory,
     ):
         api = InferenceApi(models, memory=memory if has_memory else None, calls=calls)
         admins = [admin] if spec.access.admin_port is not None else []

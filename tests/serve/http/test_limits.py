@@ -27,6 +27,7 @@ from terarec.batch import Batch
 from terarec.errors import ConfigError
 from terarec.etl.workflow import Workflow
 from terarec.serve import InferenceClient, InferenceError, InferenceSession, ServedModel, ServedModels
+from terarec.serve.binary_codec import decode_binary_request
 from terarec.serve.http import api_routes
 from terarec.serve.json_codec import MAX_LISTS, MAX_OBJECTS, decode_infer_request
 from terarec.serve.protocol import RequestTooLargeError
@@ -476,6 +477,37 @@ def test_s3_calls_without_records_have_short_bodies(models: ServedModels) -> Non
                     f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
                 )
                 assert answer(connection)[0] == 413, path
+
+
+def test_s3_tensors_of_regions_count_and_are_read_outside_of_the_event_loop(
+    models: ServedModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+
+    def noted(*arguments: Any) -> Any:
+        threads.append(threading.current_thread().name.partition("_")[0])
+        return decode_binary_request(*arguments)
+
+    monkeypatch.setattr(api_routes, "decode_binary_request", noted)
+    key = f"terarec-test-{os.getpid()}"
+    region = Path("/dev/shm") / key
+    with served(models, ServingSpec(max_request_bytes=200_000)) as server:
+        region.touch()
+        try:
+            os.truncate(region, 2**31 - 4096)
+            server.api.shared_memory_register("r", key, 0, 2**31 - 4096)
+            for size, problem in ((1000, "I2"), (100_000, "records"), (2**31 - 4096, "got 2147479")):
+                place = {"shared_memory_region": "r", "shared_memory_byte_size": size}
+                tensor = {"name": "I1", "shape": [size // 4], "datatype": "FP32", "parameters": place}
+                body = json.dumps({"inputs": [tensor]}).encode()
+                with server.connect() as connection:
+                    connection.sendall(head(len(body)) + body)
+                    assert problem in answer(connection)[1]["error"]
+        finally:
+            region.unlink()
+    loop = threads[0]
+    assert loop != "parse"
+    assert threads == [loop, loop, "parse", loop, "parse"]
 
 
 LARGE_VALUES: dict[str, tuple[dict[str, Any], str]] = {

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from terarec.errors import ConfigError
-from terarec.serve.binary_codec import decode_elements, encode_elements, region_bytes, write_region
+from terarec.serve.binary_codec import RegionReader, decode_elements, encode_elements, write_region
 from terarec.serve.grpc.messages import message_class
 from terarec.serve.json_codec import MAX_DIMENSIONS, check_elements
 from terarec.serve.protocol import (
@@ -47,7 +47,7 @@ _ModelInferResponse = message_class("ModelInferResponse")
 
 
 def infer_request(
-    message: Any, memory: SharedMemory | None = None, layouts: RequestLayouts | None = None
+    message: Any, memory: SharedMemory | None = None, layouts: RequestLayouts | None = None, *, num_bytes: int = 0
 ) -> InferRequest:
     """Return the request of a ModelInferRequest.
 
@@ -55,8 +55,10 @@ def infer_request(
         message: The message, which loses its raw contents and its id.
         memory: Registered regions; None where shared memory is not allowed.
         layouts: Requests that were read before; None to read each anew.
+        num_bytes: Length of the message, to which the bytes in shared memory are added.
 
     Raises:
+        RegionsTooLargeError: More bytes in shared memory than are accepted.
         UnsupportedError: Shared memory that is not allowed.
         ConfigError: Elements that are missing, given twice, or do not fit datatype and shape.
     """
@@ -69,7 +71,7 @@ def infer_request(
         known = layouts.read(description, request_id, raw)
         if known is not None:
             return known
-    contents = _Contents(raw, memory)
+    contents = _Contents(raw, RegionReader(memory, num_bytes))
     inputs = tuple(_tensor(item, contents, f"inputs[{index}]") for index, item in enumerate(message.inputs))
     contents.check_end()
     request = InferRequest(
@@ -111,16 +113,16 @@ def set_parameters(fields: Any, values: Mapping[str, Any]) -> None:
 class _Contents:
     """Reads the elements of a request's inputs, one after the other."""
 
-    def __init__(self, raw: Sequence[bytes], memory: SharedMemory | None) -> None:
+    def __init__(self, raw: Sequence[bytes], regions: RegionReader) -> None:
         self._raw = raw
         self._is_raw = len(raw) > 0
         self._num_read = 0
-        self._memory = memory
+        self._regions = regions
 
     def read(self, item: Any, values: Mapping[str, Any], count: int, where: str) -> Elements:
         datatype = item.datatype
         if _REGION in values:
-            return decode_elements(region_bytes(self._memory, values, where), datatype, count, where)
+            return self._regions.read(values, datatype, count, where)
         if not self._is_raw:
             return _typed_elements(item, count, f"{where}.contents")
         if item.HasField("contents"):

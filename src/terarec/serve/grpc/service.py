@@ -201,7 +201,7 @@ class GrpcService:
         try:
             message = parsed("ModelInfer", body)
             request_id = message.id
-            request = infer_request(message, memory, self._layouts)
+            request = infer_request(message, memory, self._layouts, num_bytes=len(body))
             self._take_place()
             try:
                 scored = self._api.infer(request, message.model_name, message.model_version or None, call)

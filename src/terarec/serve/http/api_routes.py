@@ -12,7 +12,12 @@ from typing import Any, TypeVar
 from terarec.errors import ConfigError, TerarecError
 from terarec.serve.access import Access
 from terarec.serve.api import InferenceApi
-from terarec.serve.binary_codec import decode_binary_request, element_reader, encode_binary_response
+from terarec.serve.binary_codec import (
+    RegionsTooLargeError,
+    decode_binary_request,
+    element_reader,
+    encode_binary_response,
+)
 from terarec.serve.http.answers import Answers
 from terarec.serve.http.compression import check_encoding, compress, decompress
 from terarec.serve.http.messages import JSON, Handler, Request, Response, check_content_type, json_response
@@ -25,7 +30,8 @@ from terarec.spec.checks import quoted
 Result = TypeVar("Result")
 
 SMALL_BYTES = 65536
-"""Bodies up to this length are parsed in the event loop, in less time than a thread takes to begin."""
+"""Bodies, with what they have in shared memory, up to this length are parsed in the event loop, in less time than a
+thread takes to begin."""
 
 _HEADER_BYTES = "inference-header-content-length"
 _OCTETS = "application/octet-stream"
@@ -77,7 +83,7 @@ class ApiRoutes:
 
     async def read(self, request: Request, decode: Callable[[Request], Result]) -> Result:
         """Decode the body of a request, a large or compressed one in the thread for that."""
-        if len(request.body) <= SMALL_BYTES and "content-encoding" not in request.headers:
+        if _is_small(request):
             return decode(request)
         return await self._in_thread(self._parser, partial(decode, request))
 
@@ -161,17 +167,23 @@ class ApiRoutes:
         check_encoding(request.headers.get("content-encoding", ""))
 
     async def _infer(self, request: Request) -> Response:
-        decoded = await self.read(request, self._decoded)
+        most = SMALL_BYTES if _is_small(request) else None
+        try:
+            decoded = await self.read(request, partial(self._decoded, most_bytes=most))
+        except RegionsTooLargeError:
+            if most is None:
+                raise
+            decoded = await self._in_thread(self._parser, partial(self._decoded, request))
         pending = self._api.infer(decoded, **request.variables, call=request.call)
         scored = await self._answers.of(pending)
         body, header_bytes = encode_binary_response(scored, decoded, self._api.memory)
         return _infer_response(body, header_bytes, request.headers.get("accept-encoding", ""))
 
-    def _decoded(self, request: Request) -> InferRequest:
+    def _decoded(self, request: Request, most_bytes: int | None = None) -> InferRequest:
         try:
             encoding = request.headers.get("content-encoding", "")
             body = decompress(request.body, encoding, self._max_request_bytes)
-            return decode_binary_request(body, _header_bytes(request), self._api.memory, self._layouts)
+            return decode_binary_request(body, _header_bytes(request), self._api.memory, self._layouts, most_bytes)
         except TerarecError as error:
             # Tracebacks and contexts hold all that was parsed until the garbage collector finds them.
             error.__context__ = None
@@ -207,6 +219,10 @@ class ApiRoutes:
     async def _register_cuda(self, request: Request) -> Response:
         self._api.cuda_shared_memory_register(request.variables["region"])
         return Response()
+
+
+def _is_small(request: Request) -> bool:
+    return len(request.body) <= SMALL_BYTES and "content-encoding" not in request.headers
 
 
 def _num_bytes(fields: Mapping[str, Any], name: str, default: int | None = None) -> int:
