@@ -28,10 +28,15 @@ from tests.serve.conftest import CATEGORICAL, DENSE, TrainedRun
 from tests.waiting import PATIENCE
 
 PROGRAM = """
-import sys
+import os, signal, sys
 from pathlib import Path
-from terarec.serve import serve
+from terarec.serve import InferenceSession, serve
 from terarec.spec import ServingSpec
+loaded = InferenceSession.open
+def load(*arguments, **options):
+    os.kill(os.getpid(), signal.SIGHUP)  # the terminal is closed meanwhile
+    return loaded(*arguments, **options)
+InferenceSession.open = load
 serve(Path(sys.argv[1]), ServingSpec(name="dlrm", port=0), lambda server: print(server.url, flush=True))
 print("stopped", flush=True)
 """

@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -130,8 +130,6 @@ def serve(
     _check_workers(source, spec, device)
     if stream is not None and spec.tables is None:
         raise FieldError("ServingSpec", "tables", "got none with a stream, expected tiers, which updates change")
-    # The port first: a replica may wait for hours for its first checkpoint, and a taken port shows at once.
-    options = _SessionOptions(checkpoint, device, tuple(allow_import), numbers)
 
     def accept(stop: Callable[[], None], grpc_port: int | None) -> None:
         if ready is not None:
@@ -140,7 +138,9 @@ def serve(
             ready(RunningServer(host, port, stop, is_encrypted=is_encrypted, grpc_port=grpc_port))
         notify(READY)
 
-    with bind(spec.host, spec.port, "ServingSpec") as bound, bind_admin(spec.access) as admins:
+    options = _SessionOptions(checkpoint, device, tuple(allow_import), numbers)
+    # The port first: a replica may wait for hours for its first checkpoint, and a taken port shows at once.
+    with _ignored_hangups(), bind(spec.host, spec.port, "ServingSpec") as bound, bind_admin(spec.access) as admins:
         if spec.grpc_port:
             # Its library binds it later, and in every worker.
             bind(spec.host, spec.grpc_port, "ServingSpec", "grpc_").close()
@@ -510,21 +510,35 @@ def _threads(count: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Let SIGINT and SIGTERM call `stop` in the block, and SIGHUP do nothing; only the main thread may handle signals.
-
-    SIGHUP comes where a terminal is closed, and from rotations of logs, for which this server needs no signal.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+    """Let SIGINT and SIGTERM call `stop` in the block."""
 
     def handle(_signal: int, _frame: FrameType | None) -> None:
         stop()
 
+    with _handled({signal.SIGINT: handle, signal.SIGTERM: handle}):
+        yield
+
+
+@contextlib.contextmanager
+def _ignored_hangups() -> Iterator[None]:
+    """Let SIGHUP do nothing in the block, also in workers, which are forked there.
+
+    It comes where a terminal is closed, and from rotations of logs, for which a server needs no signal.
+    """
+
     def ignore(_signal: int, _frame: FrameType | None) -> None:
         _LOGGER.info("SIGHUP is ignored; SIGTERM ends the server")
 
-    handlers = {signal.SIGINT: handle, signal.SIGTERM: handle, **({signal.SIGHUP: ignore} if _HAS_HANGUP else {})}
+    with _handled({signal.SIGHUP: ignore} if _HAS_HANGUP else {}):
+        yield
+
+
+@contextlib.contextmanager
+def _handled(handlers: Mapping[int, Callable[[int, FrameType | None], None]]) -> Iterator[None]:
+    """Handle signals in the block; only the main thread may, and elsewhere this does nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
