@@ -24,6 +24,7 @@ from terarec.apps.promotion import promote
 from terarec.errors import ConfigError, DataNotFoundError, NoSpaceError, StorageError
 from terarec.io.opening import sha256_of
 from terarec.serve import InferenceClient, InferenceSession, RunningServer, ServedModels, serve
+from terarec.serve.api import InferenceApi
 from terarec.serve.loading import VersionLoader
 from terarec.serve.protocol import InferRequest, InferResponse, Tensor, UnavailableError, UnknownModelError
 from terarec.serve.repository import ModelRepository, RepositoryModel
@@ -403,6 +404,22 @@ def test_explicit_control_loads_on_request_alone(repository: Path, shop: Reposit
             server.watcher.load("shop")
         with pytest.raises(ConfigError, check=at("model", "holds no 'books'")):
             server.watcher.load("books")
+        # What comes and goes is seen in the index before it is loaded.
+        shutil.copytree(trained.path, repository / "books" / "4")
+        shutil.copytree(trained.path, repository / "shop" / "7")
+        server.watcher.unload("shop")
+        server.models.loader = server.watcher
+        index = InferenceApi(server.models).repository_index
+        assert [(state.name, state.version, state.state) for state in index()] == [
+            ("books", "4", "UNAVAILABLE"),
+            ("shop", "7", "UNAVAILABLE"),
+        ]
+        assert index(ready_only=True) == ()
+        server.watcher.load("books")
+        server.watcher.unload("books")
+        assert [(state.name, state.state) for state in index() if state.name == "books"] == [("books", "UNAVAILABLE")]
+        shutil.rmtree(repository / "books")
+        assert {state.name for state in index()} == {"shop"}
         with pytest.raises(ConfigError, check=at("model")):
             server.watcher.load("../shop")
         with pytest.raises(ConfigError, check=at("parameters", "got 'config'")):

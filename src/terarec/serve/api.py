@@ -160,7 +160,12 @@ class InferenceApi:
         return {"model_stats": entries}
 
     def repository_index(self, *, ready_only: bool = False) -> tuple[ModelState, ...]:
-        """Return the states of all versions of all models; those that are ready alone with `ready_only`."""
+        """Return the states of all versions of all models; those that are ready alone with `ready_only`.
+
+        Where clients load models, the files of the repository are read.
+        """
+        if self.models.loader is not None and not ready_only:
+            self.models.loader.show_unloaded()
         return tuple(state for state in self.models.index() if state.state == "READY" or not ready_only)
 
     def repository_load(self, name: str, parameters: Mapping[str, Any]) -> None:

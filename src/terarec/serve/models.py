@@ -40,6 +40,9 @@ class ModelState(NamedTuple):
 class ModelLoader(Protocol):
     """Loads and unloads models on request of a client."""
 
+    def show_unloaded(self) -> None:
+        """Show in the index what may be loaded at present."""
+
     def load(self, name: str, parameters: Mapping[str, Any]) -> None:
         """Load a model, or load it again; return once it is ready."""
 

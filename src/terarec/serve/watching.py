@@ -101,6 +101,8 @@ class RepositoryWatcher(Repeating):
         self._worker.start()
         for name in names:
             self._reconcile(self._repository.model(name))
+        if spec.control == "explicit":
+            self.show_unloaded()
         self._wait(names)
         super().__init__("terarec-repository", spec.poll_seconds if spec.control == "poll" else None)
 
@@ -208,14 +210,35 @@ class RepositoryWatcher(Repeating):
         names = self._repository.names
         if self._spec.control != "explicit" or "*" in self._spec.load:
             return names
-        wanted = tuple(self._repository.known(name).name for name in self._spec.load)
-        for name in sorted({*names} - {*wanted}):  # a client sees in the index what it may load
-            try:
-                for version in self._repository.model(name).versions[-1:]:
-                    self._models.set_state(ModelState(name, str(version), "UNAVAILABLE", "unloaded"))
-            except OSError as error:
-                self._models.set_state(ModelState(name, "", "UNAVAILABLE", str(error)))
-        return wanted
+        return tuple(self._repository.known(name).name for name in self._spec.load)
+
+    def show_unloaded(self) -> None:
+        """Show in the index the models that a client may load, each by its last version, and no others that are gone.
+
+        Raises:
+            DataNotFoundError: The repository is not there.
+        """
+        present = {name: self._last_state(name) for name in self._repository.names}
+        with self._changed:
+            shown: dict[str, list[ModelState]] = {}
+            for state in self._models.index():
+                shown.setdefault(state.name, []).append(state)
+            for name in {*present, *shown} - {*self._watched}:
+                former, last = shown.get(name, []), present.get(name)
+                if last in former or any(state.state != "UNAVAILABLE" for state in former):  # it is being unloaded
+                    continue
+                for state in former:
+                    self._models.forget_state(name, state.version)
+                if last is not None:
+                    self._models.set_state(last)
+
+    def _last_state(self, name: str) -> ModelState | None:
+        """Return the state of the last version of a model that is not loaded; None for none."""
+        try:
+            versions = self._repository.model(name).versions
+        except OSError as error:
+            return ModelState(name, "", "UNAVAILABLE", str(error))
+        return ModelState(name, str(versions[-1]), "UNAVAILABLE", "unloaded") if versions else None
 
     def _reconcile(self, model: RepositoryModel, done: int | None = None) -> int:
         """Compare a model with its files; return how many versions have to be loaded.
