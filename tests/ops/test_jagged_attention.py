@@ -161,8 +161,8 @@ def test_memory_grows_with_the_sum_of_lengths(
     monkeypatch: pytest.MonkeyPatch, kind: Kind, which: str, values: int
 ) -> None:
     """One long sequence beside many short ones: neither is padded to it, nor has it a matrix of scores."""
-    monkeypatch.setattr(module, "_BLOCK_SCORES", 2048)
-    lengths = [500, *[1] * 500, *[3] * 200]
+    monkeypatch.setattr(module, "_BLOCK_SCORES", 1024)
+    lengths = [250, *[1] * 250, *[3] * 100]
     tensors, added = inputs(lengths, torch.float32, values=values), biases(lengths, which, torch.float32)
     with Largest() as largest:
         jagged_attention(*tensors, offsets_of(lengths), AttentionForm(kind=kind), added).sum().backward()
