@@ -51,6 +51,18 @@ def etc(folder):
     return hugectr.CreateETC(ps_types=[hugectr.TrainPSType_t.Staged], sparse_models=[str(folder)])
 
 
+def test_create_mos_of_3_2_1_is_create_etc(passes):
+    """Finding M: 3.2.1 gave `CreateMOS` what 3.3 calls `CreateETC`."""
+    kinds, names = hugectr.TrainPSType_t, ("ps_types", "sparse_models", "local_paths", "hmem_cache_configs")
+    values = ([kinds.Cached], ["rows"], ["files"], [hugectr.CreateHMemCache(2, 0.5, 0)])
+    reader = norm_reader(passes[0], passes[2], keyset=passes[1])
+    for params in (hugectr.CreateMOS(*values), hugectr.CreateMOS(**dict(zip(names, values, strict=True)))):
+        made = hugectr.Model(solver(repeat_dataset=False), reader, hugectr.CreateOptimizer(), params)
+        assert made._etc_params == hugectr.CreateETC(*values)
+    with pytest.raises(WrongInputError, check=at("CreateMOS: sparse_models")):
+        hugectr.CreateMOS([kinds.Staged], ["a", "b"])
+
+
 @pytest.mark.parametrize(
     "params", [etc("rows"), hugectr.CreateMOS(True, True, [], ["rows"])], ids=["CreateETC", "CreateMOS"]
 )

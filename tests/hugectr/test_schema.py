@@ -124,7 +124,7 @@ CALLS = {
     "EmbeddingTablePlaceHolder": [{"id_space": 0, "max_vocabulary_size": 10, "ev_size": 4}],
     "CreateETC": [{"ps_types": [hugectr.TrainPSType_t.Staged]}],
     "CreateHMemCache": [{"num_blocks": 2, "target_hit_rate": 0.4, "max_num_evict": 0}],
-    "CreateMOS": [{"train_from_scratch": True}],
+    "CreateMOS": [{"train_from_scratch": True}, {"ps_types": [hugectr.TrainPSType_t.Staged]}],
     "solver_parser_helper": [{}, {"eval_batches": 7}],
     "tools.DataGeneratorParams": [
         {

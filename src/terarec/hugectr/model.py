@@ -44,6 +44,7 @@ from terarec.hugectr.training_cache import (
     TrainingCache,
     UseOfRows,
     WholeRows,
+    newest_form,
     oversubscriber_of,
 )
 from terarec.hugectr.update_messages import send_rows
@@ -87,7 +88,7 @@ class Model:
             )
         self.solver = solver
         # 2.3 and 3.0 have no `CreateMOS`: there the solver requests passes.
-        self._optimizer, self._etc_params = optimizer, etc_params or oversubscriber_of(solver)
+        self._optimizer, self._etc_params = optimizer, newest_form(etc_params) or oversubscriber_of(solver)
         self._network = Network(solver, optimizer)
         self._log = Log(solver.compat_release)
         self._compiled_model: Compiled | None = None

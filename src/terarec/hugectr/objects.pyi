@@ -997,16 +997,29 @@ class EmbeddingTrainingCacheParams(Record):
     ) -> None: ...
 
 class ModelOversubscriberParams(Record):
+    ps_types: Final[list[TrainPSType_t]]
+    sparse_models: Final[list[str]]
+    local_paths: Final[list[str]]
+    hmem_cache_configs: Final[list[HMemCacheConfig]]
     train_from_scratch: Final[bool]
     use_host_memory_ps: Final[bool]
     trained_sparse_models: Final[list[str]]
     dest_sparse_models: Final[list[str]]
+    @overload
     def __init__(
         self,
         train_from_scratch: bool,
         use_host_memory_ps: bool = True,
         trained_sparse_models: str | Sequence[str] = ...,
         dest_sparse_models: str | Sequence[str] = ...,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        ps_types: Sequence[TrainPSType_t],
+        sparse_models: str | Sequence[str] = ...,
+        local_paths: str | Sequence[str] = ...,
+        hmem_cache_configs: HMemCacheConfig | Sequence[HMemCacheConfig] = ...,
     ) -> None: ...
 
 class VolatileDatabaseParams(Record):

@@ -350,6 +350,17 @@ def oversubscriber_of(solver: Solver) -> ModelOversubscriberParams | None:
     return ModelOversubscriberParams(not files, False, files)
 
 
+def newest_form(
+    params: EmbeddingTrainingCacheParams | ModelOversubscriberParams | None,
+) -> EmbeddingTrainingCacheParams | ModelOversubscriberParams | None:
+    """Return the `CreateETC` object that the `CreateMOS` object of 3.2.1 stands for; others as they are."""
+    values = params.values() if isinstance(params, ModelOversubscriberParams) else {}
+    if "ps_types" not in values:
+        return params
+    names = ("ps_types", "sparse_models", "local_paths", "hmem_cache_configs")
+    return EmbeddingTrainingCacheParams(*(values[name] for name in names))
+
+
 _BLOCKS = 1  # where no CreateHMemCache says how many: room for the rows of the next pass
 _COUNTER_BYTES = 16  # of a row, which some rules keep besides their states
 _STAGED_SHARE = 0.5  # of the available host memory, for all Staged embeddings of a model on a GPU

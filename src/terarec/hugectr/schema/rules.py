@@ -346,6 +346,11 @@ def _a_model_for_each(values: ParameterValues) -> str | None:
     return None
 
 
+@OLDER_FORMS.register()
+def _starts_with_kinds(args: Args, kwargs: ParameterValues) -> bool:
+    return bool(args) and isinstance(args[0], list | tuple)
+
+
 @RULES.register()
 def _scratch_or_trained(values: ParameterValues) -> str | None:
     if not values["train_from_scratch"] and not values["trained_sparse_models"]:
