@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 import pytest
 from tools.upstream import release_of
+from tools.upstream_files import probe
 from tools.upstream_files.cases import SOK, Case, find_cases, in_chains, stop_of
 from tools.upstream_files.changes import shrink
 from tools.upstream_files.data import generate, place_named_files
@@ -21,6 +22,7 @@ from tools.upstream_files.table import lines, write_csv
 from terarec import hugectr
 from terarec.data.records import NormSource, RecordReader
 from terarec.spec import RecordLayout, SparseInput
+from tests.hugectr.training_files import training_file
 
 TRAINING = """
 import hugectr
@@ -93,6 +95,43 @@ def test_the_cases_are_the_files_that_use_hugectr(checkout):
     assert [case.path for case in find_cases(checkout, ("docs",))] == ["docs/page.md"]
 
 
+OLDER = {
+    "test/pybind_test/wdl_etc_mpi.py": "output_dir = sys.argv[2]",
+    "test/pybind_test/set_source_raw_dlrm_1gpu.py": "",
+    "test/pybind_test/wdl_mos_high_level.py": "use_host_ps = sys.argv[2].lower() == 'true'\noutput_dir = sys.argv[3]",
+    "test/pybind_test/wdl_mos_scratch_high_level.py": "use_host_ps = sys.argv[2]\noutput_dir = sys.argv[3]",
+}
+
+
+def test_scripts_of_older_releases_get_the_arguments_that_they_name(tmp_path):
+    """Finding M: those of 2.3 and 3.0, and training caches on several processes."""
+    for name in ("wdl_fp16_1gpu", "wdl_1gpu", "dlrm_1gpu", "dlrm_set_source"):
+        file = tmp_path / "test" / "scripts" / f"{name}.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text('{"solver": {}, "layers": [{"source": ""}]}')
+    for name, rest in OLDER.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"import sys\nimport hugectr\njson_file = sys.argv[1]\n{rest}\n")
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "notebooks" / "merged.ipynb").write_text('{"cells": [\n<<<<<<< HEAD\n')
+    chains = in_chains(find_cases(tmp_path))
+    found = {
+        Path(case.path).name: (case.outcome, case.processes, *(Path(argument).name for argument in case.arguments))
+        for chain in chains
+        for case in chain
+    }
+    assert found == {
+        "merged.ipynb": ("not run", 1),
+        "wdl_etc_mpi.py": ("", 2, "wdl_1gpu.json", "etc_output"),
+        "set_source_raw_dlrm_1gpu.py": ("", 1, "dlrm_set_source.json"),
+        "wdl_mos_high_level.py": ("", 1, "wdl_1gpu.json", "true", "etc_output"),
+        "wdl_mos_scratch_high_level.py": ("", 1, "wdl_1gpu.json", "true", "etc_output"),
+        **{f"{name}.json": ("", 1) for name in ("wdl_fp16_1gpu", "wdl_1gpu", "dlrm_1gpu", "dlrm_set_source")},
+    }
+    (continued,) = [chain for chain in chains if len(chain) > 1]
+    assert "scratch" in continued[0].path
+
+
 def test_tests_of_the_plugin_for_tensorflow_run_on_one_process_and_on_two(tmp_path):
     for name in ("tf1/lookup/a_test.py", "tf2/lookup/a_test.py", "tf2/variable/b_test.py"):
         file = tmp_path / SOK / name
@@ -133,6 +172,7 @@ def test_converters_run_after_the_scripts_that_train():
         ("sizes = [203931,\n  4, 18598]", "sizes = [2000,\n  4, 2000]"),
         ("batchsize=71680, batchsize_eval=17548", "batchsize=1088, batchsize_eval=274"),
         ("batchsize_eval=6400, batchsize=64", "batchsize_eval=6400, batchsize=64"),
+        ('"max_vocabulary_size_per_gpu": 2322444', '"max_vocabulary_size_per_gpu": 100000'),
         ("num_output=1024, embedding_vec_size=128, lr=0.001", "num_output=1024, embedding_vec_size=128, lr=0.001"),
         ('args["global_batch_size"] = 16384', 'args["global_batch_size"] = 256'),
         ("vocabulary_range = [[0, 9000], [9000, 9001]]", "vocabulary_range = [[0, 9000], [9000, 9001]]"),
@@ -198,6 +238,32 @@ def test_pages_run_block_by_block(tmp_path, capsys):
     assert "failed in line 12" in capsys.readouterr().err
 
 
+def test_only_what_a_page_itself_leaves_out_is_incomplete(tmp_path, capsys):
+    (tmp_path / "own.py").write_text(
+        "def broken():\n    return unknown\n\n\ndef lost(path):\n    raise FileNotFoundError(path)\n"
+    )
+    calls = ("absent", "own.broken()", 'own.lost("given.json")', "own.lost('own' + '.lock')")
+    text = "".join(f"```python\n{call}\n```\n" for call in calls)
+    (tmp_path / "page.md").write_text(text)
+    (tmp_path / "prelude.py").write_text(
+        f"import runpy, types\nown = types.SimpleNamespace(**runpy.run_path({str(tmp_path / 'own.py')!r}))\n"
+    )
+    assert run_page(tmp_path / "page.md", tmp_path / "prelude.py") == 2
+    shown = capsys.readouterr()
+    assert [line.split(":")[0] for line in shown.out.splitlines()] == ["block at line 2", "block at line 8"]
+    assert "failed in line 5" in shown.err
+    assert "failed in line 11" in shown.err
+
+
+def test_the_probe_reads_training_files(tmp_path):
+    """Finding M: scripts of 2.3 and 3.0 have their data in them."""
+    file = training_file(tmp_path / "one.json", "./a.txt", "./b.txt")
+    session = probe._Session(hugectr.SolverParser(file), file)
+    assert session.train() is False
+    demand = probe.DEMANDS.pop()
+    assert (demand.kind, demand.sources, demand.eval_source) == ("norm", ["./a.txt"], "./b.txt")
+
+
 def test_notebooks_hold_cells_and_the_scripts_that_they_write():
     sources = ["%%writefile 'train.py'\nimport hugectr\n", "!python3 train.py a.json\nx = 1", "%%bash\nls"]
     cells = [{"cell_type": "code", "source": [source]} for source in sources]
@@ -214,7 +280,8 @@ def test_notebooks_end_before_what_comes_later_and_what_would_end_programs_of_ot
     assert stop_of(path, ["x = 1"]) is None
 
 
-FRAME = 'Traceback (most recent call last):\n  File "{}/copy/test/a.py", line 7, in <module>\n'
+OURS = f'  File "{Path(hugectr.__file__).parent}/model.py", line 1, in fit\n'
+FRAME = 'nvidia-smi: not found\nTraceback (most recent call last):\n  File "{}/copy/test/a.py", line 7, in <module>\n'
 
 
 @pytest.mark.parametrize(
@@ -224,6 +291,9 @@ FRAME = 'Traceback (most recent call last):\n  File "{}/copy/test/a.py", line 7,
         ("ModuleNotFoundError: No module named 'tensorflow'", "not run", "from line 7 on: needs TensorFlow"),
         ("ModuleNotFoundError: No module named 'cudf'", "not run", "from line 7 on: needs cuDF"),
         ("RuntimeError: Found no NVIDIA driver on your system.", "not run", "from line 7 on: needs a GPU"),
+        (f"{OURS}RuntimeError: Found no NVIDIA driver on your system.", "failed", "line 7: RuntimeError: Found no"),
+        (f"{OURS}ModuleNotFoundError: No module named 'cudf'", "failed", "line 7: ModuleNotFoundError"),
+        (f"{OURS}ModuleNotFoundError: No module named 'tensorflow'", "not run", "from line 7 on: needs TensorFlow"),
     ],
 )
 def test_errors_say_whose_they_are(error, outcome, place, tmp_path):

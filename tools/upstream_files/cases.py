@@ -54,7 +54,6 @@ tensors and save a model as a folder."""
 
 _PRIVATE = "compares with numbers of a model that upstream does not publish"
 NOT_RUN = (
-    ("test/pybind_test/wdl_etc_mpi.py", "not run", "not tried since training caches train on several processes"),
     ("test/inference/inference_session/wdl_multitable_test.py", "not run", _PRIVATE),
     (
         "test/inference/inference_session/movielens_nodense_test.py",
@@ -63,7 +62,6 @@ NOT_RUN = (
     ),
     ("test/pybind_test/wdl_multitable_test.py", "not run", _PRIVATE),
     ("test/pybind_test/movielens_nodense_test.py", "not run", _PRIVATE),
-    ("test/pybind_test/model_test.py", "not run", "needs arguments that upstream does not publish"),
     ("test/pybind_test/data_source_test.py", "not run", "needs a Hadoop cluster"),
     ("tools/data_source/test_data_source.py", "not run", "needs a Hadoop cluster"),
     ("notebooks/*remote_filesystem.ipynb", "not run", "needs a Hadoop cluster"),
@@ -110,13 +108,6 @@ STOPS = (
 _WDL_MODEL = ("/hugectr/wdl0_sparse_2000.model", "/hugectr/wdl1_sparse_2000.model")
 ARGUMENTS = {
     "test/pybind_test/dcn_inference.py": ["test/scripts/dcn_inference.json", "DCN", "/hugectr/dcn_csr.txt"],
-    "test/pybind_test/wdl_etc.py": ["test/scripts/wdl_1gpu.json", "etc_output"],
-    "test/pybind_test/wdl_etc_low_level.py": ["test/scripts/wdl_1gpu.json", "etc_output"],
-    "test/pybind_test/wdl_fp16_8gpu.py": ["test/scripts/wdl_fp16_8gpu.json"],
-    "test/pybind_test/wdl_fp16_8gpu_export.py": ["test/scripts/wdl_fp16_8gpu.json", "exported/"],
-    "test/pybind_test/dlrm_8gpu_set_source.py": ["test/scripts/dlrm_set_source.json"],
-    "test/pybind_test/dcn_4node_2gpu.py": ["test/scripts/dcn_4node_2gpu.json"],
-    "test/pybind_test/criteo_2node_4gpu.py": ["test/scripts/criteo_2node_4gpu.json"],
     "test/pybind_test/din_fp32.py": ["--vvgpu", "0"],
     "test/inference/hps/hpsdlpack.py": ["hps_demo", ",".join(_WDL_MODEL), "/hugectr/first_ten.csv"],
     "test/inference/hps/lookup_session_test.py": ["hps_demo", ",".join(_WDL_MODEL), "/hugectr/first_ten.csv"],
@@ -127,8 +118,19 @@ ARGUMENTS = {
         "--eval_interval", "10", "--num_gpus_per_node", "1",
     ],
 }  # fmt: skip
-"""File -> its arguments. The scripts that take a training file get every one of ``test/scripts``, see `_runs`."""
+"""File -> its arguments, of those that `_runs` does not find out."""
 ARGUMENTS["test/inference/inference_session/dcn_inference.py"] = ARGUMENTS["test/pybind_test/dcn_inference.py"]
+
+MODEL_TYPES = {"BST": 23, "CRITEO": 26, "DCNV1": 26, "DCNV2": 26, "DEEPFM": 26, "WDL": 28}
+"""Models of ``model_test.py`` -> their slots."""
+
+_BY_NAME = {
+    "output_dir": "etc_output",
+    "temp_dir": "etc_output",
+    "export_path_prefix": "exported/",
+    "use_host_ps": "true",
+}
+"""Names that scripts give to their positional arguments -> the arguments."""
 
 _ROOTS = (
     "test",
@@ -170,7 +172,7 @@ class Case:
     @property
     def title(self) -> str:
         """The file with its arguments, for the table."""
-        shown = [argument for argument in self.arguments if argument.endswith(".json")]
+        shown = [one for one in self.arguments if one.endswith(".json") or one in MODEL_TYPES]
         processes = [f"({self.processes} processes)"] if self.processes > 1 else []
         return " ".join([self.path, *(Path(argument).name for argument in shown), *processes])
 
@@ -186,11 +188,16 @@ class Case:
             return "notebooks"
         if "inference" in self.path or parts[0].startswith("hps"):
             return "inference and HPS"
-        if "etc" in Path(self.path).stem.split("_"):
+        if {"etc", "mos", "prefetch"} & set(Path(self.path).stem.split("_")):
             return "training cache"
         if "onnx" in self.path:
             return "ONNX"
         return "samples" if parts[0] == "samples" else "training"
+
+    @property
+    def is_training_file(self) -> bool:
+        """Whether it is a training file of 2.3 to 3.0 instead of a script."""
+        return self.path.endswith(".json")
 
 
 def find_cases(checkout: Path, patterns: tuple[str, ...] = ()) -> list[Case]:
@@ -200,7 +207,7 @@ def find_cases(checkout: Path, patterns: tuple[str, ...] = ()) -> list[Case]:
     return [case for case in cases if not patterns or _fits(case, patterns)]
 
 
-_SUFFIXES = (".py", ".ipynb", ".md")
+_SUFFIXES = (".py", ".ipynb", ".md", ".json")
 _IMPLEMENTATION = ("hps_torch/hps_torch/", "hps_tf/hierarchical_parameter_server/", "onnx_converter/hugectr2onnx/")
 """Upstream's packages themselves, in place of which terarec's are imported."""
 
@@ -213,23 +220,33 @@ def _cases(checkout: Path, path: str) -> list[Case]:
     if path.startswith(_IMPLEMENTATION) or path.endswith("setup.py"):
         return []
     text = (checkout / path).read_text(errors="replace")
+    if path.endswith(".json"):
+        # Later releases start training files by a script of the tests.
+        is_started = (checkout / "test" / "pybind_test" / "single_node_test.py").exists()
+        return [] if is_started or not _is_training(checkout / path) else [Case(path=path, chain=path)]
     is_page = path.endswith(".md")
     if is_page and "```python" not in text:
         return []
-    if not is_page and not _USES.search(code_of(path, text)):
+    try:
+        code = code_of(path, text)
+    except ValueError as error:
+        return [Case(path=path, outcome="not run", reason=f"it is not a notebook: no JSON from {error} on")]
+    if not is_page and not _USES.search(code):
         return []
     for pattern, outcome, reason in NOT_RUN:
         if fnmatch.fnmatch(path, pattern):
             return [Case(path=path, outcome=outcome, reason=reason)]
     if not is_page:
-        for package in _IMPORTS.findall(code_of(path, text)):
+        for package in _IMPORTS.findall(code):
             # A script of the tests that needs TensorFlow only at its end is run up to there.
             if package in NOT_HERE:
                 return [Case(path=path, outcome="not run", reason=NOT_HERE[package])]
     if path.startswith(SOK):
         return [Case(path=path, processes=number, chain=f"{path} {number}") for number in _processes(path, text)]
+    processes = 2 if "mpi" in Path(path).stem.split("_") else 1
     return [
-        Case(path=path, arguments=arguments, chain=_chain(path, arguments)) for arguments in _runs(checkout, path, text)
+        Case(path=path, arguments=arguments, chain=_chain(path, arguments), processes=processes)
+        for arguments in _runs(checkout, path, text)
     ]
 
 
@@ -258,12 +275,50 @@ def _runs(checkout: Path, path: str, text: str) -> list[tuple[str, ...]]:
         if "must be parquet" in text:  # later releases read no other format
             chosen = [file for file in chosen if '"Parquet"' in file.read_text()]
         return [("--json-file", f"test/scripts/{file.name}") for file in chosen]
+    if path.endswith("/model_test.py"):
+        few = (
+            "--vvgpu",
+            "0",
+            "--batchsize",
+            "256",
+            "--batchsize_eval",
+            "256",
+            "--max_iter",
+            "20",
+            "--eval_interval",
+            "10",
+        )
+        sizes = {kind: ",".join(["100"] * slots) for kind, slots in MODEL_TYPES.items()}
+        return [("--model_type", kind, *few, "--slot_size_array", sizes[kind]) for kind in sizes]
+    names = re.findall(r"^\s*(\w+)\s*=\s*sys\.argv\[\d\]", text, re.M)
+    if path not in ARGUMENTS and names and names[0] == "json_file" and _BY_NAME.keys() >= {*names[1:]}:
+        return [(f"test/scripts/{_training_file(checkout, path).name}", *(_BY_NAME[name] for name in names[1:]))]
     return [tuple(ARGUMENTS.get(path, ()))]
+
+
+def _training_file(checkout: Path, path: str) -> Path:
+    """Return the training file of the model that a script's name tells: with the most words of it and the fewest other.
+
+    Upstream's jobs start each script with that one.
+    """
+    words = set(Path(path).stem.split("_"))
+
+    def fit(file: Path) -> tuple[int, int]:
+        of_file = file.stem.split("_")
+        return -len(words & set(of_file)), len(of_file)
+
+    files = [file for file in sorted((checkout / "test" / "scripts").glob("*.json")) if _has_layers(file)]
+    return min(files, key=fit)
 
 
 def _is_training(file: Path) -> bool:
     text = file.read_text()
     return '"solver"' in text and '"source"' in text and '"inference"' not in text
+
+
+def _has_layers(file: Path) -> bool:
+    text = file.read_text()
+    return '"layers"' in text and '"inference"' not in text
 
 
 def _chain(path: str, arguments: tuple[str, ...]) -> str:
@@ -275,6 +330,8 @@ def _chain(path: str, arguments: tuple[str, ...]) -> str:
         trained_with = {"deepfm": "dcn", "dlrm": "dcn", "dlrm_mlp": "dcn", "gmf": "ncf", "neumf": "ncf"}
         kind = re.sub(r"_(parquet|try|avg_pooling)$", "", stem)
         return f"onnx {trained_with.get(kind, kind)}"
+    if re.search(r"_mos_.*high_level", path):
+        return "mos"  # some continue what the others, from scratch, have trained
     return " ".join([path, *arguments])
 
 
@@ -288,8 +345,10 @@ def stop_of(path: str, cells: Sequence[str]) -> tuple[int, str, str] | None:
 
 
 def in_chains(cases: list[Case]) -> list[list[Case]]:
-    """Return the cases by chain: scripts that train before those that convert."""
+    """Return the cases by chain: scripts that train a model before those that convert or continue it."""
     chains: dict[str, list[Case]] = {}
     for case in cases:
         chains.setdefault(case.chain or case.title, []).append(case)
-    return [sorted(chain, key=lambda case: "train_scripts" not in case.path) for chain in chains.values()]
+    return [
+        sorted(chain, key=lambda case: not re.search("train_scripts|scratch", case.path)) for chain in chains.values()
+    ]

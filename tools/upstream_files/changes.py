@@ -71,6 +71,7 @@ RULES = (
         "samples",
     ),
     Rule("vocabulary", re.compile(r'"max_vocabulary_size"\] = ([0-9]{8,})'), lambda number: min(number, 20_000)),
+    _value("max_vocabulary_size_per_gpu", lambda number: min(number, 100_000), "vocabulary"),
     _value("num_samples_per_file", lambda number: min(number, 4_096), "samples"),
     _value("num_files|eval_num_files", lambda number: min(number, 4), "files"),
 )

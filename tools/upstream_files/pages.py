@@ -80,7 +80,8 @@ def run_page(path: Path, prelude: Path) -> int:
     linecache.lazycache(str(path), {})
     names: dict[str, Any] = runpy.run_path(str(prelude))
     failures = 0
-    for line, source in blocks(path.read_text()):
+    page = path.read_text()
+    for line, source in blocks(page):
         try:
             tree = ast.parse(source)
         except SyntaxError as error:
@@ -98,14 +99,24 @@ def run_page(path: Path, prelude: Path) -> int:
         ast.increment_lineno(tree, line - 1)
         try:
             exec(compile(tree, str(path), "exec"), names)  # noqa: S102 - what this tool is for
-        except (NameError, FileNotFoundError) as error:
-            print(f"block at line {line}: incomplete: {error}")  # it goes on from what the page does not show
         except Exception as error:
+            if _is_of_page(error, path, page):
+                print(f"block at line {line}: incomplete: {error}")  # it goes on from what the page does not show
+                continue
             last = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
             print(f"block at line {line} failed in line {last[-1].lineno if last else line}", file=sys.stderr)
             traceback.print_exc()
             failures += 1
     return failures
+
+
+def _is_of_page(error: Exception, path: Path, page: str) -> bool:
+    """Return whether a page itself uses a name, or a file that it names, that it does not define or write."""
+    if isinstance(error, FileNotFoundError):
+        named = re.findall(r"[\w./-]*[\w-]+", str(error))
+        return any(name in page for name in named if "." in name or "/" in name)
+    frames = traceback.extract_tb(error.__traceback__)
+    return isinstance(error, NameError) and frames[-1].filename == str(path)
 
 
 def _is_heading(statement: ast.stmt) -> bool:
@@ -146,6 +157,8 @@ def run_notebook(path: Path) -> int:
             # A cell `!python3 train.py` does not fail itself when its script does.
             if failed is None and (output.output_type == "error" or "Traceback (most recent call last)" in text):
                 failed = number
+        if failed is not None:
+            break  # what later cells print follows from it
     print("\n".join(outputs))
     if failed is not None:
         print(f"cell {failed} failed: {_last_error(outputs)}", file=sys.stderr)

@@ -2,7 +2,8 @@
 """Record the data that a script of HugeCTR reads, and how the files are laid out, without training anything.
 
 ``python -m tools.upstream_files.probe OUT.json SCRIPT.py [ARGUMENTS]`` runs the script with a model that only takes
-notes. What the script does with results may fail then; the notes up to there are what counts.
+notes; a training file of 2.3 to 3.0 may stand in its place. What the script does with results may fail then; the notes
+up to there are what counts.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from tools.upstream_files.data import KEYS_OF_A_SLOT
 
 from terarec import hugectr
 from terarec.hugectr.command_line import provide_modules
+from terarec.hugectr.readers import params_of_input
 from terarec.hugectr.release import release_number
+from terarec.hugectr.training_json import SolverParser, read_training
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -99,10 +102,12 @@ class _Model(_Anything):
 
     def add(self, part: Any) -> None:
         self.parts.append(part)
+        if isinstance(part, hugectr.Input) and not isinstance(self.reader, hugectr.DataReaderParams):
+            self.reader = params_of_input(part)  # 3.0
 
     def construct_from_json(self, graph_config_file: str, *_: object, **options: object) -> None:
         layers = json.loads(Path(graph_config_file).read_text())["layers"]
-        self.parts.append(_input_of(next(layer for layer in layers if layer["type"] == "Data")))
+        self.parts.append(input_of(next(layer for layer in layers if layer["type"] == "Data")))
         sizes = [layer.get("sparse_embedding_hparam", {}).get("slot_size_array", ()) for layer in layers]
         self.parts.append(_Sizes([size for of_layer in sizes for size in of_layer]))
 
@@ -143,6 +148,16 @@ class _Model(_Anything):
     get_model_oversubscriber = get_embedding_training_cache
 
 
+class _Session(_Model):
+    """A model over a training file of 2.3 to 3.0."""
+
+    def __init__(self, solver_config: Any, config_file: str, *_: object, **options: object) -> None:
+        training = read_training(config_file)
+        super().__init__(solver_config, training.reader)
+        self.parts += training.parts
+        self.compile()
+
+
 class _Reader(_Anything):
     """A reader that notes the sources that it is given."""
 
@@ -156,6 +171,8 @@ class _Reader(_Anything):
             else:
                 self._model.source = source
                 self._model._note([source], [], self._model.reader.eval_source)
+
+    set_file_list_source = set_source  # 2.3
 
 
 class _Cache(_Anything):
@@ -172,7 +189,7 @@ def _strings(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else list(value or ())
 
 
-def _input_of(layer: dict[str, Any]) -> Any:
+def input_of(layer: dict[str, Any]) -> Any:
     """Return the `Input` of a file's clause Data."""
     sparse = [
         hugectr.DataReaderSparseParam(
@@ -195,7 +212,7 @@ def _input_of(layer: dict[str, Any]) -> Any:
 
 
 def _clause_of(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the clause Data of an `Input`, as far as `_input_of` reads it."""
+    """Return the clause Data of an `Input`, as far as `input_of` reads it."""
     return {
         "type": "Data",
         "label": {"label_dim": inputs.get("label_dims") or inputs["label_dim"]},
@@ -254,7 +271,7 @@ def _install() -> None:
     """Put the model that takes notes, and stand-ins of everything that computes, in place of HugeCTR's names."""
     provide_modules()
     package: Any = sys.modules["hugectr"]
-    package.Model = package.Session = _Model
+    package.Model, package.Session = _Model, _Session
     inference: Any = sys.modules["hugectr.inference"]
     for name in ("HPS", "InferenceModel", "InferenceSession", "CreateInferenceSession", "CreateParameterServer"):
         setattr(inference, name, _Anything())
@@ -279,7 +296,10 @@ def main() -> None:
     sys.path.insert(0, str(Path(script).resolve().parent))
     warnings.simplefilter("ignore")
     try:
-        runpy.run_path(script, run_name="__main__")
+        if script.endswith(".json"):
+            _Session(SolverParser(script), script)
+        else:
+            runpy.run_path(script, run_name="__main__")
     except BaseException as error:  # whatever stands behind the last model
         print(f"the probe ended with {type(error).__name__}: {error}", file=sys.stderr)
     wanted = [one for one in DEMANDS if not _GENERATED & {*one.sources, one.eval_source}]

@@ -71,6 +71,8 @@ def _write_tables(folder: Path) -> None:
 
 def train_for_inference(description: Path, folder: Path) -> None:
     """Train the model of an inference file of 3.0 and write it, and samples as text, where the file expects them."""
+    from tools.upstream_files.probe import input_of
+
     from terarec import hugectr
     from terarec.apps.synthetic.records import RecordGenerator, generate_records
     from terarec.data.records import NormSource, RecordReader
@@ -79,16 +81,17 @@ def train_for_inference(description: Path, folder: Path) -> None:
     content = json.loads(description.read_text())
     layers = content["layers"]
     data, last = layers[0], layers[-1]
-    slot, samples = data["sparse"][0], 64
-    nnz = (slot["nnz_per_slot"],) * slot["slot_num"]
+    data["label"].setdefault("top", "label")  # which the files of 3.0 leave out
+    (slot,) = input_of(data).data_reader_sparse_param_array
+    samples = 64
     folder.mkdir(parents=True, exist_ok=True)
     source = folder / "file_list.txt"
     layout = RecordLayout(
         label_dim=1,
         dense_dim=data["dense"]["dense_dim"],
-        inputs=(SparseInput(name="data", nnz_per_slot=nnz, is_fixed_length=False),),
+        inputs=(SparseInput(name="data", nnz_per_slot=tuple(slot.nnz_per_slot), is_fixed_length=False),),
         key_bytes=4,
-        slot_sizes=(1_000,) * slot["slot_num"],
+        slot_sizes=(1_000,) * slot.slot_num,
     )
     generate_records(RecordGenerator(kind="norm", layout=layout, is_planted=True), source, rows_per_file=8_192)
     solver = hugectr.CreateSolver(batchsize=256, batchsize_eval=256, vvgpu=[[0]], max_eval_batches=2)
@@ -114,7 +117,7 @@ def train_for_inference(description: Path, folder: Path) -> None:
     batch = next(iter(reading))
     reading.close()
     # Keys come slot by slot; the request has them sample by sample.
-    slots = slot["slot_num"]
+    slots = slot.slot_num
     offsets, keys = batch.sparse.offsets.tolist(), batch.sparse.keys.tolist()
     bags = [keys[offsets[s * samples + b] : offsets[s * samples + b + 1]] for b in range(samples) for s in range(slots)]
     pointers = np.cumsum([0, *map(len, bags)])
