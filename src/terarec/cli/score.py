@@ -28,7 +28,7 @@ from terarec.errors import ConfigError
 from terarec.reports.text import Show
 from terarec.spec import Numbers, PrepareOptions, ServingSpec, TrainingSpec
 from terarec.spec.calibration import CalibrationMethod
-from terarec.spec.dataset import FIRST_ID, MISSING_KEY
+from terarec.spec.dataset import MISSING_KEY
 
 if TYPE_CHECKING:
     import torch
@@ -270,7 +270,7 @@ def _next_items(
         return open_reader(options.data, split, batch_size=training.batch_size, threads=training.reader_threads)
 
     k = None if options.k is None else _lengths(options.k)
-    first_item = _first_item(options, model.item_key, described, FIRST_ID)
+    first_item = _first_item(options, model.item_key, described, model.first_item)
     total = described.num_rows(options.split)
     with show.progress("ranking items", "samples") as progress:
         ranked = evaluate_sequences(

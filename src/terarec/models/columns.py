@@ -249,8 +249,8 @@ def categorical_column(kind: str, role: str, name: str, dataset: DatasetSpec, *,
     return columns[name]
 
 
-def item_ids(kind: str, item: CategoricalColumn) -> int:
-    """Return one more than the highest id of an item.
+def item_ids(kind: str, item: CategoricalColumn) -> tuple[int, int]:
+    """Return the lowest id of an item, and one more than the highest.
 
     Raises:
         ConfigError: A column of any keys, or of fewer than two items.
@@ -260,9 +260,10 @@ def item_ids(kind: str, item: CategoricalColumn) -> int:
             kind,
             f"column {item.name!r} has any keys, expected ids: items to compare with are drawn from all of them",
         )
-    if item.rows < FIRST_ID + 2:
-        raise ConfigError(kind, f"column {item.name!r} has {max(0, item.rows - FIRST_ID)} items, expected at least 2")
-    return item.rows
+    first = first_id(item)
+    if item.rows < first + 2:
+        raise ConfigError(kind, f"column {item.name!r} has {max(0, item.rows - first)} items, expected at least 2")
+    return first, item.rows
 
 
 def check_history(kind: str, place: str, target: str, history: str, dataset: DatasetSpec) -> None:
@@ -291,8 +292,13 @@ def _ids(column: CategoricalColumn) -> str:
 
 
 def missing_key(column: CategoricalColumn) -> int:
-    """Return the key of missing values in `column`."""
-    return MISSING_KEY if column.rows is None else MISSING_ID
+    """Return the key of missing values in `column`: `MISSING_KEY`, which is no id, if it has none."""
+    return MISSING_KEY if column.rows is None or column.given else MISSING_ID
+
+
+def first_id(column: CategoricalColumn) -> int:
+    """Return the lowest id of a value in `column`."""
+    return 0 if column.given else FIRST_ID
 
 
 def without_keys(jagged: Jagged | PaddedKeys, missing: Mapping[str, int]) -> Jagged | PaddedKeys:

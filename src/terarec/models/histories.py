@@ -14,6 +14,7 @@ from terarec.batch import Batch, Jagged, select
 from terarec.embedding import EmbeddingCollection, PaddedSequences
 from terarec.models.columns import (
     check_history,
+    first_id,
     join,
     missing_key,
     mlp,
@@ -31,7 +32,6 @@ from terarec.nn.negatives import Candidates, Owned, Sampler
 from terarec.nn.sequences import last_positions
 from terarec.ragged import Ragged
 from terarec.spec import BSTSpec, DatasetSpec, DIENSpec, DINSpec, FeatureSpec
-from terarec.spec.dataset import FIRST_ID
 from terarec.spec.histories import HistoriesSpec
 
 
@@ -224,7 +224,7 @@ class DIEN(HistoryModel):
         self.samplers = nn.ModuleList()
         if spec.auxiliary:
             self.samplers.extend(
-                Sampler(spec.negatives, FIRST_ID, column.rows, where=f"{spec.kind}: negatives")
+                Sampler(spec.negatives, first_id(column), column.rows, where=f"{spec.kind}: negatives")
                 for _, column in self._columns
             )
 

@@ -34,7 +34,6 @@ from terarec.nn.initializers import dense_distributions
 from terarec.nn.losses import sampled_softmax_loss
 from terarec.nn.negatives import Candidates, Owned, Sampler
 from terarec.spec import DatasetSpec, FeatureSpec, MultVAESpec, YouTubeDNNSpec
-from terarec.spec.dataset import FIRST_ID
 
 
 class NextItemVectors(NamedTuple):
@@ -72,10 +71,11 @@ class NextItemModel(RetrievalModel):
         item = categorical_column(spec.kind, "item", spec.item, dataset, one_key=True)
         self.item_key, self.history = spec.item, spec.history
         self.user_columns, self.item_columns = (spec.history,), (spec.item,)
-        self.num_items = item_ids(spec.kind, item)
-        self.missing = missing_key(item)
+        self.first_item, self.num_items = item_ids(spec.kind, item)
+        history = categorical_column(spec.kind, "history", spec.history, dataset, one_key=False)
+        self.missing = missing_key(history)
         self._loss = spec.loss
-        self.sampler = Sampler(spec.negatives, FIRST_ID, self.num_items, where=f"{spec.kind}: negatives")
+        self.sampler = Sampler(spec.negatives, self.first_item, self.num_items, where=f"{spec.kind}: negatives")
 
     def vectors_of_items(self, keys: Tensor) -> Tensor:
         """Return the vectors float[n, W] of any items int64[n]."""
@@ -99,21 +99,21 @@ class NextItemModel(RetrievalModel):
         if output.penalty is not None:
             of_samples = of_samples + output.penalty
         _, items = self._items(batch)
-        counts = (batch.label[:, 0] > 0) & (items != self.missing)
+        counts = (batch.label[:, 0] > 0) & (items >= self.first_item)
         return self.mean_loss(of_samples, counts, batch.weight)
 
     def _of_all(self, users: Tensor, samples: Tensor, keys: Tensor) -> Tensor:
         """Return the cross entropy float32[T] of each of the keys among all items."""
-        every = torch.arange(FIRST_ID, self.num_items, device=users.device)
+        every = torch.arange(self.first_item, self.num_items, device=users.device)
         # Under autocast a product has 16 bits.
         logits = (users @ self.vectors_of_items(every).float().t()).float()
-        classes = (keys - FIRST_ID).clamp(0, len(every) - 1)
+        classes = (keys - self.first_item).clamp(0, len(every) - 1)
         return logits.logsumexp(1)[samples] - logits[samples, classes]
 
     def _of_drawn(self, users: Tensor, samples: Tensor, keys: Tensor, batch: Batch) -> Tensor:
         """Return the cross entropy float32[T] of each of the keys among drawn items, which all samples share."""
         # Of all that is predicted: a key that no draw can give has no probability to correct its score by.
-        items = keys[keys >= FIRST_ID]
+        items = keys[keys >= self.first_item]
         if self.training:
             self.sampler.observe(items)
         drawn, log_q = self.sampler.shared(Candidates(batch=items), keys.device, self.draws())
@@ -122,7 +122,7 @@ class NextItemModel(RetrievalModel):
         is_taken = owned.has(torch.arange(batch.batch_size, device=keys.device).unsqueeze(1), drawn)
         others = (users @ self.vectors_of_items(drawn).float().t()).float()
         own = (users[samples] * self.vectors_of_items(keys).float()).sum(1)
-        own_log_q = self.sampler.log_probability(keys.clamp(min=FIRST_ID), items)
+        own_log_q = self.sampler.log_probability(keys.clamp(min=self.first_item), items)
         return sampled_softmax_loss(own, others[samples], own_log_q=own_log_q, log_q=log_q, is_taken=is_taken[samples])
 
     def _items(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -282,7 +282,7 @@ class MultVAE(NextItemModel):
     def targets(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the samples and keys of all items of the histories, and of the items."""
         jagged = select(self.without_missing(batch), (self.history, self.item_key))
-        is_item = jagged.keys >= FIRST_ID
+        is_item = jagged.keys >= self.first_item
         return samples_of_keys(jagged)[is_item], jagged.keys[is_item]
 
     def vectors_of_items(self, keys: Tensor) -> Tensor:

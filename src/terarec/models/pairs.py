@@ -33,7 +33,6 @@ from terarec.nn.initializers import dense_distributions, xavier_uniform
 from terarec.nn.losses import bpr_loss, sampled_softmax_loss
 from terarec.nn.negatives import Candidates, Owned, Sampler
 from terarec.spec import DatasetSpec, FeatureSpec, MFBPRSpec, NCFSpec
-from terarec.spec.dataset import FIRST_ID
 from terarec.spec.retrieval import PairSpec
 
 
@@ -79,8 +78,8 @@ class PairModel(RetrievalModel):
         self.spec = spec
         self.user_key, self.item_key = spec.user, spec.item
         self.user_columns, self.item_columns = (spec.user,), (spec.item,)
-        self.num_items = item_ids(kind, item)
-        self.sampler = Sampler(spec.negatives, FIRST_ID, self.num_items, where=f"{kind}: negatives")
+        self.first_item, self.num_items = item_ids(kind, item)
+        self.sampler = Sampler(spec.negatives, self.first_item, self.num_items, where=f"{kind}: negatives")
         self._missing: dict[str, int] = {}
         if spec.negatives.column is not None:
             shown = categorical_column(kind, "negatives.column", spec.negatives.column, dataset, one_key=False)
@@ -139,7 +138,7 @@ class PairModel(RetrievalModel):
         Samples with a label of 0 have the loss -log(1 - p) with "bce", and none with the others.
         """
         spec, items = self.spec, feature_keys(batch, self.item_key)
-        is_item = items >= FIRST_ID
+        is_item = items >= self.first_item
         is_positive = is_item & (batch.label[:, 0] > 0)
         owners = self._owners(batch)
         owned = [*self._known_items, Owned(owners[is_positive], items[is_positive], self.num_items)]
@@ -153,7 +152,7 @@ class PairModel(RetrievalModel):
             is_taken = torch.zeros_like(others, dtype=torch.bool)
             for some in owned:
                 is_taken |= some.has(owners.unsqueeze(1), keys)
-            own_log_q = self.sampler.log_probability(items.clamp(min=FIRST_ID), items[is_item])
+            own_log_q = self.sampler.log_probability(items.clamp(min=self.first_item), items[is_item])
             losses = sampled_softmax_loss(own, others, own_log_q=own_log_q, log_q=log_q, is_taken=is_taken)
         else:
             others, is_valid = self._drawn(output, batch, owners, owned, items[is_item], generator)

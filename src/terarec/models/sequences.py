@@ -31,7 +31,6 @@ from terarec.nn.negatives import Candidates, Owned, Sampler
 from terarec.nn.sequences import RecurrentEncoder, SequenceEncoder, Transformer, last_positions, recent_padded
 from terarec.ragged import Ragged
 from terarec.spec import DatasetSpec, FeatureSpec, GRU4RecSpec, HSTUSpec, SASRecSpec
-from terarec.spec.dataset import FIRST_ID
 from terarec.spec.sequences import SHARED_DRAWS, SequenceSpec
 
 
@@ -88,13 +87,13 @@ class SequenceModel(RetrievalModel):
         check_one_label(kind, dataset, num_outputs)
         check_history(kind, "", spec.item, spec.history, dataset)
         item = categorical_column(kind, "item", spec.item, dataset, one_key=True)
-        self.num_items = item_ids(kind, item)
+        self.first_item, self.num_items = item_ids(kind, item)
         self.item_key, self.history = spec.item, spec.history
         self.user_columns, self.item_columns = (spec.history,), (spec.item,)
         self.spec = spec
         self.encoder = encoder
-        self.missing = missing_key(item)
-        self.sampler = Sampler(spec.negatives, FIRST_ID, self.num_items, where=f"{kind}: negatives")
+        self.missing = missing_key(categorical_column(kind, "history", spec.history, dataset, one_key=False))
+        self.sampler = Sampler(spec.negatives, self.first_item, self.num_items, where=f"{kind}: negatives")
         self.embedding = EmbeddingCollection(
             own_tables([item], spec.tables, width=spec.width),
             [FeatureSpec(name=name, table=item.name, pooling="none") for name in (spec.history, spec.item)],
@@ -139,7 +138,7 @@ class SequenceModel(RetrievalModel):
     def training_loss(self, output: SequenceVectors, batch: Batch) -> Tensor:
         """Return the mean loss over positions, a scalar in nats; in evaluation that of the items of the samples."""
         # A missing value is no item to predict.
-        counts = (batch.label[:, 0] > 0)[output.samples] & (output.keys != self.missing)
+        counts = (batch.label[:, 0] > 0)[output.samples] & (output.keys >= self.first_item)
         losses, is_valid = self._losses(output, batch)
         weights = None if batch.weight is None else batch.weight[output.samples]
         return self.mean_loss(losses, counts & is_valid, weights)
@@ -149,24 +148,24 @@ class SequenceModel(RetrievalModel):
         positions, targets = output.positions.float(), output.targets.float()
         is_valid = torch.ones_like(output.keys, dtype=torch.bool)
         if self.spec.loss == "softmax":
-            keys = torch.arange(FIRST_ID, self.num_items, device=output.keys.device)
+            keys = torch.arange(self.first_item, self.num_items, device=output.keys.device)
             logits = positions @ self.vectors_of_items(keys).float().t()
-            classes = (output.keys - FIRST_ID).clamp(0, len(keys) - 1)
+            classes = (output.keys - self.first_item).clamp(0, len(keys) - 1)
             return cross_entropy(logits, classes, reduction="none"), is_valid
-        items = output.keys[output.keys >= FIRST_ID]
+        items = output.keys[output.keys >= self.first_item]
         if self.training:
             self.sampler.observe(items)
         own = (positions * targets).sum(1)
         if self.spec.loss in SHARED_DRAWS:
             drawn, log_q = self.sampler.shared(Candidates(batch=items), output.keys.device, self.draws())
             others = positions @ self.vectors_of_items(drawn).float().t()
-            own_log_q = self.sampler.log_probability(output.keys.clamp(min=FIRST_ID), items)
+            own_log_q = self.sampler.log_probability(output.keys.clamp(min=self.first_item), items)
             # The item itself is no negative of its own.
             is_taken = output.keys.unsqueeze(1) == drawn
             if self.spec.loss == "sampled_softmax":
                 losses = sampled_softmax_loss(own, others, own_log_q=own_log_q, log_q=log_q, is_taken=is_taken)
             else:
-                num_items = self.num_items - FIRST_ID
+                num_items = self.num_items - self.first_item
                 losses = noise_contrastive_loss(
                     own, others, own_log_q=own_log_q, log_q=log_q, is_taken=is_taken, num_items=num_items
                 )

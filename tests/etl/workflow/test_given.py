@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from terarec.errors import ConfigError, DataNotFoundError
+from terarec.etl.ops import GivenIds, Pad, Rename
 from terarec.etl.workflow import Workflow, workflow_of
 from terarec.etl.workflow.datasets import identity_workflow
 from terarec.formats import write_dataset
-from terarec.spec import CategoricalColumn, DatasetSpec, DenseColumn, LabelColumn
+from terarec.spec import CategoricalColumn, DatasetSpec, DenseColumn, LabelColumn, LabelSpec, SourceColumn, SourceSpec
 from terarec.spec.dataset import MISSING_KEY
 from tests.errors import at
 
@@ -51,6 +52,25 @@ def test_values_are_taken_unchanged() -> None:
     assert np.asarray(shop).tolist() == [3, 0, 1]
     assert np.asarray(user).tolist() == [7, MISSING_KEY, -(2**62)]
     assert [part.tolist() for part in seen] == [[1, MISSING_KEY, 2**62], [0, 2, 2, 3]]
+
+
+def test_padding_is_no_given_id() -> None:
+    """0 is that of a missing value then, as it is where the step says so."""
+    names = {"item": None, "past": " ", "next": None}
+    columns = tuple(SourceColumn(name=name, type="integer", separator=of_list) for name, of_list in names.items())
+    there_and_back = [Rename(names={"item": "it"}), Rename(names={"it": "item"})]
+    pad = Pad(columns=("past",), length=3, value=0)
+    for steps, expected in (([], [True, True]), ([pad], [True, None]), (there_and_back, [True, True])):
+        for is_missing in (False, True):
+            ids = GivenIds(columns=("item", "past"), rows=(5, 5), max_length=4, zero_is_missing=is_missing)
+            workflow = Workflow(
+                [ids, *steps],
+                source=SourceSpec(format="arrow", columns=columns),
+                labels=[LabelSpec(name="next")],
+                categorical=["item", "past"],
+            )
+            found = [column.given for column in workflow.dataset_spec().categorical]
+            assert found == ([None, None] if is_missing else expected)
 
 
 @given(

@@ -75,7 +75,7 @@ def prepare_sequences(file: Path, out: Path) -> None:
         source=SourceSpec(format="arrow", columns=tuple(SourceColumn(name=name, type="integer") for name in columns)),
         steps=(
             History(columns=(ITEM,), outputs=(HISTORY,), group=USER, order=order, max_length=longest - 1),
-            GivenIds(columns=(ITEM, HISTORY), rows=(rows, rows)),
+            GivenIds(columns=(ITEM, HISTORY), rows=(rows, rows), zero_is_missing=True),
         ),
         split=LeaveOneOut(column=USER, order=order, min_rows=_FEWEST_ITEMS, train="last"),
         labels=(LabelSpec(name="next"),),
@@ -126,7 +126,7 @@ def prepare_rated_sequences(file: Path, out: Path, *, max_length: int) -> None:
             ),
         ),
         steps=(
-            GivenIds(columns=(ITEM, HISTORY), rows=(rows, rows), max_length=max_length),
+            GivenIds(columns=(ITEM, HISTORY), rows=(rows, rows), max_length=max_length, zero_is_missing=True),
             GivenIds(columns=(TIMES,), rows=(None,), max_length=max_length),
         ),
         split=LeaveOneOut(column=USER, order="place", min_rows=_FEWEST_ITEMS, train="last"),

@@ -105,6 +105,11 @@ class Operator(OperatorSpec):
         return False
 
     @property
+    def has_missing_id(self) -> bool:
+        """Whether id 0 of an output stands for a missing value, whatever the input has it for."""
+        return False
+
+    @property
     def removes(self) -> tuple[str, ...]:
         """Columns that no later step may read."""
         return ()

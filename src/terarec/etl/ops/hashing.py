@@ -114,6 +114,7 @@ class GivenIds(MappedColumns):
     Attributes:
         rows: Number of ids of each of `columns`, 0 <= id < rows, none missing; None: its integers are keys.
         max_length: The longest list where `columns` are lists; a longer one is invalid.
+        zero_is_missing: Whether the source has id 0 for missing values, as in padded lists, and no value has it.
     """
 
     accepted: ClassVar[tuple[str, ...]] = ("integer",)
@@ -121,9 +122,11 @@ class GivenIds(MappedColumns):
     keeps_values: ClassVar[bool] = True
     rows: tuple[int | None, ...]
     max_length: int | None = None
+    zero_is_missing: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        checks.one_of(self, "zero_is_missing", (False, True))
         if len(self.rows) != len(self.columns):
             checks.fail(self, "rows", f"{len(self.columns)} numbers, one for each of columns")
         try:
@@ -132,6 +135,11 @@ class GivenIds(MappedColumns):
             checks.fail(self, "rows", "an integer >= 1 or None for each of columns")
         if self.max_length is not None:
             checks.positive_int(self, "max_length", maximum=checks.MOST_WIDTH)
+
+    @property
+    @override
+    def has_missing_id(self) -> bool:
+        return self.zero_is_missing
 
     @property
     @override

@@ -122,6 +122,7 @@ class Pad(MappedColumns):
 
     takes_lists: ClassVar[bool] = True
     keeps_values: ClassVar[bool] = True
+    has_missing_id: ClassVar[bool] = True
     length: int
     value: float | str
 

@@ -137,13 +137,20 @@ def data_set(plan: Plan, states: Mapping[int, State], storage: DatasetStorage) -
     def categorical(name: str, number: int | None) -> CategoricalColumn:
         # Hotness 1 is one value a row, and no list.
         hotness = max(types[name].max_length or 0, 2) if types[name].is_list else 1
-        step, output = producer(plan.operators, name, Operator.origin)
+        is_given = number is not None
+
+        def origin(operator: Operator, output: str) -> str | None:
+            nonlocal is_given
+            is_given &= not operator.has_missing_id
+            return operator.origin(output)
+
+        step, output = producer(plan.operators, name, origin)
         return CategoricalColumn(
             name=name,
             rows=number,
             hotness=hotness,
             vocabulary=None if step is None else _vocabulary_name(plan, states, step, output),
-            given=True if step is None and number is not None else None,
+            given=True if step is None and is_given else None,
         )
 
     return DatasetSpec(
