@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parameter servers: sources, versions, loading in the background."""
 
+import shutil
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -16,14 +18,25 @@ import torch
 from terarec.errors import ConfigError, DataNotFoundError, FormatError, StorageError
 from terarec.formats.hugectr.weights import SparseFileLayout, SparseRows, write_sparse_file, write_sparse_folder
 from terarec.kernels.slots import RowBatch
+from terarec.memory.shared import MEMORY
 from terarec.ps import ParameterServer
 from terarec.ps import server as server_module
 from terarec.ps.loading import RowChunk, TableSource
 from terarec.ps.server import TableChange
-from terarec.spec import CacheSpec, HostMemorySpec, ParameterServerSpec, RowFileSpec, ServedModelSpec, ServedTableSpec
+from terarec.spec import (
+    CacheSpec,
+    HostMemorySpec,
+    ParameterServerSpec,
+    RocksDBSpec,
+    RowFileSpec,
+    ServedModelSpec,
+    ServedTableSpec,
+    SharedMemorySpec,
+)
 from terarec.spec.parameter_server import TierSpec
 from tests.errors import at
 from tests.ps.redis_processes import RedisProcess, needs_redis, running
+from tests.ps.tiers import KINDS
 from tests.waiting import PATIENCE, wait_for
 
 KEYS = np.arange(100, 1100) * 3
@@ -223,6 +236,46 @@ def test_a_file_that_changed_to_another_state_is_not_taken_for_its_source(tmp_pa
     with serve(spec, tiers=tiers) as server:
         assert np.array_equal(looked_up(server), VECTORS)
         assert server.lookup("dcn", "user", torch.tensor([5])).count_nonzero() == 0
+
+
+@pytest.mark.parametrize(
+    "tier",
+    [
+        RowFileSpec(path="rows"),
+        pytest.param(RocksDBSpec(path="rows"), marks=pytest.mark.skipif("rocksdb" not in KINDS, reason="no rocksdict")),
+        pytest.param(
+            SharedMemorySpec(name="unused", removes=False),
+            marks=pytest.mark.skipif(not MEMORY.is_dir(), reason="the system holds no files in memory"),
+        ),
+    ],
+    ids=lambda tier: tier.kind,
+)
+def test_loading_that_fails_removes_no_rows_that_were_there(
+    tmp_path: Path, tier: RowFileSpec | RocksDBSpec | SharedMemorySpec
+) -> None:
+    """Files that loading did not touch were emptied, with what updates had set since."""
+    if isinstance(tier, SharedMemorySpec):
+        tier = replace(tier, name=f"terarec-test-{uuid.uuid4().hex}")
+    else:
+        tier = replace(tier, path=str(tmp_path / "rows"))
+    tables = [ServedTableSpec(name=name, width=8, source=str(folder(tmp_path / name))) for name in "ab"]
+    spec = ServedModelSpec(name="dcn", tables=tuple(tables))
+    with ExitStack() as removed:
+        if isinstance(tier, SharedMemorySpec):
+            removed.callback(shutil.rmtree, MEMORY / tier.name)
+        with serve(spec, tiers=(tier,)) as server:
+            server.update("dcn", "a", torch.zeros(0, dtype=torch.int64), torch.tensor([5]), torch.ones(1, 8))
+            server.flush("dcn")
+        write_sparse_folder(tmp_path / "b", [SparseRows(KEYS, np.full_like(VECTORS, np.nan))])
+        with pytest.raises(FormatError):
+            serve(spec, tiers=(tier,))
+        folder(tmp_path / "b")
+        with serve(spec, tiers=(tier,)) as server:
+            assert server.lookup("dcn", "a", torch.tensor([5])).tolist() == [[1.0] * 8]
+            assert np.array_equal(server.lookup("dcn", "b", torch.from_numpy(KEYS)).numpy(), VECTORS)
+            server.unload("dcn", 0, also_active=True, keeps_earlier=True)  # as after an error behind loading
+        with serve(spec, tiers=(tier,)) as server:
+            assert server.lookup("dcn", "a", torch.tensor([5])).tolist() == [[1.0] * 8]
 
 
 @needs_redis

@@ -59,7 +59,7 @@ class Fence(Protocol):
     def give_up(self) -> bool:
         """End a change after `reset` that failed; return whether to remove the rows, which nobody else can need.
 
-        Errors are those of `end`.
+        Where `reset` was not called, the rows are those of before, and stay. Errors are those of `end`.
         """
 
     def leave(self) -> bool:
@@ -91,6 +91,7 @@ class OwnFence:
         self.state = state
         self.at_end: Callable[[], None] = lambda: None
         self._next = state
+        self._has_reset = False  # whether the rows of before have given way to those of this process
 
     def begin(self, state: str | None) -> bool:
         """Note a change; see `Fence.begin`."""
@@ -101,6 +102,7 @@ class OwnFence:
         """Note a change; see `Fence.reset`."""
         had_state = self.state != ""
         self.begin(state)
+        self._has_reset = True
         return had_state
 
     def end(self) -> None:
@@ -112,8 +114,8 @@ class OwnFence:
         """Do nothing: the rows are as this process left them."""
 
     def give_up(self) -> bool:
-        """Return True: nobody else has the rows."""
-        return True
+        """Return whether rows of this process are there; those of before stay."""
+        return self._has_reset
 
     def leave(self) -> bool:
         """Return False: nobody else has the rows."""

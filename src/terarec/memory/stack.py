@@ -214,8 +214,8 @@ class Stack:
         self._clear(table, lambda fence: not fence.leave())
 
     def give_up(self, table: int) -> None:
-        """Remove what loading of a table has written that failed, except for rows of other processes."""
-        self._clear(table, lambda fence: fence.give_up())
+        """Remove what loading of a table has written that failed; rows that were there before, or others use, stay."""
+        self._clear(table, lambda fence: fence.give_up() and not fence.leave())
 
     def _clear(self, table: int, clears: Callable[[Fence], bool]) -> None:
         with self._updating_tables([table]):

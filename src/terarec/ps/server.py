@@ -282,13 +282,14 @@ class ParameterServer:
         with self._lock:
             self._active[model] = version
 
-    def unload(self, model: str, version: int, *, also_active: bool = False) -> None:
+    def unload(self, model: str, version: int, *, also_active: bool = False, keeps_earlier: bool = False) -> None:
         """Remove a version from all tiers that can be written; what other processes look up in Redis stays.
 
         Args:
             model: Name of the model.
             version: Version of the model.
             also_active: Whether the active one may go, too; the highest of the others, if there is one, is active then.
+            keeps_earlier: Whether rows that were in the tiers before it was loaded stay, as after loading that failed.
 
         Raises:
             ConfigError: No such version, or the active one.
@@ -308,7 +309,8 @@ class ParameterServer:
             served.retire()
         try:
             for table in served.tables.values():
-                table.clear()
+                stack = table.group.stack
+                (stack.give_up if keeps_earlier else stack.clear)(table.number)
         finally:
             served.close()
 

@@ -183,7 +183,7 @@ class ServedRun:
             yield self._lookups(version)
         except BaseException:
             if is_new:
-                self.server.unload(self.name, version, also_active=True)
+                self.server.unload(self.name, version, also_active=True, keeps_earlier=True)
             raise
         self.version, self._has_rows, self._has_loaded = version, True, is_new
         if former != version:
@@ -296,7 +296,7 @@ class ServedRun:
     def discard(self) -> None:
         """Leave the parameter server as if the run had not been opened, after an error."""
         if self._has_loaded and not self._is_own:
-            self.unload()
+            self.server.unload(self.name, self.version, also_active=True, keeps_earlier=True)
         self.close()
 
     def close(self) -> None:
