@@ -169,7 +169,11 @@ def test_a_row_file_is_not_loaded_again_unless_its_source_changed(tmp_path: Path
         table = server.table("dcn", "user")
         table.insert(torch.tensor([5]), torch.ones(1, 8))
         table.flush()
-    with serve(spec, tiers=tiers) as server:
+    opened = TableSource(path=tmp_path / "0", num_rows=1000, read=mock.Mock(side_effect=AssertionError))
+    with serve(tiers=tiers) as server, mock.patch.object(server_module, "open_table_source", return_value=opened):
+        loading = server.load(spec)
+        loading.wait()
+        assert loading.progress.rows == loading.progress.total == 1000
         assert server.table("dcn", "user").statistics().tiers[0].counted.inserted == 0
         assert server.lookup("dcn", "user", torch.tensor([5])).tolist() == [[1.0] * 8]
         assert np.array_equal(looked_up(server), VECTORS)

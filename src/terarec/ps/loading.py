@@ -160,6 +160,9 @@ def fill_tiers(table: TableTiers, source: TableSource, add: Callable[[int], None
     takers = [tier for tier in tiers if tier.is_writable[number] and tier.share]
     # A store that outlives the process has the identity of its rows, so that a restart does not load it again.
     takers = [tier for tier in takers if tier.fences[number].state != source.identity]
+    if not takers:
+        add(source.num_rows)
+        return
     others = [tier for tier in tiers if tier.is_complete and tier not in takers]
 
     def each(change: Callable[[Guarded], None]) -> None:
