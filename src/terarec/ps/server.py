@@ -16,7 +16,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from terarec.errors import ConfigError, TerarecError
+from terarec.errors import ConfigError, StorageError, TerarecError
 from terarec.memory.guarded import Guarded
 from terarec.memory.redis_server import RedisServer
 from terarec.ps.cache import EmbeddingCache, ModelCaches
@@ -62,17 +62,17 @@ class _Version:
         # Held while caches are added, which reads whole sources, and by those who need all of them.
         self.caching = threading.Lock()
         self.caches: dict[tuple[torch.device, CacheSpec], ModelCaches] = {}
-        self.is_closed = False  # set with that lock: no caches are added then
+        self.is_retired = False  # set before `close` waits for that lock: no caches are added after it
 
     def retire(self) -> None:
         """Let all lookups raise from here on."""
+        self.is_retired = True
         for group in self.groups:
             group.retire()
 
     def close(self) -> None:
         self.retire()  # which also ends the filling of new caches
         with self.caching:
-            self.is_closed = True
             for cache in self.caches.values():
                 cache.close()
         for group in self.groups:
@@ -201,9 +201,10 @@ class ParameterServer:
             spec: Form and policies; None for those of the model. Each spec has a cache of its own.
 
         Raises:
-            ConfigError: No such model, version or table, or a model without a cache.
+            ConfigError: No such model, version or table, also where the version is unloaded in the meantime; or a model
+                without a cache.
             FormatError: The source of the rows is damaged.
-            StorageError: Not enough memory for the rows, or the version is unloaded in the meantime.
+            StorageError: Not enough memory for the rows.
         """
         _ = self.model(model, version).table(table)
         return self.caches(model, version, device, spec).caches[table]
@@ -225,10 +226,16 @@ class ParameterServer:
         if place in served.caches:
             return served.caches[place]
         with served.caching:
-            if served.is_closed:
-                raise ConfigError("version", f"{served.spec.version} of model {model!r} was unloaded")
+            unloaded = ConfigError("version", f"{served.spec.version} of model {model!r} was unloaded")
+            if served.is_retired:
+                raise unloaded
             if place not in served.caches:
-                served.caches[place] = _new_caches(served, spec, device)
+                try:
+                    served.caches[place] = _new_caches(served, spec, device)
+                except StorageError:
+                    if served.is_retired:
+                        raise unloaded from None
+                    raise
             return served.caches[place]
 
     def model(self, name: str, version: int | None = None) -> ServedModelSpec:
