@@ -20,6 +20,7 @@ from terarec.formats.hugectr.weights import SparseFileLayout, SparseRows, write_
 from terarec.kernels.slots import RowBatch
 from terarec.memory.shared import MEMORY
 from terarec.ps import ParameterServer
+from terarec.ps import loading as loading_module
 from terarec.ps import server as server_module
 from terarec.ps.loading import RowChunk, TableSource
 from terarec.ps.server import TableChange
@@ -331,6 +332,29 @@ def test_rows_in_redis_that_another_server_looks_up_stay(redis_server: RedisProc
         first.unload("dcn", 71)
         assert not client.keys("*@71*")
         assert client.keys("*@72*")
+
+
+@needs_redis
+def test_a_part_of_a_source_without_a_name_is_not_called_whole(redis_server: RedisProcess, tmp_path: Path) -> None:
+    """A retrained folder whose loading failed behind its first rows left a mixture that was marked as whole."""
+    client = pytest.importorskip("redis").Redis(redis_server.host, redis_server.port)
+    damaged = 2 * VECTORS
+    damaged[-1] = np.nan
+    write_sparse_folder(tmp_path / "2", [SparseRows(KEYS, damaged)])
+    tiers = (redis_server.spec(),)
+    with (
+        mock.patch.object(loading_module, "CHUNK_ROWS", 500),
+        serve(model(folder(tmp_path / "1"), 75), tiers=tiers) as first,
+        serve(tiers=tiers) as second,
+    ):
+        with pytest.raises(FormatError):
+            second.load(model(tmp_path / "2", 75)).wait()
+        assert client.get("hps_et{hps_et.dcn@75.user/p0}s") == b"2 >"
+        assert np.array_equal(looked_up(first), np.concatenate([2 * VECTORS[:500], VECTORS[500:]]))
+        # Nothing but these rows is there, so that updates go on with them.
+        first.update("dcn", "user", torch.from_numpy(KEYS[:10]), torch.tensor([5]), torch.ones(1, 8))
+        assert np.array_equal(looked_up(first)[500:], VECTORS[500:])
+        assert not first.statistics()["dcn"]["user"].tiers[0].is_stale
 
 
 def test_a_share_of_the_rows_in_host_memory_the_rest_on_disk(tmp_path: Path) -> None:

@@ -77,7 +77,8 @@ class RedisFence:
         self._mark: _Mark | None = None
         # What stood there before `_mark`, as long as it is not known that this stands there; else `_mark`.
         self._former: _Mark | None = None
-        self._repeats = False  # whether `reset` found the rows of its state
+        # Whether `reset` found the rows of its state, and whether some have been written or erased since.
+        self._repeats = self._has_written = False
         # Ids of the servers' processes during a change: one that restarts may keep the mark and lose later rows.
         self._runs: list[str] = []
         # What lookups may find: more than one value while a change is under way.
@@ -158,7 +159,7 @@ class RedisFence:
             # Above both, so that other processes see a later change.
             number = max(mark.number, known.number) + 1
             begun = _Mark(number, known.state if state is None else state, is_whole=False)
-            self._repeats = mark.number > 0 and mark.is_whole and mark.state == begun.state
+            self._repeats, self._has_written = mark.number > 0 and mark.is_whole and mark.state == begun.state, False
             self._begin(begun, mark)
             return mark.number > 0 and not self._repeats
 
@@ -181,6 +182,7 @@ class RedisFence:
             StaleRowsError: It paused for so long that another process has taken over.
             StorageError: The server cannot be reached.
         """
+        self._has_written = True
         mark, pause = self._mark, time.monotonic() - self._leased
         if mark is None or mark.is_whole or pause < LEASE_SECONDS / 3:
             return
@@ -205,9 +207,12 @@ class RedisFence:
             mark = self._mark
             if mark is None or self._read() != mark:  # this process has changed nothing, or another one has since
                 return False
-        # What was written is what stood there before.
         if self._repeats and not mark.is_whole:
-            self.end()
+            # What was written is what stood there before, if it has a name; two states without one may differ.
+            if mark.state or not self._has_written:
+                self.end()
+            else:
+                self._server.run([request(self._lease, b"UNLINK")])
         return not self._repeats
 
     def using(self) -> list[Request]:
@@ -279,9 +284,14 @@ class RedisFence:
         # After an error it is not known which of its own marks a change has left.
         if now in (mark, self._former):
             return now
-        if not now.is_whole or now.order < mark.order or now.state not in (mark.state, state):
+        is_known = now.order >= mark.order and now.state in (mark.state, state)
+        if not is_known or not (now.is_whole or self._is_all_there_is(now)):
             raise self._error(now)
         return now
+
+    def _is_all_there_is(self, mark: _Mark) -> bool:
+        """Return whether nothing has better rows than a part of a change without a name, whose writer died."""
+        return self.takes_later and not mark.state and self.is_abandoned()
 
     def _is_written_since(self, accepted: frozenset[bytes], mark: _Mark) -> bool:
         """Return whether this process wrote a mark after those that a lookup accepted when it began.
