@@ -120,6 +120,37 @@ def test_a_change_that_another_process_has_made_is_taken_over(tmp_path: Path) ->
 
 
 @needs_redis
+def test_a_change_begins_at_the_states_that_it_passes_through(tmp_path: Path) -> None:
+    with running(tmp_path / "redis") as started:
+        server = RedisServer(started.spec())
+        first, second, third = (RedisFence(server, ["hps_et{t/p0}s"]) for _ in range(3))
+        first.reset("a")
+        first.end()
+        for fence in (second, third):
+            assert fence.adopt("a")
+        assert not first.begin("b")
+        with pytest.raises(StaleRowsError, check=lambda error: error.is_later):  # while it is under way
+            second.begin("c", ("a", "b"))
+        assert not first.begin("c", ("a", "b"))  # its own, which failed
+        first.end()
+        with pytest.raises(StaleRowsError, check=lambda error: error.is_later):
+            second.begin("d", ("a", "b"))
+        assert not second.begin("d", ("a", "b", "c"))
+        second.end()
+        assert third.begin("d", ("a", "b", "c"))
+        assert not first.adopt("a", "c")
+        assert first.adopt("c", "d")
+        # Of what was to be filled anew, a part is there.
+        first.reset("d")
+        for state in ("d", "e"):
+            with pytest.raises(StaleRowsError, check=lambda error: not error.is_later):
+                first.begin(state, ("d",))
+        with pytest.raises(StaleRowsError):
+            first.compare()
+        server.close()
+
+
+@needs_redis
 def test_a_change_whose_marks_fail_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error between what a process remembers and what it writes made the next change one of stale rows."""
     with running(tmp_path / "redis") as started:

@@ -3,6 +3,7 @@
 
 import contextlib
 import errno
+import itertools
 import os
 import shutil
 import threading
@@ -10,6 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from terarec.errors import ConfigError, FormatError, StorageError
 from terarec.export.dense_part import DensePart
 from terarec.kernels.slots import RowBatch
 from terarec.memory.cache import Cache
+from terarec.memory.redis_rows import RedisRows
 from terarec.serve import InferenceClient, InferenceSession, LiveUpdates, RunningServer, ServedTables, executors, serve
 from terarec.spec import (
     CacheSpec,
@@ -442,6 +445,68 @@ def test_sessions_that_share_a_redis_with_all_rows(live: Live, trained: TrainedR
                 assert_as_the_trainer(session, live, trained, 10)
         client = pytest.importorskip("redis").Redis(redis.host, redis.port)
         assert not client.keys("*model@2*")
+
+
+@needs_redis
+@pytest.mark.parametrize("tiers", [[], pytest.param([HostMemorySpec()], marks=pytest.mark.slow)])
+def test_a_session_that_missed_what_another_one_wrote_goes_on(
+    live: Live, trained: TrainedRun, tmp_path: Path, tiers: list[HostMemorySpec]
+) -> None:
+    """Each poll raised until the next base, and the rows of all later deltas stayed in memory."""
+    with running(tmp_path / "redis") as redis:
+        tables = ServedTables(server=ParameterServerSpec(tiers=(*tiers, redis.spec())))
+        with (
+            InferenceSession.open(live.path, tables=tables) as first,
+            InferenceSession.open(live.path, tables=tables) as second,
+            LiveUpdates(second, live.path, every_seconds=None) as other,
+        ):
+            with LiveUpdates(first, live.path, every_seconds=None) as one:
+                live.add(4)
+                assert one.poll()
+            second.predict(trained.records(0, 200))  # where other tiers have the rows, this one goes stale
+            live.add(6)
+            assert other.poll()
+            assert other.statistics().unwritten == 0
+            assert_as_the_trainer(second, live, trained, 6)
+            assert second.served is not None
+            uses = [table.tiers[-1] for table in second.served.server.statistics()["model"].values()]
+            assert not any(use.is_stale for use in uses)
+            if not tiers:
+                assert sum(use.renewed for use in uses) == 0
+                with LiveUpdates(first, live.path, every_seconds=None) as one:
+                    assert one.poll()
+                    assert one.statistics().unwritten == 0
+                assert_as_the_trainer(first, live, trained, 6)
+
+
+@needs_redis
+def test_a_delta_that_failed_midway_goes_on_with_the_next_one(live: Live, trained: TrainedRun, tmp_path: Path) -> None:
+    """It was taken for rows of others: Redis was emptied and filled anew, with default vectors meanwhile."""
+    write, calls = RedisRows.write, itertools.count()
+
+    def fail_once(rows: RedisRows, batch: RowBatch, values: Tensor) -> None:
+        if next(calls) == 1:
+            raise StorageError("redis", "fails")
+        write(rows, batch, values)
+
+    with (
+        running(tmp_path / "redis") as redis,
+        InferenceSession.open(
+            live.path, tables=ServedTables(server=ParameterServerSpec(tiers=(redis.spec(),)))
+        ) as session,
+        LiveUpdates(session, live.path, every_seconds=None) as updates,
+    ):
+        live.add(4)
+        with mock.patch.object(RedisRows, "write", fail_once), pytest.raises(StorageError):
+            updates.poll()
+        assert_as_the_trainer(session, live, trained, 4)
+        live.add(6)
+        assert updates.poll()
+        assert updates.statistics().unwritten == 0
+        assert_as_the_trainer(session, live, trained, 6)
+        assert session.served is not None
+        tiers = session.served.server.statistics()["model"].values()
+        assert sum(table.tiers[0].renewed for table in tiers) == 0
 
 
 @needs_redis

@@ -230,16 +230,15 @@ class Checkpoint:
         """Identity of the state: its step, and the checksum of its manifest."""
         return state_id(self.path, self.step)
 
+    @property
+    def earlier(self) -> tuple[StateId, ...]:
+        """The states from which its deltas lead, that of the base first; none for a base."""
+        return tuple(manifest.delta.previous for _, manifest in self._chain if manifest.delta is not None)
+
     def num_deltas_after(self, state: StateId) -> int | None:
         """Return how many deltas lead from an earlier state to this one; None if it does not build on that state."""
-        own = self.state
-        for number, (_, manifest) in enumerate(reversed(self._chain)):
-            if own == state:
-                return number
-            if manifest.delta is None:
-                return None
-            own = manifest.delta.previous
-        return None
+        states = (*self.earlier, self.state)[::-1]
+        return states.index(state) if state in states else None
 
     def dense(self) -> dict[str, Tensor]:
         """Return the model's dense parameters and buffers."""

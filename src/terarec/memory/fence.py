@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 
@@ -25,11 +25,12 @@ class Fence(Protocol):
     def state(self) -> str:
         """Name of the state that the rows are of; "" during a change, for none, and for one without a name."""
 
-    def begin(self, state: str | None) -> bool:
+    def begin(self, state: str | None, through: Collection[str] = ()) -> bool:
         """Note that rows are about to change, before the first of them does.
 
         Args:
             state: Name of the state that the change leads to; None where it keeps its name.
+            through: Names of states on the way there, from which it is complete, too.
 
         Returns:
             Whether another process has made this change: then there is nothing to change, and no `end` follows.
@@ -68,8 +69,8 @@ class Fence(Protocol):
     def remove(self) -> None:
         """Remove what stands beside rows that are gone for good; errors are those of `adopt`."""
 
-    def adopt(self, state: str | None) -> bool:
-        """Take over the rows if another process completed their change to a state; return whether it did.
+    def adopt(self, *states: str | None) -> bool:
+        """Take over the rows if another process completed their change to one of some states; return whether it did.
 
         Raises:
             StorageError: The memory cannot be reached.
@@ -93,8 +94,9 @@ class OwnFence:
         self._next = state
         self._has_reset = False  # whether the rows of before have given way to those of this process
 
-    def begin(self, state: str | None) -> bool:
+    def begin(self, state: str | None, through: Collection[str] = ()) -> bool:
         """Note a change; see `Fence.begin`."""
+        del through
         self._next = self.state if state is None else state
         return False
 
@@ -125,7 +127,7 @@ class OwnFence:
         """Forget the state."""
         self.state = ""
 
-    def adopt(self, state: str | None) -> bool:
+    def adopt(self, *states: str | None) -> bool:
         """Return False: no other process changes rows."""
-        del state
+        del states
         return False

@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from terarec.errors import StaleRowsError
@@ -79,6 +79,7 @@ class RedisFence:
         self._former: _Mark | None = None
         # Whether `reset` found the rows of its state, and whether some have been written or erased since.
         self._repeats = self._has_written = False
+        self._is_reset = False  # whether `reset` began the present change
         # Ids of the servers' processes during a change: one that restarts may keep the mark and lose later rows.
         self._runs: list[str] = []
         # What lookups may find: more than one value while a change is under way.
@@ -135,19 +136,23 @@ class RedisFence:
         if mark is not None:
             self._compared(mark)
 
-    def begin(self, state: str | None) -> bool:
+    def begin(self, state: str | None, through: Collection[str] = ()) -> bool:
         """Mark the rows as changing; see `Fence.begin`."""
         with self._lock:
             known = self._mark
-            mark = self._read() if known is None else self._compared(known, state)
+            mark = self._read() if known is None else self._compared(known, (*through, state))
             if state and mark.is_whole and mark.state == state and mark.order > (known or _Mark()).order:
                 self._take(mark)
                 return True
-            if not mark.is_whole and state not in (None, mark.state):
-                raise self._error(mark)  # the rest of that change would be missing for ever
+            # The rest of a change would be missing for ever, unless this one has it. Where another process has begun
+            # it is not known.
+            is_contained = state in (None, mark.state) or (mark == known and mark.state in through)
+            if not mark.is_whole and not is_contained:
+                raise self._error(mark)
             # Rows of a part of a change are of no state, unless it is made again.
             before = mark.state if mark.is_whole else ""
             begun = _Mark(mark.number + 1, before if state is None else state, is_whole=False)
+            self._is_reset = False
             self._begin(begun, mark, mark.written())
             return False
 
@@ -159,6 +164,7 @@ class RedisFence:
             # Above both, so that other processes see a later change.
             number = max(mark.number, known.number) + 1
             begun = _Mark(number, known.state if state is None else state, is_whole=False)
+            self._is_reset = True
             self._repeats, self._has_written = mark.number > 0 and mark.is_whole and mark.state == begun.state, False
             self._begin(begun, mark)
             return mark.number > 0 and not self._repeats
@@ -254,13 +260,13 @@ class RedisFence:
             self._take(whole)
             self._server.run([request(self._lease, b"UNLINK")])
 
-    def adopt(self, state: str | None) -> bool:
+    def adopt(self, *states: str | None) -> bool:
         """Take over rows that another process changed; see `Fence.adopt`."""
         with self._lock:
             mark, known = self._read(), self._mark or _Mark()
-            wanted = known.state if state is None else state
+            wanted = [known.state if state is None else state for state in states]
             # An earlier mark of the same name may be of rows before later changes without a name.
-            if not mark.is_whole or mark.state != wanted or mark.number < known.number:
+            if not mark.is_whole or mark.state not in wanted or mark.number < known.number:
                 return False
             self._take(mark)
             return True
@@ -278,13 +284,18 @@ class RedisFence:
         lines = [str(reply, errors="replace").splitlines() for reply in replies]
         return [next((line for line in some if line.startswith("run_id:")), "") for some in lines]
 
-    def _compared(self, mark: _Mark, state: str | None = None) -> _Mark:
-        """Return the mark that stands there: `mark`, or one of a complete change to its state, or to `state`."""
+    def _compared(self, mark: _Mark, states: Collection[str | None] = ()) -> _Mark:
+        """Return the mark that stands there: `mark`, or one of a complete change to its state, or to one of `states`.
+
+        Of rows that were to be filled anew, a part may be missing until that has been done.
+        """
         now = self._read()
         # After an error it is not known which of its own marks a change has left.
         if now in (mark, self._former):
+            if self._is_reset and now == mark and not now.is_whole:
+                raise self._error(now)
             return now
-        is_known = now.order >= mark.order and now.state in (mark.state, state)
+        is_known = now.order >= mark.order and now.state in (mark.state, *states)
         if not is_known or not (now.is_whole or self._is_all_there_is(now)):
             raise self._error(now)
         return now

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple, Protocol
 
 import torch
@@ -30,6 +30,10 @@ class RowSource(Protocol):
     @property
     def num_rows(self) -> int:
         """Number of rows."""
+
+    @property
+    def earlier(self) -> Collection[str]:
+        """Names of states that come before that of the rows."""
 
     @property
     def read(self) -> Callable[[], Iterator[RowChunk]]:
@@ -71,7 +75,7 @@ def renew(stale: StaleTable, state: str | None, donor: Guarded | None, source: R
     except StaleRowsError as error:
         if fence.adopt(state):
             missed = missed if missed is not None else torch.zeros(0, dtype=torch.int64)
-        elif error.is_later:
+        elif error.is_later and not fence.adopt(*(source.earlier if source is not None else ())):
             raise
         else:
             missed = None

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -84,12 +84,14 @@ class Stack:
                         level.keep(batch.part(span.places), values[span.places])
 
     @contextmanager
-    def changing(self, table: int, state: str | None = None) -> Iterator[None]:
+    def changing(self, table: int, state: str | None = None, through: Collection[str] = ()) -> Iterator[None]:
         """Change rows of a table by `write` and `erase` in one go; other threads that change its rows wait.
 
         Args:
             table: Number of the table.
             state: Name of the state that the change leads to, which levels note beside the rows; None to keep the name.
+            through: Names of states on the way there: a level that another process brought to one of them takes the
+                change as well.
 
         Raises:
             StorageError: No level with all rows can be changed.
@@ -101,15 +103,15 @@ class Stack:
             self._changed[table] = []
             try:
                 with self._updating_tables([table]):
-                    self._change(table, partial(self._begin, table=table, state=state))
+                    self._change(table, partial(self._begin, table=table, state=state, through=through))
                     yield
                     # What a level that fails now has stored of this change is not known.
                     self._change(table, lambda level: level.fences[table].end())
             finally:
                 self._changed[table], self._made[table] = None, []
 
-    def _begin(self, level: Guarded, table: int, state: str | None) -> None:
-        if level.fences[table].begin(state):
+    def _begin(self, level: Guarded, table: int, state: str | None, through: Collection[str]) -> None:
+        if level.fences[table].begin(state, through):
             self._made[table].append(level)
 
     def write(self, batch: RowBatch, values: Tensor) -> None:

@@ -38,12 +38,14 @@ class TableSource:
         num_rows: Number of rows.
         read: Yields them; errors are `FormatError`.
         has_initial_values: Whether it leaves out rows that have the initial weights of a training.
+        earlier: Names of the states from which the deltas of a checkpoint lead.
     """
 
     path: Path
     num_rows: int
     read: Callable[[], Iterator[RowChunk]]
     has_initial_values: bool = False
+    earlier: tuple[str, ...] = ()
 
     @property
     def identity(self) -> str:
@@ -113,7 +115,8 @@ def _no_source(path: Path) -> DataNotFoundError:
 
 
 def _checkpoint_source(path: Path, spec: ServedTableSpec) -> TableSource:
-    files = load(path).table_files()
+    checkpoint = load(path)
+    files = checkpoint.table_files()
     shape = files.shape(spec.name)
     if shape.width != spec.width:
         raise FormatError(path, f"table {spec.name!r} has rows of width {shape.width}, expected {spec.width}")
@@ -124,8 +127,13 @@ def _checkpoint_source(path: Path, spec: ServedTableSpec) -> TableSource:
                 part = slice(begin, begin + CHUNK_ROWS)
                 yield _finite(path, RowChunk(rows.keys[part], rows.weights[part].float()))
 
-    has_initial_values = shape.seed is not None
-    return TableSource(path=path, num_rows=shape.num_rows, read=read, has_initial_values=has_initial_values)
+    return TableSource(
+        path=path,
+        num_rows=shape.num_rows,
+        read=read,
+        has_initial_values=shape.seed is not None,
+        earlier=tuple(map(state_name, checkpoint.earlier)),
+    )
 
 
 def _checked(path: Path, chunks: Iterator[SparseRows]) -> Iterator[RowChunk]:

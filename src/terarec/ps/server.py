@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -349,6 +349,7 @@ class ParameterServer:
         changes: Mapping[str, Iterable[TableChange]],
         state: str | None = None,
         version: int | None = None,
+        through: Collection[str] = (),
     ) -> None:
         """Change rows of several tables as `update` does; errors are those of `update`.
 
@@ -357,13 +358,15 @@ class ParameterServer:
             changes: Table -> its changes, in their order.
             state: Name of the state that they lead to, which tiers store beside the rows; None where it has none.
             version: Version of the model; None for the active one.
+            through: Names of states on the way there: a tier that another process brought to one of them takes the
+                changes as well.
         """
         served = self._version(model, version)
         served.is_updated = True
         for table, parts in changes.items():
             tiers = served.tables[table]
             tiers.renew()
-            with tiers.changing(state):
+            with tiers.changing(state, through):
                 for part in parts:
                     tiers.erase(part.removed)
                     tiers.insert(part.keys, part.rows)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -221,9 +221,9 @@ class TableTiers:
         """Return rows and which keys have one; the others have the default vector."""
         return self.group.find(batch_of(check_key_tensor(keys), self.number))
 
-    def changing(self, state: str | None = None) -> AbstractContextManager[None]:
+    def changing(self, state: str | None = None, through: Collection[str] = ()) -> AbstractContextManager[None]:
         """Change rows by `insert` and `erase` in one go; see `terarec.memory.stack.Stack.changing`."""
-        return self.group.stack.changing(self.number, state)
+        return self.group.stack.changing(self.number, state, through)
 
     def renew(self, state: str | None = None, source: RowSource | None = None) -> int:
         """Bring stale tiers up to date; see `terarec.memory.stack.Stack.renew`."""

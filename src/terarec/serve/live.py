@@ -16,6 +16,7 @@ from terarec.checkpoint import Checkpoint, load
 from terarec.checkpoint.directory import newest_checkpoint, state_id, step_of
 from terarec.config.files import CHECKPOINT_DIRECTORY
 from terarec.errors import ConfigError, TerarecError
+from terarec.formats.delta import StateId
 from terarec.ps.server import TableChange
 from terarec.serve.repeating import Repeating
 from terarec.serve.session import InferenceSession
@@ -47,9 +48,15 @@ class UpdateStatistics:
 
 
 class _Unwritten(NamedTuple):
-    """Changed rows in memory that the tiers do not have yet; table -> its changes."""
+    """Changed rows in memory that the tiers do not have yet.
+
+    Attributes:
+        changes: Table -> its changes.
+        through: The states from which they lead to that of the session.
+    """
 
     changes: Mapping[str, Sequence[TableChange]]
+    through: Sequence[StateId]
 
     @property
     def num_rows(self) -> int:
@@ -165,11 +172,13 @@ class LiveUpdates(Repeating):
         changes = self._read(checkpoint, num_deltas)
         rows = sum(change.keys.numel() for parts in changes.values() for change in parts)
         removed = sum(change.removed.numel() for parts in changes.values() for change in parts)
+        through = checkpoint.earlier[-num_deltas:]
         if self._unwritten is not None:
+            through = (*self._unwritten.through, *through)
             changes = {name: [*self._unwritten.changes[name], *parts] for name, parts in changes.items()}
         tables = self._served.overlaid(changes)
         self._session.move_on(checkpoint, tables.lookups)
-        self._unwritten = _Unwritten(tables.changes)
+        self._unwritten = _Unwritten(tables.changes, through)
         self._count["rows"] += rows
         self._count["removed"] += removed
         self._count["deltas"] += num_deltas
@@ -192,7 +201,8 @@ class LiveUpdates(Repeating):
         """Write what the tiers do not have yet, and bring stale ones up to date."""
         state, unwritten = self._session.state, self._unwritten
         assert state is not None  # which __init__ has checked
-        is_written = self._served.write({} if unwritten is None else unwritten.changes, state, checkpoint)
+        changes, through = ({}, ()) if unwritten is None else unwritten
+        is_written = self._served.write(changes, state, checkpoint, through)
         if is_written and unwritten is not None:
             self._session.connect(self._served.lookups())
             self._unwritten = None

@@ -236,7 +236,13 @@ class ServedRun:
         """Read what other processes wrote; from now on by these calls alone. Return whether all rows are of `state`."""
         return self.server.follow(self.name, state_name(state), self.version)
 
-    def write(self, changes: Mapping[str, Sequence[TableChange]], state: StateId, checkpoint: Path) -> bool:
+    def write(
+        self,
+        changes: Mapping[str, Sequence[TableChange]],
+        state: StateId,
+        checkpoint: Path,
+        through: Sequence[StateId] = (),
+    ) -> bool:
         """Change the rows of the version, and bring stale tiers up to date; return whether all rows are of `state` now.
 
         Files that another process writes follow when that has written them, so that another call is needed.
@@ -245,6 +251,7 @@ class ServedRun:
             changes: Table -> what leads from the state of the rows to `state`; nothing where the rows are of that.
             state: State of a checkpoint.
             checkpoint: Its directory.
+            through: The states between which the changes lead there: other processes may have made some of them.
 
         Raises:
             FormatError: The checkpoint is damaged.
@@ -255,13 +262,14 @@ class ServedRun:
         if not self.follow(state):
             return False
         if changes:
+            apply = partial(self.server.apply, self.name, changes, name, self.version, list(map(state_name, through)))
             try:
-                self.server.apply(self.name, changes, name, self.version)
+                apply()
             except StorageError:
                 # A single tier that came back with earlier rows gets all of them from the checkpoint.
                 if not self.server.renew(self.name, name, checkpoint, self.version):
                     raise
-                self.server.apply(self.name, changes, name, self.version)
+                apply()
             # Durable before the state of the session is taken for that of the rows.
             self.server.flush(self.name, self.version)
         self.server.renew(self.name, name, checkpoint, self.version)
