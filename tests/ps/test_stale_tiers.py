@@ -4,6 +4,7 @@
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -338,6 +339,51 @@ def test_a_new_process_removes_rows_that_its_source_does_not_have(redis_server: 
         table, TableSource(path=tmp_path, num_rows=CHANGED.numel(), read=lambda: iter([part])), lambda rows: None
     )
     assert torch.equal(table.find(KEYS).mask, torch.isin(KEYS, CHANGED))
+
+
+@needs_redis
+@pytest.mark.parametrize("is_renewed", [False, True])
+def test_rows_of_a_server_that_has_all_are_there_while_they_are_replaced(
+    redis_server: RedisProcess, tmp_path: Path, is_renewed: bool
+) -> None:
+    """They were removed first: lookups that had nothing else gave default vectors until the last one was there."""
+    tag, server = f"hps_et.m.stale{next(_TAGS)}", RedisServer(redis_server.spec(num_partitions=3))
+    first, second = (table_of([redis_tier(server, tag, 4)]) for _ in range(2))
+    with first.changing("a"):
+        first.insert(KEYS, distinct_rows(4, KEYS))
+
+    def read() -> Iterator[RowChunk]:
+        expected = distinct_rows(4, KEYS)
+        assert torch.equal(first.lookup(KEYS), expected)
+        yield RowChunk(CHANGED, distinct_rows(4, CHANGED, 1.0))
+        expected[CHANGED - 1] = distinct_rows(4, CHANGED, 1.0)
+        assert torch.equal(first.lookup(KEYS), expected)
+
+    source = TableSource(path=tmp_path, num_rows=CHANGED.numel(), read=read)
+    if is_renewed:
+        redis.Redis(redis_server.host, redis_server.port).delete(f"hps_et{{{tag}/p0}}s")
+        assert not first.find(KEYS).mask.any()
+        assert first.renew("b", source) == 1
+    else:
+        fill_tiers(second, source, lambda rows: None)
+    found = first.find(KEYS)
+    assert torch.equal(found.mask, torch.isin(KEYS, CHANGED))
+    assert torch.equal(found.rows[CHANGED - 1], distinct_rows(4, CHANGED, 1.0))
+
+
+@needs_redis
+def test_a_renewal_that_fails_midway_begins_anew(snapshotted: RedisProcess, tmp_path: Path) -> None:
+    """The next one wrote the keys that the tier had missed before it came back with earlier rows, and those alone."""
+    held = InFrontOfFiles(snapshotted, tmp_path / "rows")
+    held.client.save()
+    update(held.table, 1.0)
+    snapshotted.kill()
+    update(held.table, 2.0)
+    snapshotted.start()
+    held.clock.now += 10
+    with mock.patch.object(held.fast.guarded.level, "write", side_effect=StorageError("redis", "fails")):
+        assert held.table.renew() == 0
+    held.assert_renewed(newest(2.0))
 
 
 @needs_redis

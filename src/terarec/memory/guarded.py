@@ -77,13 +77,14 @@ class _TableUse:
 
     Attributes:
         pause: Seconds of the present rest, 0 while the table works.
+        is_read_stale: Whether reads try a stale table.
         missed: Keys whose changes a stale table has missed; None for any number of them, so that it is filled anew.
     """
 
     def __init__(self) -> None:
         self.pause = self.rests_until = 0.0
         self.errors = self.skipped = self.keys = self.hits = self.inserted = self.num_missed = self.renewed = 0
-        self.is_stale = False
+        self.is_stale = self.is_read_stale = False
         self.missed: list[Tensor] | None = []
 
 
@@ -173,7 +174,7 @@ class Guarded:
         """Note keys whose changes a table misses, None for all of them; it is stale from here on."""
         use = self._tables[table]
         with self._lock:
-            use.is_stale = True
+            use.is_stale, use.is_read_stale = True, False
             self._resting.add(table)
             use.num_missed += 0 if keys is None else keys.numel()
             if use.missed is not None:
@@ -187,11 +188,15 @@ class Guarded:
         # Of rows of another time it is not known which are old.
         self.miss(table, None if isinstance(error, StaleRowsError) else keys)
 
+    def note_replacing(self, table: int) -> None:
+        """Let reads find rows of a stale table while they are replaced, of before or new, if nothing else has any."""
+        self._tables[table].is_read_stale = self.fences[table].takes_later
+
     def note_renewed(self, table: int) -> None:
         """Note that the rows of a table are up to date again."""
         use = self._tables[table]
         with self._lock:
-            use.is_stale, use.missed = False, []
+            use.is_stale, use.is_read_stale, use.missed = False, False, []
             use.renewed += 1
         _LOGGER.warning("tier %s: is up to date again", self.name)
         self._note_success(table)
@@ -318,7 +323,7 @@ class Guarded:
     def _may_try(self, table: int, *, counts: bool = True) -> bool:
         """Return whether reads may try a table: it is not stale, and does not rest or it is time to try again."""
         use = self._tables[table]
-        if not use.is_stale:
+        if not use.is_stale or use.is_read_stale:
             return self.is_rested(table, counts=counts)
         with self._lock:
             use.skipped += counts

@@ -15,6 +15,7 @@ from terarec.memory.guarded import Guarded
 from terarec.memory.row_store import SCAN_ROWS
 
 _PART_KEYS = 65_536
+_NO_KEYS = torch.zeros(0, dtype=torch.int64)
 
 
 class RowChunk(NamedTuple):
@@ -74,7 +75,7 @@ def renew(stale: StaleTable, state: str | None, donor: Guarded | None, source: R
         fence.compare()
     except StaleRowsError as error:
         if fence.adopt(state):
-            missed = missed if missed is not None else torch.zeros(0, dtype=torch.int64)
+            missed = missed if missed is not None else _NO_KEYS
         elif error.is_later and not fence.adopt(*(source.earlier if source is not None else ())):
             raise
         else:
@@ -82,33 +83,76 @@ def renew(stale: StaleTable, state: str | None, donor: Guarded | None, source: R
     if donor is None and source is None and level.is_complete and (missed is None or missed.numel()):
         return False
     if missed is None:
-        fence.reset(state)
-        level.level.clear(table)
-        _fill(stale, donor, source)
+        _fill(stale, state, donor, source)
     elif fence.begin(state):
         return True
     else:
         _catch_up(stale, missed, donor, source)
-    fence.end()
+        fence.end()
     return True
 
 
-def _fill(stale: StaleTable, donor: Guarded | None, source: RowSource | None) -> None:
-    """Insert the rows that loading would."""
+class Replacement:
+    """Rows of a table of a level in place of all that are there, of any state.
+
+    Rows that several processes look up are overwritten, and those of other keys removed last, so that none is missing
+    meanwhile; others are removed first.
+
+    Args:
+        level: The level.
+        table: Number of the table.
+        state: Name of the state of the new rows.
+        may_keep: Whether rows that are of that state already, or of none, may stay.
+
+    Raises:
+        StorageError: The level cannot be reached.
+    """
+
+    def __init__(self, level: Guarded, table: int, state: str | None, *, may_keep: bool = False) -> None:
+        self._level, self._table = level, table
+        self._fence = level.fences[table]
+        removes = self._fence.reset(state) or not may_keep
+        self._keys: list[Tensor] | None = None  # those of the new rows, where others are removed last
+        if removes and self._fence.is_shared and level.is_complete:
+            self._keys = []
+            level.note_replacing(table)
+        elif removes:
+            level.level.clear(table)
+
+    def write(self, keys: Tensor, values: Tensor) -> None:
+        """Set rows ``uint8[n, row_bytes]`` of ``keys int64[n]``, distinct; errors are those of `Guarded.write`."""
+        self._level.write(batch_of(keys, self._table), values)
+        if self._keys is not None:
+            self._keys.append(keys)
+
+    def end(self) -> None:
+        """Remove the rows of other keys, and note the state; errors are those of `Fence.end`."""
+        if self._keys is not None:
+            ordered = torch.cat([_NO_KEYS, *self._keys]).sort().values
+            for keys, _ in self._level.level.items(self._table, SCAN_ROWS):
+                begins, ends = (torch.searchsorted(ordered, keys, right=right) for right in (False, True))
+                self._level.erase(batch_of(keys[begins == ends], self._table))
+        self._fence.end()
+
+
+def _fill(stale: StaleTable, state: str | None, donor: Guarded | None, source: RowSource | None) -> None:
+    """Replace all rows by those that loading would insert."""
     level, table, _ = stale
+    replacement = Replacement(level, table, state)
     if donor is not None:
         chunks, num_rows = donor.level.items(table, SCAN_ROWS), donor.level.count(table)
     elif source is not None:
         chunks, num_rows = map(_as_bytes, source.read()), source.num_rows
     else:
-        return  # lookups find the rows in slower levels
+        chunks, num_rows = iter(()), 0  # lookups find the rows in slower levels
     # A complete level with a share of 0 has rows that others wrote there, and now has to get them from here.
     room = num_rows if level.is_complete else round(level.share * num_rows)
     for keys, values in chunks:
         if room <= 0:
             break
-        level.write(batch_of(keys[:room], table), values[:room])
+        replacement.write(keys[:room], values[:room])
         room -= keys.numel()
+    replacement.end()
 
 
 def _catch_up(stale: StaleTable, missed: Tensor, donor: Guarded | None, source: RowSource | None) -> None:

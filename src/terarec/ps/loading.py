@@ -22,9 +22,8 @@ from terarec.formats.hugectr.weights import (
     open_sparse_folder,
     read_sparse_file,
 )
-from terarec.memory.batch_parts import batch_of
 from terarec.memory.guarded import Guarded
-from terarec.memory.renewal import RowChunk
+from terarec.memory.renewal import Replacement, RowChunk
 from terarec.ps.table import TableTiers, last_places
 from terarec.spec import ServedModelSpec, ServedTableSpec
 
@@ -183,31 +182,30 @@ def fill_tiers(table: TableTiers, source: TableSource, add: Callable[[int], None
                     raise
                 tier.fail(number, error, None)
 
-    each(partial(_begin, table=number, source=source))
+    replacements: dict[Guarded, Replacement] = {}
+
+    def replace(tier: Guarded) -> None:
+        # On a server that several processes share, each with files of its own, only states of checkpoints have a name.
+        state = source.state if tier.fences[number].is_shared else source.identity
+        replacements[tier] = Replacement(tier, number, state, may_keep=True)
+
+    def insert(tier: Guarded, chunk: RowChunk, begin: int) -> None:
+        room = round(tier.share * source.num_rows) - begin
+        if room > 0:
+            values = chunk.rows[:room].contiguous().view(torch.uint8)
+            replacements[tier].write(chunk.keys[:room], values)
+
+    each(replace)
     begin = 0
     for chunk in source.read():
         last = last_places(chunk.keys)
         part = chunk if last is None else RowChunk(chunk.keys[last], chunk.rows[last])
-        each(partial(_insert, table=number, chunk=part, begin=begin, total=source.num_rows))
+        each(partial(insert, chunk=part, begin=begin))
         begin += chunk.keys.numel()
         add(chunk.keys.numel())
     # After all rows: a load that is cut short has no identity, and the next start loads again.
-    each(lambda tier: tier.fences[number].end())
+    each(lambda tier: replacements[tier].end())
     each(lambda tier: tier.commit(number))
-
-
-def _begin(tier: Guarded, table: int, source: TableSource) -> None:
-    fence = tier.fences[table]
-    # On a server that several processes share, each with files of its own, only states of checkpoints have a name.
-    if fence.reset(source.state if fence.is_shared else source.identity):
-        tier.level.clear(table)  # a table that was changed since may have keys that the source does not have
-
-
-def _insert(tier: Guarded, table: int, chunk: RowChunk, begin: int, total: int) -> None:
-    room = round(tier.share * total) - begin
-    if room > 0:
-        values = chunk.rows[:room].contiguous().view(torch.uint8)
-        tier.write(batch_of(chunk.keys[:room], table), values)
 
 
 @dataclass(frozen=True, slots=True)
