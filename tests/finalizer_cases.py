@@ -20,6 +20,7 @@ from terarec.closer import Stream, wait_closed
 from terarec.data import Reader
 from terarec.embedding import EmbeddingCollection
 from terarec.formats.block import empty_from_pool
+from terarec.memory.redis_rows import RedisRows
 from terarec.memory.redis_server import RedisServer
 from terarec.memory.rocksdb import RocksDBStore
 from terarec.memory.row_file import PageReader, RowFile
@@ -70,12 +71,20 @@ def connected(topic: KafkaTopic) -> KafkaTopic:
     return topic
 
 
+def joined(rows: RedisRows) -> RedisRows:
+    rows.join()
+    return rows
+
+
 OWNERS: dict[str, Callable[[Path], object]] = {
     "memory.tier_stack.TierStack": lambda at: trained(Tiers(host="28KiB", file=str(at / "tiers"))),
     "memory.row_file.RowFile": filled,
     "memory.row_file.PageReader": lambda _: PageReader(RowFileOptions(io="threads"), 64),
     "memory.shared.SharedDirectory": lambda _: SharedDirectory(SharedMemorySpec(name=f"terarec-test-{uuid4().hex}")),
     "memory.rocksdb.RocksDBStore": lambda at: RocksDBStore(at / "rocksdb", 64),
+    "memory.redis_rows.RedisRows": lambda _: joined(
+        RedisRows(RedisServer(RedisSpec(address="127.0.0.1:1")), ["t"], 16)
+    ),
     "memory.redis_server.RedisServer": lambda _: RedisServer(RedisSpec()),
     "serve.update_streams.KafkaTopic": lambda _: connected(KafkaTopic(KafkaTopicSpec(brokers="127.0.0.1:1"))),
     "serve.publishing.UpdateReceiver": lambda at: UpdateReceiver(

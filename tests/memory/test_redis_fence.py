@@ -11,8 +11,13 @@ from terarec.errors import StaleRowsError, StorageError, UnreachableError
 from terarec.memory import redis_fence
 from terarec.memory.redis_fence import RedisFence
 from terarec.memory.redis_server import RedisServer, request
+from terarec.memory.redis_users import RedisUsers
 from tests.ps.redis_processes import needs_redis, running
 from tests.waiting import wait_for
+
+
+def fence_of(server: RedisServer, tag: str = "t") -> RedisFence:
+    return RedisFence(server, [f"hps_et{{{tag}/p0}}s"], RedisUsers(server, [f"hps_et{{{tag}/p0}}u"]))
 
 
 @needs_redis
@@ -20,7 +25,7 @@ def test_a_lookup_may_find_what_changes_wrote_since_it_began(tmp_path: Path) -> 
     """A lookup that read in the middle of a change and compared after its end let the tier go stale."""
     with running(tmp_path / "redis") as started:
         server = RedisServer(started.spec())
-        fence = RedisFence(server, ["hps_et{t/p0}s"])
+        fence = fence_of(server)
 
         def marks() -> list[object]:
             return server.run(fence.requests([0]))
@@ -56,26 +61,23 @@ def test_a_part_of_a_change_is_of_no_state(tmp_path: Path) -> None:
     with running(tmp_path / "redis") as started:
         server = RedisServer(started.spec())
 
-        def fence() -> RedisFence:
-            return RedisFence(server, ["hps_et{t/p0}s"])
-
-        died = fence()
+        died = fence_of(server)
         died.begin("a")
-        unnamed = fence()
+        unnamed = fence_of(server)
         unnamed.begin(None)
         with pytest.raises(StaleRowsError):
-            fence().begin("b")
+            fence_of(server).begin("b")
         unnamed.end()
         assert unnamed.state == ""
         with pytest.raises(StaleRowsError):
             died.end()
-        died = fence()
+        died = fence_of(server)
         died.begin("a")
-        again = fence()
+        again = fence_of(server)
         again.begin("a")
         again.end()
         assert again.state == "a"
-        assert [fence().reset(state) for state in ("a", "a")] == [False, True]  # the second finds a part again
+        assert [fence_of(server).reset(state) for state in ("a", "a")] == [False, True]  # the second finds a part again
         server.close()
 
 
@@ -83,7 +85,7 @@ def test_a_part_of_a_change_is_of_no_state(tmp_path: Path) -> None:
 def test_a_writer_that_wakes_after_its_lease_notices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with running(tmp_path / "redis") as started:
         server = RedisServer(started.spec())
-        slow, other = (RedisFence(server, ["hps_et{t/p0}s"]) for _ in range(2))
+        slow, other = (fence_of(server) for _ in range(2))
         slow.begin("a")
         assert not other.is_abandoned()
         monkeypatch.setattr(redis_fence, "LEASE_SECONDS", 0.001)
@@ -99,7 +101,7 @@ def test_a_writer_that_wakes_after_its_lease_notices(tmp_path: Path, monkeypatch
 def test_a_change_that_another_process_has_made_is_taken_over(tmp_path: Path) -> None:
     with running(tmp_path / "redis") as started:
         server = RedisServer(started.spec())
-        first, second = (RedisFence(server, ["hps_et{t/p0}s"]) for _ in range(2))
+        first, second = (fence_of(server) for _ in range(2))
         first.reset("a")
         first.end()
         assert second.adopt("a")
@@ -123,7 +125,7 @@ def test_a_change_that_another_process_has_made_is_taken_over(tmp_path: Path) ->
 def test_a_change_begins_at_the_states_that_it_passes_through(tmp_path: Path) -> None:
     with running(tmp_path / "redis") as started:
         server = RedisServer(started.spec())
-        first, second, third = (RedisFence(server, ["hps_et{t/p0}s"]) for _ in range(3))
+        first, second, third = (fence_of(server) for _ in range(3))
         first.reset("a")
         first.end()
         for fence in (second, third):
@@ -157,7 +159,7 @@ def test_a_change_whose_marks_fail_is_made_again(tmp_path: Path, monkeypatch: py
         server = RedisServer(started.spec())
         run = server.run
         for failing in range(8):
-            fence, other = (RedisFence(server, [f"hps_et{{t{failing}/p0}}s"]) for _ in range(2))
+            fence, other = (fence_of(server, f"t{failing}") for _ in range(2))
             fence.reset("a")
             fence.end()
             calls = itertools.count()
@@ -183,12 +185,10 @@ def _fail() -> list[object]:
 
 
 @needs_redis
-def test_rows_that_others_look_up_are_told_from_those_of_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_that_loading_found_are_told_from_those_it_wrote(tmp_path: Path) -> None:
     with running(tmp_path / "redis") as started:
         server = RedisServer(started.spec())
-        first, second, third = (RedisFence(server, ["hps_et{t/p0}s"]) for _ in range(3))
+        first, second, third = (fence_of(server) for _ in range(3))
         assert not third.give_up()  # it has written nothing
         assert not first.reset("a")
         assert first.give_up()
@@ -199,10 +199,4 @@ def test_rows_that_others_look_up_are_told_from_those_of_nobody(
         assert second.state == "a"
         assert third.reset("b")
         assert third.give_up()
-        assert not first.leave()
-        server.run([*second.using(), *first.using()])
-        assert not second.using()
-        assert first.leave()
-        monkeypatch.setattr(redis_fence, "USE_SECONDS", -1)  # as long after
-        assert not first.leave()
         server.close()

@@ -5,17 +5,15 @@ from __future__ import annotations
 
 import threading
 import time
-import uuid
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from terarec.errors import StaleRowsError
 from terarec.memory.redis_server import RedisServer, Request, request, request_on
+from terarec.memory.redis_users import RedisUsers
 
 LEASE_SECONDS = 60
 """After which a writer that wrote no row of its change counts as dead."""
-USE_SECONDS = 600
-"""After which a process that looked up no row of a table counts as gone."""
 
 
 class _Mark(NamedTuple):
@@ -57,7 +55,7 @@ class RedisFence:
     The mark of a partition is the string ``hps_et{TAG/pP}s``, on the node of its rows. A single server needs only that
     of partition 0. During a change, ``hps_et{TAG/p0}w`` stands beside it: a lease, which the writer extends while it
     writes rows and which ends by itself. A mark of an incomplete change without a lease is of a writer that died. The
-    sorted set ``hps_et{TAG/p0}u`` has the processes that look rows up, by the time at which they last said so.
+    sorted set ``hps_et{TAG/p0}u`` has the processes that have the table.
 
     Attributes:
         takes_later: Whether lookups take rows that another process changed to another state, as nothing else has any.
@@ -66,10 +64,11 @@ class RedisFence:
     Args:
         server: The connections.
         names: Name of the mark of each partition.
+        users: The processes that have the table.
     """
 
-    def __init__(self, server: RedisServer, names: Sequence[str]) -> None:
-        self._server = server
+    def __init__(self, server: RedisServer, names: Sequence[str], users: RedisUsers) -> None:
+        self._server, self._users = server, users
         self._names = tuple(names)
         self.takes_later, self.is_shared = False, True
         # Guards the two below in changes, which are replaced as a whole, so that lookups read them without it.
@@ -86,9 +85,6 @@ class RedisFence:
         self._accepted: frozenset[bytes] | None = None
         self._lease = f"{self._names[0][:-1]}w"
         self._leased = 0.0  # time of the last extension, by a clock that only rises
-        self._users = f"{self._names[0][:-1]}u"
-        self._id = uuid.uuid4().hex.encode()
-        self._used = float("-inf")  # time at which this process said that it looks rows up, by the same clock
 
     @property
     def state(self) -> str:
@@ -213,36 +209,23 @@ class RedisFence:
             mark = self._mark
             if mark is None or self._read() != mark:  # this process has changed nothing, or another one has since
                 return False
-        if self._repeats and not mark.is_whole:
+        if not mark.is_whole:
             # What was written is what stood there before, if it has a name; two states without one may differ.
-            if mark.state or not self._has_written:
+            if self._repeats and (mark.state or not self._has_written):
                 self.end()
             else:
                 self._server.run([request(self._lease, b"UNLINK")])
         return not self._repeats
 
-    def using(self) -> list[Request]:
-        """Return the commands with which this process says that it looks rows up, where it is time for that."""
-        if self._mark is None or time.monotonic() - self._used < USE_SECONDS / 3:
-            return []
-        self._used = time.monotonic()
-        added = request(self._users, b"ZADD", b"%d" % int(time.time()), self._id)
-        return [added, request(self._users, b"EXPIRE", b"%d" % USE_SECONDS)]
-
-    def leaving(self) -> list[Request]:
-        """Return the command with which this process says that it looks up no row any more."""
-        return [request(self._users, b"ZREM", self._id)] if self._used > 0 else []
-
     def leave(self) -> bool:
-        """Note that this process looks up no row any more; see `Fence.leave`."""
-        gone = request(self._users, b"ZREMRANGEBYSCORE", b"-inf", b"%d" % int(time.time() - USE_SECONDS))
-        return bool(self._server.run([*self.leaving(), gone, request(self._users, b"ZCARD")])[-1])
+        """Note that this process needs the rows no more; see `Fence.leave`."""
+        return self._users.leave(f"{self._names[0][:-1]}u")
 
     def remove(self) -> None:
         """Remove the marks; see `Fence.remove`."""
         with self._lock:
             self._mark = self._former = self._accepted = None
-            self._server.run([request(name, b"UNLINK") for name in (*self._names, self._lease, self._users)])
+            self._server.run([request(name, b"UNLINK") for name in (*self._names, self._lease)])
 
     def end(self) -> None:
         """Mark the rows as whole; see `Fence.end`."""

@@ -6,7 +6,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from itertools import groupby, islice
 from typing import Any
 
@@ -15,11 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from terarec.errors import StorageError
+from terarec.closer import Closer
 from terarec.kernels.slots import RowBatch
 from terarec.memory.batch_parts import by_partition, table_spans
 from terarec.memory.redis_fence import RedisFence
 from terarec.memory.redis_server import RedisServer, Request, request
+from terarec.memory.redis_users import RedisUsers
 
 _KEY_BYTES = 8
 _TIME_BYTES = 8
@@ -35,6 +35,7 @@ class RedisRows:
 
     Attributes:
         fences: Which state the rows of each table are of. From its first change on, reads compare it.
+        join: Says that this process has the tables, until it leaves them or this is closed.
 
     Args:
         server: The connections.
@@ -53,9 +54,11 @@ class RedisRows:
         self._lock = threading.Lock()
         self._evicted = [0] * len(self._tags)
         self._damaged = [0] * len(self._tags)
-        self.fences = [
-            RedisFence(server, [f"{name[:-1]}s" for name in self._hashes(table)]) for table in range(len(self._tags))
-        ]
+        tables = range(len(self._tags))
+        users = RedisUsers(server, [f"{self._hash(table, 0)[:-1]}u" for table in tables])
+        self.join = users.join
+        self._closer = Closer(self, users.close)
+        self.fences = [RedisFence(server, [f"{name[:-1]}s" for name in self._hashes(table)], users) for table in tables]
 
     def losses(self, table: int) -> tuple[int, int]:
         """Return how many rows of a table were evicted, and how many have another size and count as missing."""
@@ -77,7 +80,6 @@ class RedisRows:
             for name, (_, _, places) in zip(self._names(requested), requested, strict=True)
         ]
         fenced = list(self._fenced(requested))
-        self._note_users()
         replies = self._server.run([*commands, *(command for _, _, part in fenced for command in part)])
         marks = iter(replies[len(commands) :])
         for fence, accepted, part in fenced:
@@ -157,11 +159,8 @@ class RedisRows:
         return False
 
     def close(self) -> None:
-        """Note that nobody here looks up rows any more; the connections belong to the server."""
-        leaving = [command for fence in self.fences for command in fence.leaving()]
-        if leaving:
-            with suppress(StorageError):  # it is forgotten in time
-                self._server.run(leaving)
+        """Say that this process has the tables no more; the connections belong to the server."""
+        self._closer()
 
     def _fenced(
         self, requested: Sequence[_Part]
@@ -197,12 +196,6 @@ class RedisRows:
         times = np.full(len(keys), int(time.time()), np.int64).view(np.uint8).reshape(len(keys), _TIME_BYTES)
         times_name = _times_of(name)
         return Request(times_name, packed_set(times_name, keys, times))
-
-    def _note_users(self) -> None:
-        using = [command for fence in self.fences for command in fence.using()]
-        if using:
-            with suppress(StorageError):  # a full server does not take it, and has rows to read all the same
-                self._server.run(using)
 
     def _note_use(self, batch: RowBatch) -> None:
         if self._tracks_use and batch.keys.numel():

@@ -101,7 +101,7 @@ def redis_level(
     """Return rows float32[D] of tables on a server, under the names `tags`."""
     rows = RedisRows(server, tags, 4 * width)
     spec = server.spec
-    return Guarded(
+    level = Guarded(
         rows,
         spec.kind,
         len(tags),
@@ -113,6 +113,8 @@ def redis_level(
         losses=rows.losses,
         clock=clock,
     )
+    level.join = rows.join
+    return level
 
 
 def shared_level(

@@ -504,13 +504,16 @@ class ParameterServer:
 
     def _fill(self, version: _Version, add: Callable[[int], None]) -> None:
         name = version.spec.name, version.spec.version
+        levels = [level for group in version.groups for level in group.stack.levels]
         try:
+            for level in levels:
+                if level.join is not None:
+                    level.join()
             for table, source in version.sources.items():
                 if source is not None:
                     fill_tiers(version.tables[table], source, add)
-            for group in version.groups:
-                for level in group.stack.levels:
-                    level.wait(partial(add, 0))  # which raises once loading is cancelled
+            for level in levels:
+                level.wait(partial(add, 0))  # which raises once loading is cancelled
             with self._lock:
                 self._versions[name] = version
                 # Active with its last row: until here lookups find the former version.
