@@ -7,6 +7,7 @@ import dataclasses
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from terarec.apps.promotion import promote
 from terarec.checkpoint import complete_checkpoints
 from terarec.checkpoint.directory import copy_chain, read_manifest
 from terarec.errors import ConfigError
@@ -33,6 +35,8 @@ from terarec.serve import (
 )
 from terarec.serve.columns import RecordColumns
 from terarec.serve.joined_scoring import JoinedScoring
+from terarec.serve.loading import VersionLoader
+from terarec.serve.repository import ModelRepository
 from terarec.serve.session import Scored
 from terarec.spec import (
     CacheSpec,
@@ -46,6 +50,7 @@ from terarec.spec import (
     TrainingSpec,
 )
 from terarec.spec.serving import UpdateStreamSpec
+from terarec.spec.serving_repository import PromotionSpec
 from terarec.train.run import build
 from tests.errors import at
 from tests.serve.conftest import CATEGORICAL, DENSE, TrainedRun, generate_logs, log_workflow
@@ -193,6 +198,13 @@ def test_a_replica_that_begins_on_the_second_day_gets_its_ids(
     assert np.array_equal(opened.predict(days.records), InferenceSession.open(days.second).predict(days.records))
 
 
+def begin_second_day(run: Path, days: Days) -> None:
+    """Add the ids and the delta of the second day to a copy of the first day's run."""
+    shutil.rmtree(run / "dataset")
+    shutil.copytree(days.second / "dataset", run / "dataset")
+    copy_chain(complete_checkpoints(days.second / "checkpoints")[-1], run / "checkpoints")
+
+
 def test_a_batch_is_encoded_with_the_ids_of_the_weights_that_score_it(
     both_days: Callable[[str], Days], tmp_path: Path
 ) -> None:
@@ -214,9 +226,7 @@ def test_a_batch_is_encoded_with_the_ids_of_the_weights_that_score_it(
             wait_for(lambda: session.step == 9)  # new batches have the new weights
             return records
 
-        shutil.rmtree(run / "dataset")
-        shutil.copytree(days.second / "dataset", run / "dataset")
-        copy_chain(complete_checkpoints(days.second / "checkpoints")[-1], run / "checkpoints")
+        begin_second_day(run, days)
         with mock.patch.object(workflow, "encode", encoded):
             (found,) = JoinedScoring(session)(requests).outcomes
         moving.join()
@@ -226,6 +236,25 @@ def test_a_batch_is_encoded_with_the_ids_of_the_weights_that_score_it(
         (found,) = JoinedScoring(session)(requests).outcomes
         assert isinstance(found, Scored)
         assert np.array_equal(found.scores, expected[9])
+
+
+def test_a_version_that_follows_a_run_has_the_ids_of_its_later_days(
+    both_days: Callable[[str], Days], tmp_path: Path
+) -> None:
+    """The version is a copy of the run, in which no ids are added."""
+    days, run, repository = both_days("dynamic"), tmp_path / "run", tmp_path / "models"
+    shutil.copytree(days.first, run)
+    promote(run, repository, "shop", PromotionSpec(follow=True))
+    with (
+        closing(VersionLoader(follow_runs=True)) as loader,
+        closing(loader.load(ModelRepository(repository).known("shop"), 1)) as model,
+    ):
+        assert model.updates is not None
+        expected = InferenceSession.open(days.second).predict(days.records)
+        assert not np.array_equal(model.session.predict(days.records), expected)
+        begin_second_day(run, days)
+        model.updates.poll()
+        assert np.array_equal(model.session.predict(days.records), expected)
 
 
 def test_a_run_that_describes_other_columns_is_rejected_by_a_session(

@@ -52,18 +52,21 @@ class RecordInputs:
         # Of files that change after they were read here, the next call of `newest` reads them once more.
         self._stamps = () if directory is None else _stamps(directory, dataset)
 
-    def newest(self) -> RecordInputs:
+    def newest(self, directory: Path) -> RecordInputs:
         """Return these, or what the files of the run describe by now, if they have changed.
+
+        Args:
+            directory: ``RUN/dataset`` of the run, also where these are from a copy of it.
 
         Raises:
             ConfigError: The workflow names a function that is not allowed, or does not make a column of the model.
             FormatError: A damaged file.
         """
-        if self._directory is None or _stamps(self._directory, self.dataset) == self._stamps:
+        if directory == self._directory and _stamps(directory, self.dataset) == self._stamps:
             return self
-        dataset = read_dataset(self._directory)
-        workflow = workflow_of(self._directory, allow_import=self._allow_import)
-        return RecordInputs(workflow, dataset, self._directory, self._allow_import)
+        dataset = read_dataset(directory)
+        workflow = workflow_of(directory, allow_import=self._allow_import)
+        return RecordInputs(workflow, dataset, directory, self._allow_import)
 
 
 def _stamps(directory: Path, dataset: DatasetSpec) -> tuple[tuple[str, int, int, int], ...]:

@@ -298,7 +298,7 @@ class InferenceSession:
         eager torch until `build_programs` is called. After an error the session is as before.
 
         Args:
-            checkpoint: A checkpoint of the same run, or of one that extends its chain.
+            checkpoint: A checkpoint of the same run, or of one that extends its chain, in the directory of its run.
             lookups: Rows of each table; None for those that the session has.
 
         Raises:
@@ -306,19 +306,20 @@ class InferenceSession:
             FormatError: A damaged file.
         """
         former = self._weights.current
-        inputs = self._newest(former.inputs)
+        run_dir = checkpoint.path.parent.parent  # which is another one than where a copy of the run was opened
+        inputs = self._newest(former.inputs, run_dir / DATASET_DIRECTORY)
         model = copy.deepcopy(former.trained)  # a batch that is being scored keeps the weights that it began with
         load_dense_state(model, checkpoint.dense(), may_grow=True)
         if lookups is not None:
             _connect(model, lookups)
         self._weights.replace(self._of(model, inputs, checkpoint.step, checkpoint.state))
 
-    def _newest(self, former: RecordInputs) -> RecordInputs:
-        inputs = former.newest()
+    def _newest(self, former: RecordInputs, directory: Path) -> RecordInputs:
+        inputs = former.newest(directory)
         if inputs is former:
             return inputs
         if input_columns(inputs.workflow) != self.inputs or inputs.dataset.column_names != former.dataset.column_names:
-            raise ConfigError(self._dataset_dir or "", "describes other columns by now, expected those of the session")
+            raise ConfigError(directory, "describes other columns by now, expected those of the session")
         return inputs
 
     def connect(self, lookups: ServedLookups) -> None:
