@@ -58,10 +58,11 @@ def sessions(turns: int) -> Iterator[Row]:
 
 
 def timed(session: InferenceSession, raw: dict[str, list[object]], case: str, size: int, turns: int) -> Iterator[Row]:
-    part = DensePart.of(session._weights.current.model, session._dataset, session._objective.scores)
+    weights = session._weights.current
+    part = DensePart.of(weights.model, weights.inputs.dataset, weights.objective.scores)
     values = part.random_values(size)
 
-    programs = session._weights.current.programs
+    programs = weights.programs
     run = programs._programs["onnxruntime"] if programs is not None else lambda values: part.module(*values)
 
     def layers() -> None:

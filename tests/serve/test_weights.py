@@ -8,7 +8,7 @@ from torch import nn
 from terarec.etl.workflow.datasets import identity_workflow
 from terarec.serve.record_inputs import RecordInputs
 from terarec.serve.weights import CurrentWeights, SessionWeights
-from terarec.spec import CategoricalColumn, DatasetSpec, LabelColumn
+from terarec.spec import CategoricalColumn, DatasetSpec, DLRMSpec, LabelColumn, RunSpec
 from tests.waiting import PATIENCE
 
 DATASET = DatasetSpec(
@@ -18,12 +18,13 @@ DATASET = DatasetSpec(
     dense=(),
     categorical=(CategoricalColumn(name="shop", rows=4),),
 )
+RUN = RunSpec(data="shops", model=DLRMSpec())
 
 
 def weights(step: int) -> SessionWeights:
     layers = nn.Linear(1, 1)
     inputs = RecordInputs(identity_workflow(DATASET), DATASET)
-    return SessionWeights(model=layers, trained=layers, inputs=inputs, step=step)
+    return SessionWeights(model=layers, trained=layers, inputs=inputs, run=RUN, step=step)
 
 
 def test_replacing_waits_for_the_batches_that_use_the_former_weights_and_for_no_others() -> None:

@@ -15,9 +15,10 @@ from terarec.errors import ConfigError
 from terarec.export.artifact import export_run
 from terarec.models.artifact import load_model
 from terarec.nn.objectives import BinaryObjective
-from terarec.serve import InferenceSession
-from terarec.spec import BinarySpec, RunSpec
+from terarec.serve import InferenceSession, LiveUpdates, ServedTables
+from terarec.spec import BinarySpec, ParameterServerSpec, RunSpec
 from terarec.spec.calibration import CalibrationMethod, IsotonicSpec, TemperatureSpec
+from terarec.spec.run import calibration_of
 from terarec.train.calibrating import _isotonic, _temperature, calibrate_run
 from terarec.train.evaluation import Evaluator
 from terarec.train.predict import predict
@@ -125,7 +126,7 @@ def test_every_use_of_a_run_has_calibrated_scores(tmp_path: Path, spec: RunSpec,
         assert found.value("logloss") == pytest.approx(report.evaluation.logloss, rel=1e-5)
 
 
-def test_a_calibration_of_other_weights_is_reported(
+def test_a_calibration_of_other_weights_is_reported_and_left_out(
     tmp_path: Path, spec: RunSpec, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = tmp_path / "run"
@@ -133,10 +134,47 @@ def test_a_calibration_of_other_weights_is_reported(
     reported = figures("calibrate", run, "--data", spec.data)
     assert unnamed(reported, "calibrate") == set()
     assert reported["logloss"] <= reported["logloss_before"]
-    load_model(run)
-    assert caplog.messages == []
-    load_model(run, 2)
-    assert caplog.messages == [f"{run}: its scores are calibrated for the weights of step 4, these are of step 2"]
+    records = next(iter(open_reader(spec.data, "valid", batch_size=40)))
+    tables = ServedTables(server=ParameterServerSpec())
+    for served in (None, tables):
+        with InferenceSession.open(run, tables=served) as session:
+            assert calibration_of(session.run) is not None
+        assert caplog.messages == []
+        with InferenceSession.open(run, 2, tables=served) as session:
+            model = load_model(run, 2).model
+            with torch.inference_mode():
+                expected = model(records).sigmoid().numpy()
+            assert np.allclose(session.score_batch(records), expected, atol=1e-6)
+        told = f"{run}: its calibration is for the weights of step 4; those of step 2 are scored without it"
+        assert set(caplog.messages) == {told}
+        caplog.clear()
+
+
+@pytest.mark.parametrize("executor", in_every_run(["eager"], ["eager", "onnxruntime"]))
+def test_a_session_that_follows_a_run_leaves_a_calibration_behind_with_its_weights(
+    tmp_path: Path, spec: RunSpec, executor: str
+) -> None:
+    run = tmp_path / "run"
+    build(changed(spec, max_steps=2), run).fit()
+    calibrate_run(run, open_reader(spec.data, "valid", batch_size=100), "temperature")
+    records = next(iter(open_reader(spec.data, "valid", batch_size=40)))
+    tables = ServedTables(server=ParameterServerSpec())
+    with (
+        InferenceSession.open(run, tables=tables, executor=executor) as session,
+        LiveUpdates(session, run, every_seconds=None) as updates,
+    ):
+        build(changed(spec, max_steps=4), run).fit(resume=True)
+        assert updates.poll()
+        plain = InferenceSession.open(run).score_batch(records)
+        assert np.allclose(session.score_batch(records), plain, atol=1e-6)
+        assert calibration_of(session.loaded.spec) is None
+        # One that the run has by the time of its next checkpoint counts.
+        build(changed(spec, max_steps=6), run).fit(resume=True)
+        calibrate_run(run, open_reader(spec.data, "valid", batch_size=100), "temperature")
+        assert updates.poll()
+        calibrated = InferenceSession.open(run).score_batch(records)
+        assert not np.allclose(calibrated, plain, atol=1e-4)
+        assert np.allclose(session.score_batch(records), calibrated, atol=1e-6)
 
 
 def test_what_cannot_be_calibrated_is_reported(tmp_path: Path, spec: RunSpec) -> None:

@@ -27,8 +27,9 @@ from terarec.formats.delta import StateId
 from terarec.memory.files import own_directory
 from terarec.models.registry import build_model
 from terarec.nn.objectives import build_objective
-from terarec.spec import BinarySpec, DatasetSpec, DynamicTableSpec, RunSpec, TableSpec, Tiers
+from terarec.spec import DatasetSpec, DynamicTableSpec, RunSpec, TableSpec, Tiers
 from terarec.spec.model import ModelSpec
+from terarec.spec.run import calibrated_for, calibration_of
 from terarec.storage import Store
 
 
@@ -37,7 +38,7 @@ class LoadedModel(NamedTuple):
 
     Attributes:
         model: The model in evaluation mode, without optimizer and optimizer state.
-        spec: Spec of the run that trained it.
+        spec: Spec of the run that trained it; its calibration of the scores is one for these weights.
         dataset: Columns, without shards; its workflow is relative to ``RUN/dataset``.
         state: The checkpoint of its weights and tables.
     """
@@ -127,7 +128,7 @@ def load_model(
         try:
             opened = load(path)
             load_weights(model, opened, with_state=False)
-            _warn_of_other_step(run_dir, spec, opened.step)
+            spec = _calibrated(run_dir, spec, opened.step)
             return LoadedModel(model=model.eval(), spec=spec, dataset=dataset, state=opened.state)
         except (FormatError, FileNotFoundError):
             # A training that continues there may have removed it for a newer one since it was found.
@@ -135,15 +136,13 @@ def load_model(
                 raise
 
 
-def _warn_of_other_step(run_dir: Path, spec: RunSpec, step: int) -> None:
-    calibration = spec.objective.calibration if isinstance(spec.objective, BinarySpec) else None
+def _calibrated(run_dir: Path, spec: RunSpec, step: int) -> RunSpec:
+    """Return `spec` without a calibration that is for other weights than those of a step."""
+    calibration = calibration_of(spec)
     if calibration is not None and calibration.step != step:
-        _LOGGER.warning(
-            "%s: its scores are calibrated for the weights of step %d, these are of step %d",
-            run_dir,
-            calibration.step,
-            step,
-        )
+        message = "%s: its calibration is for the weights of step %d; those of step %d are scored without it"
+        _LOGGER.warning(message, run_dir, calibration.step, step)
+    return calibrated_for(spec, step)
 
 
 class ModelWithoutTables(NamedTuple):
@@ -151,7 +150,7 @@ class ModelWithoutTables(NamedTuple):
 
     Attributes:
         model: The model in evaluation mode.
-        spec: Spec of the run that trained it.
+        spec: Spec of the run that trained it; its calibration of the scores is one for these weights.
         dataset: Columns, without shards.
         checkpoint: The checkpoint, which has the tables.
         tables: Tables of all collections, by name.
@@ -191,7 +190,7 @@ def load_without_tables(
     lookups = [module for module in model.modules() if isinstance(module, LookupCollection)]
     return ModelWithoutTables(
         model=model.eval(),
-        spec=spec,
+        spec=_calibrated(run_dir, spec, opened.step),
         dataset=dataset,
         checkpoint=opened,
         tables={table.name: table for collection in lookups for table in collection.specs},

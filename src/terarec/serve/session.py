@@ -17,7 +17,8 @@ from torch import nn
 
 from terarec.batch import Batch, to_device
 from terarec.checkpoint import Checkpoint
-from terarec.config.files import DATASET_DIRECTORY
+from terarec.config import load_run
+from terarec.config.files import DATASET_DIRECTORY, RUN_FILE
 from terarec.data import open_reader, read_spec
 from terarec.embedding.lookups import LookupCollection
 from terarec.errors import ConfigError
@@ -39,6 +40,7 @@ from terarec.serve.record_inputs import RecordInputs
 from terarec.serve.tables import ServedLookups, ServedRun, ServedTables, serve_tables
 from terarec.serve.weights import CurrentWeights, SessionWeights
 from terarec.spec import DatasetSpec, Numbers, RunSpec
+from terarec.spec.run import calibrated_for
 
 if TYPE_CHECKING:
     from terarec.export.dense_part import DensePart
@@ -94,7 +96,6 @@ class InferenceSession:
     """Scores raw records with a trained model. Thread-safe; holds no optimizer and no optimizer state.
 
     Attributes:
-        run: Description of the training run.
         inputs: The raw columns that a record has, all of which `predict` needs.
         labels: Names of the L labels.
         device: Device of the model.
@@ -126,10 +127,8 @@ class InferenceSession:
         self._programs: Programs | None = None  # the last ones, also after they were for former weights
         self.served = served
         inputs = RecordInputs(workflow, dataset, dataset_dir, allow_import)
-        self._weights = CurrentWeights(self._of(model.eval(), inputs, step, state))
+        self._weights = CurrentWeights(self._of(model.eval(), inputs, run, step, state))
         self.device = device_of(model)
-        self._objective = build_objective(run.objective)
-        self.run = run
         self.inputs = input_columns(workflow)
         self.labels = tuple(column.name for column in dataset.labels)
 
@@ -144,6 +143,11 @@ class InferenceSession:
         return self._weights.current.state
 
     @property
+    def run(self) -> RunSpec:
+        """Description of the training run; its calibration of the scores is one for these weights."""
+        return self._weights.current.run
+
+    @property
     def workflow(self) -> Workflow:
         """Encodes raw values as they were for the training of these weights."""
         return self._weights.current.inputs.workflow
@@ -153,12 +157,12 @@ class InferenceSession:
         """The model and what describes it, with the weights of the next batch."""
         weights = self._weights.current
         assert weights.state is not None, "only a session of a checkpoint was loaded"
-        return LoadedModel(weights.model, self.run, weights.inputs.dataset, weights.state)
+        return LoadedModel(weights.model, weights.run, weights.inputs.dataset, weights.state)
 
     @property
     def score_names(self) -> tuple[str, ...]:
         """Names of the C scores: ``score`` for one, else ``score_<label>`` or ``score_<class>``."""
-        return score_names(self.labels, self._objective.num_outputs(len(self.labels)))
+        return score_names(self.labels, self._weights.current.objective.num_outputs(len(self.labels)))
 
     def __repr__(self) -> str:
         labels = ", ".join(self.labels)
@@ -249,7 +253,7 @@ class InferenceSession:
         """
         weights = self._weights.current
         dataset = weights.inputs.dataset
-        programs = _open_programs(weights.trained, self.run, dataset, run_dir, executor, self.numbers)
+        programs = _open_programs(weights.trained, weights.run, dataset, run_dir, executor, self.numbers)
         weights.programs = self._programs = programs
 
     def build_programs(self) -> None:
@@ -261,10 +265,12 @@ class InferenceSession:
         """
         weights = self._weights.current
         if self._programs is not None and weights.programs is None:
-            part = _dense_part(weights.trained, self.run, weights.inputs.dataset)
+            part = _dense_part(weights.trained, weights.run, weights.inputs.dataset)
             weights.programs = self._programs = self._programs.moved(part)
 
-    def _of(self, trained: nn.Module, inputs: RecordInputs, step: int, state: StateId | None) -> SessionWeights:
+    def _of(
+        self, trained: nn.Module, inputs: RecordInputs, run: RunSpec, step: int, state: StateId | None
+    ) -> SessionWeights:
         """Return the weights of a model with the numbers of this session."""
         # `narrow` works in place, and layers of int8 take no new weights: updates need the trained ones.
         changes_later = self.served is not None and self.numbers.precision == "int8"
@@ -272,7 +278,7 @@ class InferenceSession:
         if self._times_lookups:
             time_lookups(model)
             time_lookups(trained)
-        return SessionWeights(model=model, trained=trained, inputs=inputs, step=step, state=state)
+        return SessionWeights(model=model, trained=trained, inputs=inputs, run=run, step=step, state=state)
 
     def time_lookups(self) -> None:
         """Time the look-ups of rows in a batch from now on; see `terarec.serve.lookup_times.take_lookup_ns`."""
@@ -294,8 +300,9 @@ class InferenceSession:
         """Score with the dense weights of another checkpoint from the next batch on.
 
         When this returns, no batch uses the former weights and lookups any more. Threads that score do not wait. Where
-        the files of the run have further ids by then, records are encoded with them. The dense part is computed in
-        eager torch until `build_programs` is called. After an error the session is as before.
+        the files of the run have further ids by then, records are encoded with them, and a calibration of the scores
+        counts if it is for this checkpoint. The dense part is computed in eager torch until `build_programs` is called.
+        After an error the session is as before.
 
         Args:
             checkpoint: A checkpoint of the same run, or of one that extends its chain, in the directory of its run.
@@ -308,11 +315,12 @@ class InferenceSession:
         former = self._weights.current
         run_dir = checkpoint.path.parent.parent  # which is another one than where a copy of the run was opened
         inputs = self._newest(former.inputs, run_dir / DATASET_DIRECTORY)
+        run = calibrated_for(former.run, checkpoint.step, load_run(run_dir / RUN_FILE))
         model = copy.deepcopy(former.trained)  # a batch that is being scored keeps the weights that it began with
         load_dense_state(model, checkpoint.dense(), may_grow=True)
         if lookups is not None:
             _connect(model, lookups)
-        self._weights.replace(self._of(model, inputs, checkpoint.step, checkpoint.state))
+        self._weights.replace(self._of(model, inputs, run, checkpoint.step, checkpoint.state))
 
     def _newest(self, former: RecordInputs, directory: Path) -> RecordInputs:
         inputs = former.newest(directory)
@@ -417,10 +425,10 @@ class InferenceSession:
                 # A program returns scores and not logits: the objective is part of what was exported.
                 return Scored(outputs.numpy(), weights.step)
         batch = to_device(batch, self.device)
-        with torch.inference_mode(), autocast(self.numbers.products(self.run), self.device):
+        with torch.inference_mode(), autocast(self.numbers.products(weights.run), self.device):
             output = weights.model(batch)
         # On the host before the pin ends: a GPU may only then have read the rows.
-        scores = self._objective.scores(logits_of(weights.model, output)).cpu().numpy()
+        scores = weights.objective.scores(logits_of(weights.model, output)).cpu().numpy()
         return Scored(scores, weights.step)
 
 

@@ -6,13 +6,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from torch import nn
 
 from terarec.formats.delta import StateId
+from terarec.nn.objectives import Objective, build_objective
 from terarec.serve.record_inputs import RecordInputs
+from terarec.spec import RunSpec
 
 if TYPE_CHECKING:
     from terarec.serve.executors import Programs
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class SessionWeights:
-    """Layers, lookups of rows and ids of one state of a model.
+    """Layers, lookups of rows, ids and scores of one state of a model.
 
     All but `programs` stay as they are; those may come later, and compute the same.
 
@@ -28,17 +30,24 @@ class SessionWeights:
         model: The model in the numbers of the session.
         inputs: Encodes raw records with the ids that the model was trained on.
         trained: The model in the numbers of the training, of which later weights make others; `model` where both agree.
+        run: Description of the run; its calibration of the scores is one for these weights.
         step: Training steps of the weights.
         state: Id of the checkpoint; None where none is known.
         programs: The dense part in executors; None for eager torch.
+        objective: The objective of `run`, which makes scores of logits.
     """
 
     model: nn.Module
     trained: nn.Module
     inputs: RecordInputs
+    run: RunSpec
     step: int
     state: StateId | None = None
     programs: Programs | None = None
+    objective: Objective = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.objective = build_objective(self.run.objective)
 
 
 class CurrentWeights:

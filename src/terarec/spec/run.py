@@ -330,6 +330,28 @@ class RunSpec:
 
 def without_calibration(run: RunSpec) -> RunSpec:
     """Return `run` without the calibration of its scores."""
-    if not isinstance(run.objective, BinarySpec) or run.objective.calibration is None:
+    return _with_calibration(run, None)
+
+
+def calibrated_for(run: RunSpec, step: int, described: RunSpec | None = None) -> RunSpec:
+    """Return `run` with the calibration of its scores that is for the weights of a step; without one if none is.
+
+    Args:
+        run: The run.
+        step: Training steps of the weights.
+        described: Later description of the run, whose calibration counts; None for `run` itself.
+    """
+    calibration = calibration_of(run if described is None else described)
+    return _with_calibration(run, calibration if calibration is not None and calibration.step == step else None)
+
+
+def calibration_of(run: RunSpec) -> CalibrationSpec | None:
+    """Return the calibration of the scores of `run`; None for none."""
+    return run.objective.calibration if isinstance(run.objective, BinarySpec) else None
+
+
+def _with_calibration(run: RunSpec, calibration: CalibrationSpec | None) -> RunSpec:
+    objective = run.objective or BinarySpec()
+    if calibration == calibration_of(run) or not isinstance(objective, BinarySpec):
         return run
-    return replace(run, objective=replace(run.objective, calibration=None))
+    return replace(run, objective=replace(objective, calibration=calibration))
