@@ -112,6 +112,9 @@ def test_a_server_takes_a_run_or_a_repository(workshop: Workshop, models: Path, 
     rejected("serve", workshop.run, "--keep-versions", 2, where="--keep-versions", problem="without --model-repository")
     rejected("serve", "--model-repository", models, "--name", "shop", where="--name")
     rejected("serve", "--model-repository", models, "--checkpoint", 3, where="--checkpoint")
+    followed = tmp_path / "tables.json"
+    followed.write_text('{"follow_seconds": 2.0}')
+    rejected("serve", "--model-repository", models, "--tables", followed, where="--tables", problem="--follow-runs")
     rejected("serve", "--model-repository", models, "--model-control", "pol", where="--model-control")
     rejected("serve", "--model-repository", models, "--load-model", "shop", where="--load-model", problem="'explicit'")
     at = ("--model-repository", models, "--port", 0)

@@ -45,6 +45,7 @@ from terarec.spec import (
     OneSplit,
     ParameterServerSpec,
     RunSpec,
+    ServedTablesSpec,
     SplitByFiles,
     StaticTablesSpec,
     TrainingSpec,
@@ -239,21 +240,21 @@ def test_a_batch_is_encoded_with_the_ids_of_the_weights_that_score_it(
 
 
 def test_a_version_that_follows_a_run_has_the_ids_of_its_later_days(
-    both_days: Callable[[str], Days], tmp_path: Path
+    both_days: Callable[[str], Days], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The version is a copy of the run, in which no ids are added."""
+    """The version is a copy of the run, in which no ids are added. It looks as often as the tables say."""
+    monkeypatch.setattr("terarec.serve.loading._FOLLOW_SECONDS", 1e6)
     days, run, repository = both_days("dynamic"), tmp_path / "run", tmp_path / "models"
     shutil.copytree(days.first, run)
     promote(run, repository, "shop", PromotionSpec(follow=True))
     with (
-        closing(VersionLoader(follow_runs=True)) as loader,
+        closing(VersionLoader(follow_runs=True, tables=ServedTablesSpec(follow_seconds=0.02))) as loader,
         closing(loader.load(ModelRepository(repository).known("shop"), 1)) as model,
     ):
-        assert model.updates is not None
         expected = InferenceSession.open(days.second).predict(days.records)
         assert not np.array_equal(model.session.predict(days.records), expected)
         begin_second_day(run, days)
-        model.updates.poll()
+        wait_for(lambda: model.session.step == 9)
         assert np.array_equal(model.session.predict(days.records), expected)
 
 

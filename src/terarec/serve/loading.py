@@ -143,7 +143,8 @@ class VersionLoader:
                 golden.warm(session.score_batch)
             if described is not None and described.follows is not None and follows:
                 # After the comparison, which is with the scores of the checkpoint that was promoted.
-                updates = LiveUpdates(session, Path(described.follows), every_seconds=_FOLLOW_SECONDS)
+                every = None if self._tables is None else self._tables.follow_seconds
+                updates = LiveUpdates(session, Path(described.follows), every_seconds=every or _FOLLOW_SECONDS)
             served = served_model(
                 session,
                 self._options,

@@ -119,14 +119,20 @@ def serve(
 
     Raises:
         ConfigError: A stream for tables in the memory of the device or for a repository, an address that cannot be
-            bound, no such checkpoint or model to load, or a workflow that names a function that is not allowed.
+            bound, no such checkpoint or model to load, tables that are followed in a
+            repository whose runs are not, or a workflow that names a function that is not allowed.
         FormatError: The run holds no complete checkpoint.
         MissingDependencyError: A library of the extra ``serve``, or the client of the stream, is not installed.
         StorageError: The stream cannot be reached.
     """
-    if isinstance(source, RepositorySpec) and (stream is not None or checkpoint is not None):
-        what = "stream" if stream is not None else "checkpoint"
-        raise FieldError("", what, "got one for a model repository, expected none: its versions have one checkpoint")
+    follows = spec.tables is not None and spec.tables.follow_seconds is not None
+    if isinstance(source, RepositorySpec):
+        if stream is not None or checkpoint is not None:
+            what = "stream" if stream is not None else "checkpoint"
+            problem = "got one for a model repository, expected none: its versions have one checkpoint"
+            raise FieldError("", what, problem)
+        if follows and not source.follow_runs:
+            raise FieldError("ServingSpec", "tables", "got follow_seconds for a model repository without --follow-runs")
     _check_workers(source, spec, device)
     if stream is not None and spec.tables is None:
         raise FieldError("ServingSpec", "tables", "got none with a stream, expected tiers, which updates change")
