@@ -115,6 +115,7 @@ def test_a_server_takes_a_run_or_a_repository(workshop: Workshop, models: Path, 
     followed = tmp_path / "tables.json"
     followed.write_text('{"follow_seconds": 2.0}')
     rejected("serve", "--model-repository", models, "--tables", followed, where="--tables", problem="--follow-runs")
+    rejected("serve", workshop.run, "--tables", followed, "--checkpoint", "best", where="--checkpoint")
     rejected("serve", "--model-repository", models, "--model-control", "pol", where="--model-control")
     rejected("serve", "--model-repository", models, "--load-model", "shop", where="--load-model", problem="'explicit'")
     at = ("--model-repository", models, "--port", 0)

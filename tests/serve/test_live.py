@@ -18,7 +18,7 @@ import pytest
 from torch import Tensor
 
 from terarec.checkpoint import complete_checkpoints, load
-from terarec.config import load_run
+from terarec.config import load_run, save_run
 from terarec.errors import ConfigError, FormatError, StorageError
 from terarec.export.dense_part import DensePart
 from terarec.kernels.slots import RowBatch
@@ -43,6 +43,7 @@ from tests.errors import at
 from tests.params import in_every_run
 from tests.ps.redis_processes import needs_redis, running
 from tests.serve.conftest import TrainedRun
+from tests.serve.conftest import running as serving
 from tests.serve.counted_executor import count_batches
 from tests.waiting import PATIENCE, wait_for
 
@@ -617,6 +618,20 @@ def test_a_server_follows_a_run(live: Live, trained: TrainedRun) -> None:
         for server in found:
             server.stop()
         thread.join(timeout=PATIENCE)
+
+
+def test_a_server_that_follows_begins_with_the_last_checkpoint(live: Live, trained: TrainedRun) -> None:
+    """It began with the best one of a run with patience, and left it at the first look."""
+    live.add(4)
+    spec = load_run(live.path / "run.json")
+    save_run(replace(spec, training=replace(spec.training, patience=3)), live.path / "run.json")
+    (live.path / "checkpoints/best.json").write_text('{"format": "terarec.best", "version": 1, "step": 2}')
+    assert InferenceSession.open(live.path).step == 2
+    tables = ServedTablesSpec(follow_seconds=1e6)
+    with serving(live.path, ServingSpec(port=0, tables=tables)) as server:
+        records = trained.records(0, 50)
+        expected = InferenceSession.open(live.path, 4).predict(records)
+        assert np.array_equal(InferenceClient(server.url).infer(records)["score"], expected)
 
 
 @pytest.mark.slow

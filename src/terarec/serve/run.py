@@ -107,7 +107,7 @@ def serve(
         source: Directory that ``terarec train`` wrote, or a model repository.
         spec: Name, address and limits.
         ready: Callback, called once, when requests are accepted.
-        checkpoint: Checkpoint as in `InferenceSession.open`.
+        checkpoint: Checkpoint as in `InferenceSession.open`; a server that follows the run begins with the last one.
         device: Device of the model; the CPU by default.
         allow_import: Packages whose functions the workflow may name, as for `terarec.etl.workflow.Workflow.load`.
         numbers: Numbers of rows and layers as in `InferenceSession.open`.
@@ -119,8 +119,8 @@ def serve(
 
     Raises:
         ConfigError: A stream for tables in the memory of the device or for a repository, an address that cannot be
-            bound, no such checkpoint or model to load, tables that are followed in a
-            repository whose runs are not, or a workflow that names a function that is not allowed.
+            bound, no such checkpoint or model to load, one for a server that follows the run, tables that are followed
+            in a repository whose runs are not, or a workflow that names a function that is not allowed.
         FormatError: The run holds no complete checkpoint.
         MissingDependencyError: A library of the extra ``serve``, or the client of the stream, is not installed.
         StorageError: The stream cannot be reached.
@@ -133,6 +133,11 @@ def serve(
             raise FieldError("", what, problem)
         if follows and not source.follow_runs:
             raise FieldError("ServingSpec", "tables", "got follow_seconds for a model repository without --follow-runs")
+    elif follows or stream is not None:
+        if checkpoint not in (None, "last"):
+            problem = f"got {checkpoint} for a server that follows the run, expected none: it goes on to the newest one"
+            raise FieldError("", "checkpoint", problem)
+        checkpoint = "last"  # also of a run with patience: the updates would leave the best one at once
     _check_workers(source, spec, device)
     if stream is not None and spec.tables is None:
         raise FieldError("ServingSpec", "tables", "got none with a stream, expected tiers, which updates change")

@@ -345,8 +345,8 @@ class ServedTablesSpec:
     Attributes:
         tiers: Memories of the rows, the fastest first.
         cache: Cache of each table in front of the tiers; None for none.
-        follow_seconds: Seconds between two looks for a newer checkpoint of the run, to which the server moves on; None
-            to stay at the first. Of a model repository, those of the versions that follow.
+        follow_seconds: Seconds between two looks for a newer checkpoint of the run, to which the server moves on, from
+            the last one at first; None to stay at the first. Of a model repository, those of the versions that follow.
     """
 
     tiers: tuple[TierSpec, ...] = (HostMemorySpec(),)
