@@ -73,7 +73,7 @@ def timed(session: InferenceSession, raw: dict[str, list[object]], case: str, si
     found = measure_in_turns(
         {
             "raw": lambda: session.predict(raw),
-            "encoded": lambda: session.score(encoded),
+            "encoded": lambda: session.score_batch(weights.inputs.batches(encoded)),
             "workflow": lambda: session.workflow.encode(raw),
             "layers": layers,
         },

@@ -15,6 +15,7 @@ from unittest import mock
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from terarec.apps.promotion import promote
@@ -22,6 +23,7 @@ from terarec.checkpoint import complete_checkpoints
 from terarec.checkpoint.directory import copy_chain, read_manifest
 from terarec.errors import ConfigError
 from terarec.etl import prepare
+from terarec.etl.engine.score import EncodedFiles
 from terarec.etl.ops.categorical import Categorify, Vocabularies
 from terarec.etl.values import ValueIds
 from terarec.etl.workflow import Workflow
@@ -32,6 +34,7 @@ from terarec.serve import (
     UpdatePublisher,
     UpdateReceiver,
     open_stream,
+    score_files,
 )
 from terarec.serve.columns import RecordColumns
 from terarec.serve.joined_scoring import JoinedScoring
@@ -237,6 +240,35 @@ def test_a_batch_is_encoded_with_the_ids_of_the_weights_that_score_it(
         (found,) = JoinedScoring(session)(requests).outcomes
         assert isinstance(found, Scored)
         assert np.array_equal(found.scores, expected[9])
+
+
+def test_a_file_is_scored_with_one_state_of_the_weights(both_days: Callable[[str], Days], tmp_path: Path) -> None:
+    """The session moved on between two blocks of a file, whose records had the former ids."""
+    days, run = both_days("dynamic"), tmp_path / "run"
+    shutil.copytree(days.first, run)
+    (tmp_path / "log.tsv").write_text("\n".join(days.lines) + "\n")
+    with (
+        InferenceSession.open(run, tables=ServedTables(server=ParameterServerSpec())) as session,
+        LiveUpdates(session, run, every_seconds=None) as updates,
+    ):
+        expected = session.predict(days.records)
+        begin_second_day(run, days)
+        moving = threading.Thread(target=updates.poll)
+        blocks = EncodedFiles.blocks
+
+        def moved(files: EncodedFiles) -> Iterator[Any]:
+            for block in blocks(files):
+                moving.start()
+                wait_for(lambda: session.step == 9)
+                yield block
+
+        with mock.patch.object(EncodedFiles, "blocks", moved):
+            report = score_files(session, [tmp_path / "log.tsv"], tmp_path / "scores.parquet")
+        moving.join()
+        found = pq.read_table(tmp_path / "scores.parquet")["score"].to_numpy()
+        assert report.step == 7
+        assert np.allclose(found, expected[:, 0], atol=1e-6)
+        assert not np.allclose(session.predict(days.records), expected, atol=1e-6)
 
 
 def test_a_version_that_follows_a_run_has_the_ids_of_its_later_days(

@@ -16,7 +16,7 @@ from terarec.etl.engine.score import EncodedBlock, EncodedFiles
 from terarec.etl.source.source import Sources
 from terarec.formats.table_file import check_suffix, table_file
 from terarec.io.files import check_new_file
-from terarec.serve.session import InferenceSession
+from terarec.serve.session import InferenceSession, PinnedWeights
 from terarec.spec import PrepareOptions
 from terarec.spec.checks import FieldError
 
@@ -60,6 +60,8 @@ def score_files(
     list, where the workflow cuts lists into rows; the columns of `keep`; and the probability of each label as float32,
     named ``score`` if there is one label and else ``score_<label>``.
 
+    All rows are scored with one state of the weights; updates of the session wait for the end.
+
     Args:
         session: Session of the run.
         sources: Files, directories, patterns or URLs, in any format of the workflow's source; or a table in memory, as
@@ -81,25 +83,28 @@ def score_files(
     check_new_file(out, replace=replace)
     check_suffix(out)
     begun = time.perf_counter()
-    files = EncodedFiles(session.workflow, sources, keep=keep, options=options, progress=progress)
-    names = (ROW, *((ITEM,) if files.explodes else ()), *keep, *session.score_names)
-    for name in names:
-        if names.count(name) > 1:
-            raise FieldError("", "keep", f"got {name!r}, expected other columns than {', '.join(dict.fromkeys(names))}")
-    rows = 0
-    tables = _tables(session, files, names)
-    # Its types are those of the file, which is not begun where there is no row.
-    first = next(tables, None)
-    if first is None:
-        raise ConfigError("files", "got no row that can be scored, expected at least one")
-    with table_file(out, first.schema, replace=replace) as file:
-        for table in _chain(first, tables):
-            file.write_table(table)
-            rows += table.num_rows
+    with session.pinned() as weights:  # also of a session that follows a run: the file is of one state
+        files = EncodedFiles(weights.workflow, sources, keep=keep, options=options, progress=progress)
+        names = (ROW, *((ITEM,) if files.explodes else ()), *keep, *session.score_names)
+        for name in names:
+            if names.count(name) > 1:
+                raise FieldError(
+                    "", "keep", f"got {name!r}, expected other columns than {', '.join(dict.fromkeys(names))}"
+                )
+        rows = 0
+        tables = _tables(weights, session.run.training.batch_size, files, names)
+        # Its types are those of the file, which is not begun where there is no row.
+        first = next(tables, None)
+        if first is None:
+            raise ConfigError("files", "got no row that can be scored, expected at least one")
+        with table_file(out, first.schema, replace=replace) as file:
+            for table in _chain(first, tables):
+                file.write_table(table)
+                rows += table.num_rows
     seconds = time.perf_counter() - begun
     bad_input = files.bad_input
     return ScoreReport(
-        step=session.step,
+        step=weights.step,
         rows=rows,
         seconds=seconds,
         samples_per_second=rows / seconds,
@@ -108,14 +113,13 @@ def score_files(
     )
 
 
-def _tables(session: InferenceSession, files: EncodedFiles, names: Sequence[str]) -> Iterator[pa.Table]:
+def _tables(weights: PinnedWeights, batch: int, files: EncodedFiles, names: Sequence[str]) -> Iterator[pa.Table]:
     """Yield rows of the file to write, which has columns of these names."""
     # Blocks of the reader are larger than the batches that the model was sized for.
-    batch = session.run.training.batch_size
     for block in files.blocks():
         for begin in range(0, len(block.rows), batch):
             part = block.slice(begin, min(begin + batch, len(block.rows)))
-            scores = session.score(part.records)
+            scores = weights.score(part.records)
             yield pa.table([*_kept(part), *(pa.array(column) for column in scores.T)], names)
 
 

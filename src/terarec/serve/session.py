@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -76,6 +77,20 @@ class Scored(NamedTuple):
 
     scores: npt.NDArray[np.float32]
     step: int
+
+
+class PinnedWeights(NamedTuple):
+    """One state of a session's weights.
+
+    Attributes:
+        workflow: Encodes raw values as they were for the training of these weights.
+        step: Training steps of the weights.
+        score: Returns the scores float32[B, C] of B records that `workflow` has encoded.
+    """
+
+    workflow: Workflow
+    step: int
+    score: Callable[[EncodedRecords], npt.NDArray[np.float32]]
 
 
 def input_columns(workflow: Workflow) -> tuple[InputColumn, ...]:
@@ -369,9 +384,18 @@ class InferenceSession:
         with self._weights.pinned() as weights:
             return self._score(weights, weights.inputs.batches(encode(weights.inputs.workflow)))
 
-    def score(self, records: EncodedRecords) -> npt.NDArray[np.float32]:
-        """Score B records that `workflow` has encoded; as `predict`."""
-        return self.score_batch(self._weights.current.inputs.batches(records))
+    @contextmanager
+    def pinned(self) -> Iterator[PinnedWeights]:
+        """Score records with one state of the weights throughout the block; updates wait for its end.
+
+        The calling thread must not move the session on.
+        """
+        with self._weights.pinned() as weights:
+            yield PinnedWeights(
+                workflow=weights.inputs.workflow,
+                step=weights.step,
+                score=lambda records: self._score(weights, weights.inputs.batches(records)).scores,
+            )
 
     def predict_split(
         self,
