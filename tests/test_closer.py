@@ -120,24 +120,6 @@ def test_a_forked_process_closes_what_is_its_own() -> None:
     assert ended.stdout == "own\nchild\nkept\n", ended.stderr
 
 
-LAST_CALL = """
-child = os.fork()
-if not child:
-    own = Owner()
-    Closer(own, lambda: print("own", flush=True))
-    close_all()
-    os._exit(7)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_worker_that_ends_at_once_closes_what_is_its_own() -> None:
-    """The files of a server's executors stayed for each of its workers."""
-    ended = run_new_python(f"{LEFT_OPEN}from terarec.closer import close_all\n{LAST_CALL}")
-    assert ended.stdout == "own\nkept\n", ended.stderr
-
-
 ROW_FILE = """
 import gc, os, sys
 from pathlib import Path

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 
+from terarec.closer import Closer
 from terarec.errors import ConfigError
 from terarec.serve import InferenceClient, InferenceError, InferenceSession, serve
 from terarec.serve.repository import ModelRepository
@@ -242,6 +243,27 @@ def test_a_worker_that_is_ready_finishes_while_another_one_starts(tmp_path: Path
     workers.run(lambda: None)
     stopping.join(PATIENCE)
     assert [path.name for path in tmp_path.iterdir()] == ["0"]
+
+
+def test_a_worker_closes_what_is_its_own_before_it_ends(tmp_path: Path) -> None:
+    """The files of a server's executors stayed for each of its workers, which call no `atexit`."""
+    kept = [threading.Event()]
+
+    def work(context: WorkerContext) -> None:
+        is_over = threading.Event()
+        signal.signal(signal.SIGTERM, lambda *_: is_over.set())
+        kept.append(is_over)  # so that its end is no reason to close
+        Closer(is_over, (tmp_path / "own").touch)
+        context.started(is_over.set)
+        while not is_over.wait(0.01):
+            pass
+
+    of_parent = Closer(kept[0], (tmp_path / "parent").touch)
+    workers = Workers(1, work)
+    workers.run(workers.stop)
+    assert [path.name for path in tmp_path.iterdir()] == ["own"]
+    assert not of_parent.is_closed
+    of_parent()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
