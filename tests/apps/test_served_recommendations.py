@@ -32,7 +32,7 @@ from terarec.serve.protocol import UnknownModelError
 from terarec.serve.repository import ModelRepository
 from terarec.serve.served_model import ServedModel
 from terarec.serve.watching import repository_models
-from terarec.spec import BatchingSpec
+from terarec.spec import BatchingSpec, ServedTablesSpec
 from terarec.spec.serving import RecommendationSpec
 from terarec.spec.serving_options import ServedModelOptions
 from terarec.spec.serving_repository import PromotionSpec, RepositorySpec
@@ -90,15 +90,22 @@ def published(film_runs: FilmRuns, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @contextlib.contextmanager
 def shop_of(
-    film_runs: FilmRuns, published: Path, folder: Path, options: ServedModelOptions | None = None, **fields: Any
+    film_runs: FilmRuns,
+    published: Path,
+    folder: Path,
+    options: ServedModelOptions | None = None,
+    *,
+    keep_versions: int = 1,
+    tables: ServedTablesSpec | None = None,
+    **fields: Any,
 ) -> Iterator[Shop]:
     shutil.copytree(published, folder / "models")
     items = folder / "films.csv"
     pyarrow.csv.write_csv(film_runs.films, items)
     spec = {"retrieval": "towers", "ranker": "ranker", "candidates": 30, "poll_seconds": 1e6, **fields}
-    repository = RepositorySpec(path=str(folder / "models"), poll_seconds=1e6)
+    repository = RepositorySpec(path=str(folder / "models"), poll_seconds=1e6, keep_versions=keep_versions)
     with (
-        repository_models(repository, VersionLoader(options)) as models,
+        repository_models(repository, VersionLoader(options, tables=tables)) as models,
         ServedRecommendations(RecommendationSpec(items=str(items), key="movieId", **spec), models) as service,
         served(models, recommendations=service) as server,
         httpx.Client(base_url=server.url, timeout=PATIENCE) as client,
@@ -230,6 +237,23 @@ def test_versions_and_items_change_while_it_answers(film_runs: FilmRuns, publish
             # No request fails while the index is computed; then the new version answers.
             wait_for(lambda: seen.add(shop.recommend()["retrieval"]["version"]) or str(version) in seen)  # noqa: B023
             assert shop.recommend()["retrieval"]["version"] == str(version)
+
+
+def test_a_version_whose_rows_are_gone_is_not_available(film_runs: FilmRuns, published: Path, tmp_path: Path) -> None:
+    """It was an error 500 until the index of the next version was there."""
+    with shop_of(film_runs, published, tmp_path, keep_versions=0, tables=ServedTablesSpec()) as shop:
+        assert shop.recommend()["retrieval"]["version"] == "1"
+        shop.models.pointers.promote("towers", 2, PromotionSpec())  # type: ignore[union-attr]
+        wait_for(lambda: states(shop.models, "towers") == {"1": "UNAVAILABLE", "2": "READY"})
+        problem = "version 1 of 'towers' is unloaded, and the next one not indexed; try again"
+        wait_for(lambda: shop.client.post(PATH, json={"users": USERS}).status_code == 503)  # its rows go last
+        shop.rejected(503, "recommendations", problem, users=USERS)
+        assert shop.service.poll() == 1
+        assert shop.recommend()["retrieval"]["version"] == "2"
+
+
+def states(models: ServedModels, name: str) -> dict[str, str]:
+    return {state.version: state.state for state in models.index() if state.name == name}
 
 
 def test_another_file_of_items_takes_over(film_runs: FilmRuns, published: Path, tmp_path: Path) -> None:

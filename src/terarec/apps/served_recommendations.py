@@ -24,7 +24,7 @@ from typing_extensions import override
 from terarec.apps.item_index import Floats, Integers
 from terarec.apps.recommend import Candidates, Catalogue, Recommender
 from terarec.apps.retrieval_model import RetrievalModel
-from terarec.errors import ConfigError
+from terarec.errors import ConfigError, StorageError
 from terarec.etl.workflow import Workflow
 from terarec.etl.workflow.serving import EncodedRecords
 from terarec.formats.table_file import read_table_file
@@ -208,7 +208,7 @@ class ServedRecommendations(Repeating):
                 lists for another number of users, or more items or candidates than the limits.
             RequestTooLargeError: More candidates in all than a request may have records.
             DeadlineError: The request waited for too long.
-            UnavailableError: The retrieval model is not loaded, or too many requests wait.
+            UnavailableError: The retrieval model, or its version that is indexed, is unloaded, or too many wait.
         """
         outcome: Outcome = "error"
         answer: RecommendAnswer | None = None
@@ -234,7 +234,14 @@ class ServedRecommendations(Repeating):
         # In a thread: it converts the columns of thousands of users, and lists of millions of items.
         current, pending = await self._in_thread(partial(self._submitted, request))
         number = self._num_candidates(request)
-        part = await asyncio.wrap_future(pending)
+        try:
+            part = await asyncio.wrap_future(pending)
+        except StorageError:
+            if self._serves(current.model):
+                raise
+            # Its rows went with it, where they are in tiers that all versions share.
+            problem = f"version {current.model.version} of {current.model.name!r} is unloaded"
+            raise UnavailableError("recommendations", f"{problem}, and the next one not indexed; try again") from None
         retrieve = partial(
             current.recommender.retrieve, part.scores, number, exclude=request.exclude, allow=request.allow
         )
@@ -256,6 +263,12 @@ class ServedRecommendations(Repeating):
             ranking=None if ranking is None else ranking.version,
             id=request.id,
         )
+
+    def _serves(self, model: ServedModel) -> bool:
+        try:
+            return self._models.get(model.name, model.version) is model
+        except UnknownModelError:
+            return False
 
     def _submitted(self, request: RecommendRequest) -> tuple[_Retrieval, Future[ScoredPart]]:
         """Check a request, and let the vectors of its users be computed."""
