@@ -667,6 +667,24 @@ def test_dumped_files_are_those_of_sok(rng: np.random.Generator, tmp_path: Path)
         np.testing.assert_array_equal(state, expected[name])
 
 
+def test_files_take_the_optimizers_of_models_and_of_the_first_generation(tmp_path: Path) -> None:
+    own = model(sok.keras.Embedding(ROWS, WIDTH), keras.layers.Dense(1))
+    own.compile(sok.keras.OptimizerWrapper(keras.optimizers.Adagrad(0.1)), "mse")
+    own.fit(np.ones((4, 2), np.int64), np.ones((4, 1)), verbose=0)
+    sok.dump(tmp_path, own.layers[0].embeddings, own.optimizer)
+    (rows,) = (one.rows for one in own.layers[0].weights)
+    expected = rows.table.read()[2][0]
+    own.fit(np.ones((4, 2), np.int64), np.ones((4, 1)), verbose=0)
+    sok.load(tmp_path, own.layers[0].embeddings, own.optimizer)
+    np.testing.assert_array_equal(rows.table.read()[2][0], expected)
+    variable = sok.Variable(np.ones((6, 2)), name="of sok")
+    for optimizer, states in ((sok.optimizers.Adam(lazy=True), {"Adam-m", "Adam-v"}), (sok.SGD(), set())):
+        trained(variable, optimizer)
+        sok.dump(tmp_path / type(optimizer).__name__, variable, optimizer)
+        names = {path.name for path in (tmp_path / type(optimizer).__name__).iterdir()}
+        assert names == {f"of_sok_0-{end}" for end in {"key", "weight", *states}}
+
+
 def test_variables_of_one_file_name_do_not_overwrite_each_other(tmp_path: Path) -> None:
     first, second = (sok.Variable([[value]], name=name) for value, name in ((1.0, "a/b"), (2.0, "a_b")))
     with pytest.raises(ConfigError, match="'a/b:0' and 'a_b:0' have one name of files, 'a_b_0'"):

@@ -34,7 +34,8 @@ def dump(path: str | Path, dump_vars: RowsVariable | Sequence[RowsVariable], opt
     Args:
         path: Directory, which is made where it is missing. Files of the same variables are replaced.
         dump_vars: Variables.
-        optimizer: `OptimizerWrapper`, or an optimizer that it wraps; or a list of one. None for no states.
+        optimizer: `OptimizerWrapper`, that of `terarec.tensorflow.keras`, `SGD`, `Adam`, or an optimizer that can be
+            wrapped; or a list of one. None for no states.
 
     Raises:
         ConfigError: Another kind of variable or optimizer, states that a variable does not have yet, or variables whose
@@ -215,7 +216,7 @@ def _rule(optimizer: Any | None) -> tuple[list[str], Rule]:
         optimizer = optimizer[0]
     if optimizer is None:
         return [], Rule(kind="sgd", numbers={})
-    wrapped = getattr(optimizer, "optimizer", optimizer)
-    name = type(wrapped).__name__
+    wrapped = getattr(optimizer, "optimizer", getattr(optimizer, "inner", optimizer))
+    name, rule = type(wrapped).__name__, getattr(optimizer, "rule", None)
     # SOK takes everything with "Adam" in its name for Adam.
-    return ["Adam", name] if "Adam" in name else [name], rule_of(wrapped, lazy=True)
+    return ["Adam", name] if "Adam" in name else [name], rule if isinstance(rule, Rule) else rule_of(wrapped, lazy=True)

@@ -115,6 +115,7 @@ class SGD:
 
     Attributes:
         lr: Learning rate, a variable.
+        rule: Update of rows.
 
     Args:
         lr: Learning rate.
@@ -122,6 +123,7 @@ class SGD:
 
     def __init__(self, lr: float = 0.001) -> None:
         self.lr = tf.Variable(float(lr), trainable=False, name="learning_rate")
+        self.rule = Rule(kind="sgd", numbers={})
 
     @_as_it_is
     def apply_gradients(self, grads_and_vars: Iterable[Pair], global_step: object = None, name: object = None) -> None:
@@ -130,8 +132,7 @@ class SGD:
         Raises:
             ConfigError: One that is no embedding variable.
         """
-        rule = Rule(kind="sgd", numbers={})
-        apply_rule(rule, self.lr, tf.constant(1, tf.int64), _with_rows(grads_and_vars))
+        apply_rule(self.rule, self.lr, tf.constant(1, tf.int64), _with_rows(grads_and_vars))
 
 
 class Adam(tf.Module):
@@ -140,6 +141,7 @@ class Adam(tf.Module):
     Attributes:
         iterations: Number of steps.
         lr: Learning rate, a variable.
+        rule: Update of rows.
 
     Args:
         learning_rate: Learning rate.
@@ -167,7 +169,7 @@ class Adam(tf.Module):
         self.lr = tf.Variable(float(rate), trainable=False, name="learning_rate")
         self.iterations = tf.Variable(0, trainable=False, dtype=tf.int64, name="iterations")
         numbers = {"beta1": float(beta_1), "beta2": float(beta_2), "eps_hat": float(epsilon)}
-        self._rule = Rule(kind="adam", numbers=numbers, states=("m", "v"), is_global=not lazy)
+        self.rule = Rule(kind="adam", numbers=numbers, states=("m", "v"), is_global=not lazy)
 
     @_as_it_is
     def apply_gradients(
@@ -182,7 +184,7 @@ class Adam(tf.Module):
         Raises:
             ConfigError: One that is no embedding variable.
         """
-        apply_rule(self._rule, self.lr, self.iterations.assign_add(1), _with_rows(grads_and_vars))
+        apply_rule(self.rule, self.lr, self.iterations.assign_add(1), _with_rows(grads_and_vars))
 
 
 class OptimizerWrapper(tf.Module):
@@ -194,6 +196,7 @@ class OptimizerWrapper(tf.Module):
     Attributes:
         optimizer: The wrapped optimizer, whose learning rate and schedule are used.
         iterations: Number of steps.
+        rule: Update of rows.
 
     Args:
         optimizer: SGD, Adam, AdamW, Nadam, Adamax, Adadelta, Adagrad, Ftrl or RMSprop, of Keras 3, tf_keras, or
