@@ -637,6 +637,28 @@ def test_more_ids_than_there_is_room_for_change_nothing(tmp_path: Path) -> None:
     np.testing.assert_array_equal(other.numpy(), np.ones((2, 2)))
 
 
+def test_ids_beyond_the_type_of_the_keys_change_nothing(tmp_path: Path) -> None:
+    other = sok.Variable(np.zeros((2, 2)), name="narrow, too")
+    wide = sok.DynamicVariable(2, "zeros", name="narrow")
+    sok.assign(wide, [2**40], [[1.0, 1.0]])
+    sok.dump(tmp_path, [other, wide])
+    sok.Saver().dump_to_file(wide, tmp_path)
+    path = tf.train.Checkpoint(rows=wide).write(str(tmp_path / "c"))
+    del wide
+    other.assign(np.ones((2, 2)))
+    variable = sok.DynamicVariable(2, "zeros", "hbm", "narrow", key_type=tf.int32)
+    sok.embedding_lookup(variable, [7])
+    for call in (
+        lambda: sok.load(tmp_path, [other, variable]),
+        lambda: sok.Saver().restore_from_file(variable, tmp_path),
+        lambda: tf.train.Checkpoint(rows=variable).read(path),
+    ):
+        with pytest.raises(ConfigError, match=f"got saved ids {2**40} .* expected those of int32"):
+            call()
+    assert variable.indices.numpy().tolist() == [7]
+    np.testing.assert_array_equal(other.numpy(), np.ones((2, 2)))
+
+
 def test_dumped_files_are_those_of_sok(rng: np.random.Generator, tmp_path: Path) -> None:
     start = table(rng, 3)
     variable = sok.Variable(start, name="user/id:x")

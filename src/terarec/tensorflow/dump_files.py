@@ -101,7 +101,7 @@ def load(path: str | Path, load_vars: RowsVariable | Sequence[RowsVariable], opt
     Raises:
         DataNotFoundError: A file is missing.
         FormatError: A file that is damaged, of another variable, or of another dimension or number of rows.
-        ConfigError: More rows than a variable has room for. Nothing was changed then.
+        ConfigError: More rows than a variable has room for, or ids beyond its `key_type`. Nothing was changed then.
     """
     folder, contents, (kinds, rule) = Path(path), [], _rule(optimizer)
     for variable in _variables("load_vars", load_vars):
@@ -117,7 +117,6 @@ def load(path: str | Path, load_vars: RowsVariable | Sequence[RowsVariable], opt
             files.append((next((file for file in every if file.exists()), every[0]), STATE))
         rows = [read_rows(file, kind, len(ids), table.width, table.name) for file, kind in files]
         ids, rows = own_part(variable, ids, rows, str(keys))
-        variable.check_saved(ids, rows[0])
         contents.append((table, ids, rows))
     for table, ids, (weights, *states) in contents:
         table.have_states(rule)
@@ -131,9 +130,11 @@ def own_part(
 
     Raises:
         FormatError: Ids of fixed rows that are not all, each once.
+        ConfigError: Those of other rows, of which a rank has no place for its own.
     """
     placement = variable.table.placement
     if variable.table.grows:
+        variable.check_saved(ids, rows[0])
         owns = placement.owns(ids)
         return ids[owns], [part[owns] for part in rows]
     order = np.argsort(ids, kind="stable")

@@ -254,6 +254,7 @@ class Saver:
         Raises:
             DataNotFoundError: A file is missing.
             FormatError: Files that do not fit each other or the variable; nothing was changed then.
+            ConfigError: More rows than it has room for, or ids beyond its `key_type`; nothing was changed then.
         """
         variable = needed_rows("embedding_variable", embedding_variable)
         keys, values = (_content(file) for file in _files(variable, filepath))
@@ -264,7 +265,6 @@ class Saver:
             )
         ids = np.frombuffer(keys, "<u4" if len(keys) == 4 * count else "<i8").astype(np.int64)
         ids, parts = own_part(variable, ids, [np.frombuffer(values, "<f4").reshape(count, -1)], variable.table.name)
-        variable.check_saved(ids, parts[0])
         variable.table.write(ids, parts[0])
         return tf.constant(_DONE)
 

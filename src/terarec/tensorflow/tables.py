@@ -185,6 +185,7 @@ class RowTable:
         number: Its number, by which ops find it.
         placement: The ranks that have the other rows.
         capacity: The most rows of a table that grows.
+        is_narrow: Whether ids have to fit in 32 bits.
 
     Args:
         name: Name.
@@ -204,7 +205,7 @@ class RowTable:
         growth = rows if isinstance(rows, Growth) else Growth()
         initial = growth.initial
         self.name, self.width = name, width
-        self.placement = placement
+        self.placement, self.is_narrow = placement, growth.is_narrow
         self.capacity = growth.capacity if growth.capacity is not None else _memory_bytes() // (4 * width)
         # Python's own hash of a text differs in every process.
         seed = hashlib.blake2b(f"{name}\0{initial.seed}".encode(), digest_size=8).digest()

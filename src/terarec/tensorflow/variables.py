@@ -305,17 +305,22 @@ class RowsVariable(ResourceVariable):
         return np.array([self.table.placement.rank, self.table.placement.size], np.int64)
 
     def check_saved(self, ids: np.ndarray, rows: np.ndarray) -> None:
-        """Raise `ConfigError` if saved ids [n] and rows [n, D] cannot be those of the table."""
-        expected = f"{'n' if self.table.grows else len(self.table)} x {self.table.width}"
-        if rows.ndim != 2 or rows.shape[1] != self.table.width or not (self.table.grows or len(ids) == len(self.table)):
-            raise ConfigError(
-                f"variable {self.table.name!r}",
-                f"got saved rows {' x '.join(map(str, rows.shape))}, expected {expected}",
-            )
-        if self.table.grows and len(ids) > self.table.capacity:
-            raise ConfigError(
-                f"variable {self.table.name!r}", f"got {len(ids)} saved rows, expected at most {self.table.capacity}"
-            )
+        """Raise `ConfigError` if saved ids [n] and rows [n, D] cannot be those of the table.
+
+        Those of a growing table may be of all ranks, which all raise if one has no place for its own.
+        """
+        table, name = self.table, f"variable {self.table.name!r}"
+        expected = f"{'n' if table.grows else len(table)} x {table.width}"
+        if rows.ndim != 2 or rows.shape[1] != table.width or not (table.grows or len(ids) == len(table)):
+            raise ConfigError(name, f"got saved rows {' x '.join(map(str, rows.shape))}, expected {expected}")
+        if not table.grows or not len(ids):
+            return
+        placement = table.placement
+        most = np.bincount(ids % placement.size).max() if placement.home == SPREAD else len(ids)
+        if most > table.capacity:
+            raise ConfigError(name, f"got {most} saved rows, expected at most {table.capacity}")
+        if table.is_narrow and not -(2**31) <= ids.min() <= ids.max() < 2**31:
+            raise ConfigError(name, f"got saved ids {ids.min()} to {ids.max()}, expected those of int32")
 
     def _export_to_saved_model_graph(self, *_: object, **__: object) -> list[tf.Tensor]:
         raise ConfigError(
