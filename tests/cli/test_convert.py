@@ -12,6 +12,7 @@ from terarec.errors import DataNotFoundError, FormatError
 from terarec.formats import read_dataset
 from terarec.formats.hugectr.weights import open_sparse_folder
 from terarec.models.artifact import find_checkpoint, load_model, tables
+from terarec.tensorflow.sok_files import KEY, WEIGHT, header_of
 from tests.cli.conftest import Workshop, figures, rejected, terarec
 from tests.data.sources import assert_same_batches
 from tests.formats.samples import METADATA, make_block, make_spec, write_split
@@ -95,3 +96,23 @@ def test_tables_become_files_of_sok_and_models_of_hugectr(workshop: Workshop, tm
     rejected("convert", tmp_path / "sok", "--to", "sparse", *allowed, where="--allow-import", problem="no meaning")
     assert figures("convert", workshop.run, "--to", "sok", *allowed)["tables"] == len(held)
     assert not (tmp_path / "x").exists()
+
+
+def test_tables_of_sok_have_the_names_that_their_files_say(tmp_path: Path) -> None:
+    def write(folder: str, *tables: tuple[str, str]) -> Path:
+        """Write files whose names begin in one way and whose headers have a table's name."""
+        (tmp_path / folder).mkdir()
+        for file, name in tables:
+            key, weight = header_of(name, KEY, "", np.dtype("i8")), header_of(name, WEIGHT, "", np.dtype("f4"))
+            (tmp_path / folder / f"{file}-key").write_bytes(key + bytes(8))
+            (tmp_path / folder / f"{file}-weight").write_bytes(weight + bytes(8))
+        return tmp_path / folder
+
+    for number, tables in enumerate(
+        ([("n_0", "n"), ("n_0_0", "n_0")], [("n", "n"), ("n_0", "n_0")], [("n_0", ""), ("n_0_0", "")])
+    ):
+        out = tmp_path / f"models {number}"
+        figures("convert", write(str(number), *tables), "--to", "sparse", "--out", out)
+        assert {path.name for path in out.iterdir()} == {"n", "n_0"}
+    again = ("convert", write("two", ("n", "n"), ("n_0", "n")), "--to", "sparse", "--out", tmp_path / "x")
+    rejected(*again, error=FormatError, where=tmp_path / "two" / "n_0-key")

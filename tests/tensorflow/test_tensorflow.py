@@ -717,6 +717,22 @@ def test_variables_of_one_file_name_do_not_overwrite_each_other(tmp_path: Path) 
         sok.load(tmp_path, second)
 
 
+def test_names_that_end_with_0_are_not_those_of_other_tables(tmp_path: Path) -> None:
+    first, second = (sok.Variable([[value]], name=name) for value, name in ((1.0, "n"), (2.0, "n_0")))
+    sok.dump(tmp_path, first)
+    with pytest.raises(DataNotFoundError, match="n_0_0-key"):
+        sok.load(tmp_path, second)
+    sok.dump(tmp_path, second)
+    # As older versions wrote them: "n" and "n_0".
+    for kind in ("key", "weight"):
+        (tmp_path / f"n_0-{kind}").rename(tmp_path / f"n-{kind}")
+        (tmp_path / f"n_0_0-{kind}").rename(tmp_path / f"n_0-{kind}")
+    with pytest.raises(FormatError, match="has the rows of 'n_0', expected those of 'n'"):
+        sok.load(tmp_path, first)
+    sok.load(tmp_path, second)
+    assert (first.numpy(), second.numpy()) == (1.0, 2.0)
+
+
 def test_files_that_do_not_fit_raise_and_change_nothing(rng: np.random.Generator, tmp_path: Path) -> None:
     start = table(rng, 3)
     variable = sok.Variable(start, name="fits")

@@ -18,7 +18,7 @@ from terarec.export.table_rows import TableChunk, table_chunks
 from terarec.formats.hugectr.weights import SparseRows, write_sparse_folder
 from terarec.io.directories import atomic_dir, check_replaceable
 from terarec.models.artifact import find_checkpoint
-from terarec.tensorflow.sok_files import KEY, STATE, WEIGHT, file_names, header_of, read_numbers
+from terarec.tensorflow.sok_files import KEY, STATE, WEIGHT, file_name, file_names, header_of, named_table, read_numbers
 
 _KERAS_STATES = {
     ("exp_avg", "exp_avg_sq"): ("Adam", ("m", "v")),
@@ -109,7 +109,7 @@ def write_sparse_models(dump: Path, out: Path) -> dict[str, int]:
 
     Args:
         dump: Directory that `sok.dump` has written.
-        out: New directory for one folder for each table, of the name of its files without TensorFlow's "_0".
+        out: New directory for one folder for each table, of the name of its files without the "_0" of TensorFlow's ":0".
 
     Returns:
         Number of rows of each table.
@@ -117,15 +117,23 @@ def write_sparse_models(dump: Path, out: Path) -> dict[str, int]:
     Raises:
         DataNotFoundError: There is no table in `dump`.
         ConfigError: `out` holds something.
-        FormatError: A damaged file, or vectors that do not fit the keys.
+        FormatError: A damaged file, vectors that do not fit the keys, or two tables of one name.
     """
     check_replaceable(out)
-    names = sorted(path.name.removesuffix("-key") for path in dump.glob("*-key"))
-    if not names:
+    file_of: dict[str, str] = {}
+    for path in sorted(dump.glob("*-key")):
+        name, of_table = path.name.removesuffix("-key"), named_table(path)
+        # "x_0" is the name of "x:0", and in older versions of "x_0"; files of SOK itself may not name the table.
+        is_of_tensorflow = not of_table or name == file_name(f"{of_table.removesuffix(':0')}:0")
+        table = name.removesuffix("_0") if is_of_tensorflow else name
+        if table in file_of:
+            raise FormatError(path, f"has the keys of {table!r} like {file_of[table]}-key, expected one of them")
+        file_of[table] = name
+    if not file_of:
         raise DataNotFoundError(dump, "no file of keys, expected a directory that sok.dump has written")
     counts = {}
     with atomic_dir(out) as partial:
-        for table, name in {name.removesuffix("_0"): name for name in names}.items():
+        for table, name in file_of.items():
             keys = read_numbers(dump / f"{name}-key", KEY).astype(np.int64)
             numbers = read_numbers(dump / f"{name}-weight", WEIGHT).astype(np.float32)
             if not len(keys) or len(numbers) % len(keys):

@@ -17,7 +17,17 @@ from terarec.io.files import atomic_file
 from terarec.tensorflow.communication import current, gathered, send_to_all
 from terarec.tensorflow.dynamic_variables import DynamicVariable
 from terarec.tensorflow.rules import rule_of
-from terarec.tensorflow.sok_files import KEY, STATE, WEIGHT, file_name, file_names, header_of, read_numbers, read_rows
+from terarec.tensorflow.sok_files import (
+    KEY,
+    STATE,
+    WEIGHT,
+    file_name,
+    file_names,
+    header_of,
+    named_table,
+    read_numbers,
+    read_rows,
+)
 from terarec.tensorflow.tables import Rule
 from terarec.tensorflow.variables import RowsVariable, needed_rows
 
@@ -106,10 +116,11 @@ def load(path: str | Path, load_vars: RowsVariable | Sequence[RowsVariable], opt
     folder, contents, (kinds, rule) = Path(path), [], _rule(optimizer)
     for variable in _variables("load_vars", load_vars):
         table = variable.table
-        base = file_name(variable.name)
-        if not (folder / f"{base}-key").exists() and (folder / f"{file_name(table.name)}-key").exists():
-            base = file_name(table.name)  # of an older version
-        keys = folder / f"{base}-key"
+        base, older = file_name(variable.name), file_name(table.name)  # as older versions had it
+        keys, older_keys = (folder / f"{one}-key" for one in (base, older))
+        # Another variable's files may have that name: "x" and "x_0".
+        if not keys.exists() and older_keys.exists() and named_table(older_keys) == table.name:
+            base, keys = older, older_keys
         ids = read_numbers(keys, KEY, table.name).astype(np.int64)
         files = [(folder / f"{base}-weight", WEIGHT)]
         for slot in rule.states:

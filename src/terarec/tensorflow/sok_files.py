@@ -67,13 +67,27 @@ def header_of(name: str, kind: int, state: str, dtype: np.dtype[Any]) -> bytes:
     return of_table + kind.to_bytes(4, "big") + of_state + _TYPES.index(dtype.name).to_bytes(4, "big")
 
 
+def named_table(path: Path) -> str:
+    """Return the name of the table that the header of a file has; "" where it is blank.
+
+    Raises:
+        DataNotFoundError: There is no such file.
+    """
+    with open_file(path) as file:
+        return _named_table(file.read(_NAME_BYTES))
+
+
+def _named_table(header: bytes) -> str:
+    return header[:_NAME_BYTES].decode(errors="replace").strip()
+
+
 def read_numbers(path: Path, kind: int, name: str = "") -> NDArray[Any]:
     """Return the numbers of a file.
 
     Args:
         path: The file.
         kind: `KEY`, `WEIGHT` or `STATE`.
-        name: Name of the table; another one of the same `file_name` may have written the file. "" for any.
+        name: Name of the table; another one whose files have the same names may have written the file. "" for any.
 
     Raises:
         DataNotFoundError: There is no such file.
@@ -85,8 +99,10 @@ def read_numbers(path: Path, kind: int, name: str = "") -> NDArray[Any]:
         number = int.from_bytes(header[type_at:], "big")
         if len(header) < HEADER_BYTES or int.from_bytes(header[kind_at : kind_at + 4], "big") != kind:
             raise FormatError(path, f"has no header of SOK, expected {HEADER_BYTES} bytes with kind {kind}")
-        of_table = header[:_NAME_BYTES].decode(errors="replace").strip()  # SOK leaves it blank
-        if of_table != name and file_name(of_table) == file_name(name):
+        of_table = _named_table(header)  # "" in files of SOK
+        # A file that was renamed is that of the table that it is renamed for. Older versions left out TensorFlow's ":0".
+        own_names = [file_name(of_table), file_name(f"{of_table}:0")] if of_table else []
+        if name and of_table != name and path.name.partition("-")[0] in own_names:
             raise FormatError(path, f"has the rows of {of_table!r}, expected those of {name!r}")
         if number >= len(_TYPES):
             raise FormatError(path, f"has type {number}, expected 0 to {len(_TYPES) - 1}")
