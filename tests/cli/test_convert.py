@@ -108,11 +108,11 @@ def test_tables_of_sok_have_the_names_that_their_files_say(tmp_path: Path) -> No
             (tmp_path / folder / f"{file}-weight").write_bytes(weight + bytes(8))
         return tmp_path / folder
 
-    for number, tables in enumerate(
+    for number, names in enumerate(
         ([("n_0", "n"), ("n_0_0", "n_0")], [("n", "n"), ("n_0", "n_0")], [("n_0", ""), ("n_0_0", "")])
     ):
         out = tmp_path / f"models {number}"
-        figures("convert", write(str(number), *tables), "--to", "sparse", "--out", out)
+        figures("convert", write(str(number), *names), "--to", "sparse", "--out", out)
         assert {path.name for path in out.iterdir()} == {"n", "n_0"}
     again = ("convert", write("two", ("n", "n"), ("n_0", "n")), "--to", "sparse", "--out", tmp_path / "x")
     rejected(*again, error=FormatError, where=tmp_path / "two" / "n_0-key")

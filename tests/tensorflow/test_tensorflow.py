@@ -35,7 +35,7 @@ from tensorflow.python.ops import script_ops
 
 import terarec.tensorflow as sok
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
-from terarec.tensorflow import communication, horovod, plugin, rules, tables
+from terarec.tensorflow import communication, dump_files, horovod, plugin, rules, tables
 from terarec.tensorflow import ops as table_ops
 from terarec.tensorflow.sok_files import HEADER_BYTES
 
@@ -704,7 +704,7 @@ def test_files_take_the_optimizers_of_models_and_of_the_first_generation(tmp_pat
         trained(variable, optimizer)
         sok.dump(tmp_path / type(optimizer).__name__, variable, optimizer)
         names = {path.name for path in (tmp_path / type(optimizer).__name__).iterdir()}
-        assert names == {f"of_sok_0-{end}" for end in {"key", "weight", *states}}
+        assert names == {f"of sok_0-{end}" for end in {"key", "weight", *states}}
 
 
 def test_variables_of_one_file_name_do_not_overwrite_each_other(tmp_path: Path) -> None:
@@ -715,6 +715,59 @@ def test_variables_of_one_file_name_do_not_overwrite_each_other(tmp_path: Path) 
     sok.dump(tmp_path, first)
     with pytest.raises(FormatError, match="has the rows of 'a/b', expected those of 'a_b'"):
         sok.load(tmp_path, second)
+
+
+@pytest.mark.parametrize("way", ["dump", "saver"])
+@pytest.mark.parametrize("place", ["while files are written", "between two renames"])
+def test_a_dump_that_ends_early_leaves_no_keys_of_other_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, place: str
+) -> None:
+    variable = sok.DynamicVariable(1, "zeros", "hybrid", name="two ids", max_capacity=2)
+
+    def dump() -> None:
+        sok.dump(tmp_path, variable) if way == "dump" else sok.Saver().dump_to_file(variable, tmp_path)
+
+    def load() -> None:
+        sok.load(tmp_path, variable) if way == "dump" else sok.Saver().restore_from_file(variable, tmp_path)
+
+    sok.assign(variable, [1, 2], [[1.0], [2.0]])
+    dump()
+    sok.embedding_lookup(variable, [3, 4])
+    sok.assign(variable, [3, 4], [[3.0], [4.0]])
+    homes, name = ([dump_files, plugin], "write_of_all") if place == "while files are written" else ([os], "replace")
+    original, calls = getattr(homes[0], name), []
+
+    def stop(*arguments: Any) -> None:
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        original(*arguments)
+
+    with monkeypatch.context() as patch:
+        for home in homes:
+            patch.setattr(home, name, stop)
+        with pytest.raises(KeyboardInterrupt):
+            dump()
+    if place == "while files are written":
+        load()
+        assert sok.export(variable)[1].numpy().tolist() == [[1.0], [2.0]]
+    else:
+        with pytest.raises(DataNotFoundError):
+            load()
+    dump()
+    load()
+
+
+def test_a_dump_without_states_leaves_none_of_other_rows(tmp_path: Path) -> None:
+    variable = sok.Variable(np.ones((6, 2)), name="without")
+    optimizer = sok.OptimizerWrapper(keras.optimizers.Adagrad(0.1))
+    trained(variable, optimizer)
+    sok.dump(tmp_path, variable, optimizer)
+    (tmp_path / "without_0-notes").write_text("of the user")
+    sok.dump(tmp_path, variable)
+    assert {path.name for path in tmp_path.iterdir()} == {f"without_0-{end}" for end in ("key", "weight", "notes")}
+    with pytest.raises(DataNotFoundError, match="without_0-Adagrad-accumulator"):
+        sok.load(tmp_path, variable, optimizer)
 
 
 def test_names_that_end_with_0_are_not_those_of_other_tables(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def write_sparse_models(dump: Path, out: Path) -> dict[str, int]:
 
     Args:
         dump: Directory that `sok.dump` has written.
-        out: New directory for one folder for each table, of the name of its files without the "_0" of TensorFlow's ":0".
+        out: New directory for one folder for each table, of the name of its files without "_0" for TensorFlow's ":0".
 
     Returns:
         Number of rows of each table.

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from terarec.errors import ConfigError, FormatError
-from terarec.io.files import atomic_file
+from terarec.io.directories import atomic_entries
+from terarec.io.files import flush
 from terarec.tensorflow.communication import current, gathered, send_to_all
 from terarec.tensorflow.dynamic_variables import DynamicVariable
 from terarec.tensorflow.rules import rule_of
@@ -24,6 +25,7 @@ from terarec.tensorflow.sok_files import (
     file_name,
     file_names,
     header_of,
+    kind_of,
     named_table,
     read_numbers,
     read_rows,
@@ -42,7 +44,8 @@ def dump(path: str | Path, dump_vars: RowsVariable | Sequence[RowsVariable], opt
     """Write variables, and the states of an optimizer, into a directory.
 
     Args:
-        path: Directory, which is made where it is missing. Files of the same variables are replaced.
+        path: Directory, which is made where it is missing. Files of the same variables are replaced, and those of other
+            states of them removed, when all are written.
         dump_vars: Variables.
         optimizer: `OptimizerWrapper`, that of `terarec.tensorflow.keras`, `SGD`, `Adam`, or an optimizer that can be
             wrapped; or a list of one. None for no states.
@@ -52,29 +55,54 @@ def dump(path: str | Path, dump_vars: RowsVariable | Sequence[RowsVariable], opt
             files would have one name.
     """
     folder, (kinds, rule), variables = Path(path), _rule(optimizer), _variables("dump_vars", dump_vars)
-    for variable, name in zip(variables, file_names(one.name for one in variables), strict=True):
-        table = variable.table
-        ids, rows, states = table.read()
-        if len(states) < len(rule.states):
-            raise ConfigError("optimizer", f"has no states of {table.name!r} yet, expected a step before")
-        order = np.argsort(ids, kind="stable")
-        keys = table.placement.all_ids(ids[order]).astype(_key_type(variable).as_numpy_dtype)
-        parts: list[tuple[str, int, str, NDArray[Any]]] = [
-            ("key", KEY, "", keys),
-            ("weight", WEIGHT, "", rows[order]),
-        ]
-        for slot, state in zip(rule.states, states, strict=False):
-            parts.append((f"{kinds[0]}-{slot}", STATE, slot, state[order]))
-        for file, kind, slot, numbers in parts:
-            header = header_of(table.name, kind, slot, numbers.dtype)
-            write_of_all(folder / f"{name}-{file}", header, numbers, table.width)
+    bases = file_names(one.name for one in variables)
+    # States that this call does not write are those of other rows.
+    former = (file for base in bases for file in folder.glob(f"{base}-*") if kind_of(file) in (KEY, STATE))
+    with files_of_all(folder, former) as partial:
+        for variable, base in zip(variables, bases, strict=True):
+            table = variable.table
+            ids, rows, states = table.read()
+            if len(states) < len(rule.states):
+                raise ConfigError("optimizer", f"has no states of {table.name!r} yet, expected a step before")
+            order = np.argsort(ids, kind="stable")
+            keys = table.placement.all_ids(ids[order]).astype(_key_type(variable).as_numpy_dtype)
+            parts: list[tuple[str, int, str, NDArray[Any]]] = [
+                ("key", KEY, "", keys),
+                ("weight", WEIGHT, "", rows[order]),
+            ]
+            for slot, state in zip(rule.states, states, strict=False):
+                parts.append((f"{kinds[0]}-{slot}", STATE, slot, state[order]))
+            for file, kind, slot, numbers in parts:
+                header = header_of(table.name, kind, slot, numbers.dtype)
+                write_of_all(partial / f"{base}-{file}", header, numbers, table.width)
+
+
+@contextmanager
+def files_of_all(folder: Path, former: Iterable[Path]) -> Iterator[Path]:
+    """Yield a directory for `write_of_all`, whose files rank 0 moves to `folder` when all are complete.
+
+    Args:
+        folder: Directory, which is made where it is missing.
+        former: Files there that say which rows others have, keys above all. They are removed before the first file
+            moves, so that a process that ends then leaves files without keys, and no keys of other rows.
+
+    Raises:
+        CollectiveError: A rank has ended or does not answer.
+    """
+    ranks = current()
+    with atomic_entries(folder) if ranks.rank == 0 else nullcontext(folder) as partial:
+        yield partial
+        if ranks.rank == 0:
+            for file in list(former):
+                file.unlink(missing_ok=True)
+    send_to_all(f"end of files in {folder.name}", [np.zeros(0, np.uint8)] * ranks.size)
 
 
 def write_of_all(path: Path, header: bytes, numbers: NDArray[Any], width: int) -> None:
-    """Write a header and the numbers of all ranks to a file, by rank 0; return when it is complete.
+    """Write a header and the numbers of all ranks to a file, by rank 0.
 
     Args:
-        path: The file.
+        path: The file, in the directory of `files_of_all`.
         header: Its first bytes.
         numbers: [n] or [n, D] of this rank, whose first axis is that of the variable's rows.
         width: Width D of the rows, which determines how many of them a rank sends at once.
@@ -85,17 +113,16 @@ def write_of_all(path: Path, header: bytes, numbers: NDArray[Any], width: int) -
     ranks, most = current(), max(1, _PIECE_BYTES // (4 * width))
     (counts,) = gathered(f"rows for {path.name}", [np.array([len(numbers)])])
     nothing = np.zeros(0, np.uint8)
-    with ExitStack() as opened:
-        out = None
-        if ranks.rank == 0:
-            out = opened.enter_context(opened.enter_context(atomic_file(path)).open("wb"))
+    with path.open("wb") if ranks.rank == 0 else nullcontext() as out:
+        if out is not None:
             out.write(header)
         for first in range(0, max(counts), most):
             piece = np.ascontiguousarray(numbers[first : first + most]).reshape(-1).view(np.uint8)
             for part in send_to_all(f"rows for {path.name}", [piece] + [nothing] * (ranks.size - 1)):
                 if out is not None:
                     part.tofile(out)
-    send_to_all(f"end of {path.name}", [nothing] * ranks.size)
+    if out is not None:
+        flush(path)  # before former files are removed, not after
 
 
 def load(path: str | Path, load_vars: RowsVariable | Sequence[RowsVariable], optimizer: Any | None = None) -> None:

@@ -19,7 +19,7 @@ import tensorflow as tf
 from terarec.errors import ConfigError, FormatError
 from terarec.io.opening import open_file
 from terarec.tensorflow.communication import num_ranks
-from terarec.tensorflow.dump_files import own_part, write_of_all
+from terarec.tensorflow.dump_files import files_of_all, own_part, write_of_all
 from terarec.tensorflow.keras import RowsWeight, layer_rows
 from terarec.tensorflow.lookups import combine
 from terarec.tensorflow.ops import single_ids
@@ -244,8 +244,10 @@ class Saver:
         variable = needed_rows("embedding_variable", embedding_variable)
         ids, rows, _ = variable.table.read()
         arrays: tuple[NDArray[Any], ...] = (variable.table.placement.all_ids(ids), rows)
-        for file, numbers in zip(_files(variable, filepath), arrays, strict=True):
-            write_of_all(file, b"", numbers, variable.table.width)
+        files = _files(variable, filepath)
+        with files_of_all(Path(filepath), [file for file in files[:1] if file.exists()]) as partial:
+            for file, numbers in zip(files, arrays, strict=True):
+                write_of_all(partial / file.name, b"", numbers, variable.table.width)
         return tf.constant(_DONE)
 
     def restore_from_file(self, embedding_variable: Any, filepath: str | Path) -> tf.Tensor:

@@ -67,6 +67,16 @@ def header_of(name: str, kind: int, state: str, dtype: np.dtype[Any]) -> bytes:
     return of_table + kind.to_bytes(4, "big") + of_state + _TYPES.index(dtype.name).to_bytes(4, "big")
 
 
+def kind_of(path: Path) -> int | None:
+    """Return the kind of a file, one of `KEY`, `WEIGHT` and `STATE`; None for another file or a directory."""
+    if not path.is_file():
+        return None
+    with open_file(path) as file:
+        header = file.read(HEADER_BYTES)
+    kind = int.from_bytes(header[_NAME_BYTES : _NAME_BYTES + 4], "big")
+    return kind if len(header) == HEADER_BYTES and kind in (KEY, WEIGHT, STATE) else None
+
+
 def named_table(path: Path) -> str:
     """Return the name of the table that the header of a file has; "" where it is blank.
 
@@ -100,7 +110,7 @@ def read_numbers(path: Path, kind: int, name: str = "") -> NDArray[Any]:
         if len(header) < HEADER_BYTES or int.from_bytes(header[kind_at : kind_at + 4], "big") != kind:
             raise FormatError(path, f"has no header of SOK, expected {HEADER_BYTES} bytes with kind {kind}")
         of_table = _named_table(header)  # "" in files of SOK
-        # A file that was renamed is that of the table that it is renamed for. Older versions left out TensorFlow's ":0".
+        # Older versions left TensorFlow's ":0" out. A renamed file is that of the table that it is renamed for.
         own_names = [file_name(of_table), file_name(f"{of_table}:0")] if of_table else []
         if name and of_table != name and path.name.partition("-")[0] in own_names:
             raise FormatError(path, f"has the rows of {of_table!r}, expected those of {name!r}")
