@@ -16,7 +16,7 @@ from terarec.tensorflow import ops as table_ops
 from terarec.tensorflow.ops import Update
 from terarec.tensorflow.rules import check_decay, learning_rate, rule_of
 from terarec.tensorflow.tables import Rule
-from terarec.tensorflow.variables import RowsVariable, needed_rows, rows_of, slices_of
+from terarec.tensorflow.variables import RowsVariable, keras_call, needed_rows, rows_of, slices_of
 
 # AutoGraph would rewrite what is called in a `tf.function`; nothing here depends on the values of tensors.
 _as_it_is = tf.autograph.experimental.do_not_convert
@@ -90,11 +90,14 @@ class RowsState:
         Raises:
             ConfigError: As for the rows.
         """
-        self._value.check_whole()
+        return self._whole(keras_call())
+
+    def _whole(self, by_keras: str) -> np.ndarray:
+        self._value.check_whole(by_keras)
         return self._value.table.read()[2][self._number]
 
     def __array__(self, dtype: np.dtype[Any] | None = None, copy: bool | None = None) -> np.ndarray:
-        return np.asarray(self.numpy(), dtype)
+        return np.asarray(self._whole(keras_call()), dtype)
 
     def assign(self, value: object) -> None:
         """Set the state [V, D]."""

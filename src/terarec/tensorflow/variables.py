@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partialmethod
@@ -99,13 +100,20 @@ class RowsVariable(ResourceVariable):
         """Return all rows float32[V, D] of this rank.
 
         Raises:
-            ConfigError: They have ids of any value, or are a rank's part of those of a layer.
+            ConfigError: They have ids of any value, or are a rank's part of those of a layer, or Keras asks for them.
         """
-        self.check_whole()
+        return self._whole(keras_call())
+
+    def _whole(self, by_keras: str) -> np.ndarray:
+        self.check_whole(by_keras)
         return super().numpy()
 
-    def check_whole(self) -> None:
-        """Raise `ConfigError` if its rows alone do not say which they are."""
+    def check_whole(self, by_keras: str = "") -> None:
+        """Raise `ConfigError` if its rows alone do not say which they are.
+
+        Args:
+            by_keras: Keras's function that asks for them, which takes a variable's part for the whole; "" if none does.
+        """
         name, ranks = f"variable {self.table.name!r}", current().size
         if self.table.grows:
             raise ConfigError(
@@ -113,11 +121,11 @@ class RowsVariable(ResourceVariable):
                 "its rows have ids of any value, expected sok.export, sok.dump, sok.Saver or "
                 "tf.train.Checkpoint, which have the ids",
             )
-        if self.is_of_layer and ranks > 1:
+        if ranks > 1 and (self.is_of_layer or by_keras):
             raise ConfigError(name, f"its rows are on {ranks} ranks, expected sok.export, sok.dump or sok.Saver")
 
     def __array__(self, dtype: np.dtype[Any] | None = None, copy: bool | None = None) -> np.ndarray:
-        return np.asarray(self.numpy(), dtype)
+        return np.asarray(self._whole(keras_call()), dtype)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.table.name!r} shape={self.shape}>"
@@ -388,6 +396,17 @@ class Variable(RowsVariable):
         table = RowTable(own_name, rows.shape[1], len(rows), placement=placement_of(mode, all_rows))
         table.write(np.arange(len(rows)), rows)
         super().__init__(table, trainable=trainable is not False)
+
+
+def keras_call() -> str:
+    """Return the name of the function that has called the caller, if it is one of Keras or tf_keras; "" if not.
+
+    tf_keras takes a variable itself for a weight, from attributes, lists and modules, and reads it to save it; nothing
+    else tells that apart from a script, for which the variable is its rank's part.
+    """
+    caller = sys._getframe(2)
+    package = caller.f_globals.get("__name__", "").partition(".")[0]
+    return caller.f_code.co_name if package in ("keras", "tf_keras") else ""
 
 
 def rows_of(variable: object) -> RowsVariable | None:
