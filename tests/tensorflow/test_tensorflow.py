@@ -1073,6 +1073,7 @@ def test_the_layers_of_the_first_generation_train_in_models_of_legacy_keras(tmp_
 
 
 CONTINUES_FROM_LEGACY_FILES = """
+import os
 import sys
 
 import numpy as np
@@ -1080,6 +1081,7 @@ import tensorflow as tf
 from tf_keras.optimizers import legacy
 
 import terarec.tensorflow as sok
+from terarec.errors import ConfigError
 
 
 @tf.keras.utils.register_keras_serializable()
@@ -1105,6 +1107,17 @@ for number in range(2):
         model.save(sys.argv[1])
 again = tf.keras.models.load_model(sys.argv[1])
 assert again.fit(ids, labels, epochs=2, shuffle=False, verbose=0).history["loss"] == losses[1]
+folder = os.path.dirname(sys.argv[1])
+for save, name in ((again.save, "model.keras"), (again.save_weights, "model.weights.h5")):
+    try:
+        save(f"{folder}/{name}")
+    except ConfigError as error:
+        assert "no states of legacy optimizers" in str(error)
+    else:
+        raise AssertionError(name)
+again.save_weights(f"{folder}/weights.h5")
+again.compile("sgd", "mse")
+again.save(f"{folder}/again.keras")
 """
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib
+import weakref
 from collections.abc import Iterable
 from functools import wraps
 from typing import Any
@@ -261,6 +262,8 @@ def wrap_legacy_optimizers() -> None:
         original_weights(self, others)
         known = {id(rows_of(weight)) for weight in self._weights}
         new = [rows for one in ours if (rows := rows_of(one)) is not None and id(rows) not in known]
+        for rows in new:
+            rows.legacy_optimizer = weakref.ref(self)
         self._weights += states_of(new, rule_of(self, lazy=False)) if new else []
 
     @_as_it_is

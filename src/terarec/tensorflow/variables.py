@@ -36,6 +36,7 @@ class RowsVariable(ResourceVariable):
     Attributes:
         table: The rows.
         is_of_layer: Whether it is the weight of a layer, whose rows Keras takes for all.
+        legacy_optimizer: The last of tf_keras's legacy optimizers that made states of it without a wrapper, or None.
 
     Args:
         table: The rows.
@@ -52,6 +53,7 @@ class RowsVariable(ResourceVariable):
                 "embeddings outside of `strategy.scope()`, in one process",
             )
         self.table = table
+        self.legacy_optimizer: weakref.ref[Any] | None = None
         self._resource: tf.Tensor | None = None
         # The ops run on the CPU, and TensorFlow runs an op where the resource is.
         with tf.init_scope(), tf.device("CPU:0"):
@@ -123,6 +125,13 @@ class RowsVariable(ResourceVariable):
             )
         if ranks > 1 and (self.is_of_layer or by_keras):
             raise ConfigError(name, f"its rows are on {ranks} ranks, expected sok.export, sok.dump or sok.Saver")
+        is_trained = self.legacy_optimizer is not None and self.legacy_optimizer() is not None
+        if is_trained and by_keras == "save_own_variables":
+            raise ConfigError(
+                name,
+                "tf_keras's .keras and .weights.h5 files have no states of legacy optimizers, expected model.save to "
+                ".h5 or tf.train.Checkpoint, which have them, or save_weights to another .h5",
+            )
 
     def __array__(self, dtype: np.dtype[Any] | None = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self._whole(keras_call()), dtype)
