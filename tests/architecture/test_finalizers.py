@@ -26,14 +26,14 @@ READERS = {
 
 
 @functools.cache
-def functions() -> list[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    """Return each function of a module or a class with its name."""
+def functions() -> list[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef, list[ast.AST]]]:
+    """Return each function of a module or a class with its name before it, and its `own` nodes behind it."""
     named = []
     for file, nodes in all_nodes().items():
         module = file.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
         classes = {id(inner): outer.name for outer in nodes if isinstance(outer, ast.ClassDef) for inner in outer.body}
         named += [
-            (".".join(filter(None, (module, classes.get(id(node)), node.name))), node)
+            (".".join(filter(None, (module, classes.get(id(node)), node.name))), node, list(own(node)))
             for node in nodes
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         ]
@@ -52,7 +52,9 @@ def own(node: ast.AST) -> Iterator[ast.AST]:
 
 def called(node: ast.AST) -> str:
     """Return the name that a call calls, without its module."""
-    function = node.func if isinstance(node, ast.Call) else None
+    if not isinstance(node, ast.Call):
+        return ""
+    function = node.func
     function = function.value if isinstance(function, ast.Subscript) else function
     return getattr(function, "attr", getattr(function, "id", ""))
 
@@ -62,9 +64,9 @@ def has_callback(node: ast.AST) -> bool:
     return called(node) == "finalize" or (is_reference and isinstance(node, ast.Call) and len(node.args) > 1)
 
 
-def ends_with_work(function: ast.AST) -> bool:
-    """Return whether a generator function gives items inside ``with`` or ``try ... finally``."""
-    blocks = [node for node in own(function) if isinstance(node, ast.With | ast.Try)]
+def ends_with_work(held: list[ast.AST]) -> bool:
+    """Return whether a generator function with these nodes gives items inside ``with`` or ``try ... finally``."""
+    blocks = [node for node in held if isinstance(node, ast.With | ast.Try)]
     ending = [block for block in blocks if isinstance(block, ast.With) or block.finalbody]
     return any(isinstance(node, ast.Yield | ast.YieldFrom) for block in ending for node in own(block))
 
@@ -72,7 +74,7 @@ def ends_with_work(function: ast.AST) -> bool:
 def test_finalizers_are_those_of_the_list() -> None:
     """Finding K1: no finalizer takes a lock, joins a thread or waits; `Closer` does that elsewhere."""
     found = {
-        name for name, node in functions() if node.name == "__del__" or any(has_callback(inner) for inner in own(node))
+        name for name, node, held in functions() if node.name == "__del__" or any(has_callback(inner) for inner in held)
     }
     assert found == FINALIZERS
 
@@ -80,7 +82,7 @@ def test_finalizers_are_those_of_the_list() -> None:
 def test_each_class_with_a_finalizer_is_collected_under_locks() -> None:
     """Finding K1."""
     owners = {
-        name.rpartition(".")[0] for name, node in functions() if any(called(inner) == "Closer" for inner in own(node))
+        name.rpartition(".")[0] for name, _, held in functions() if any(called(inner) == "Closer" for inner in held)
     }
     dying = {name.rpartition(".")[0] for name in FINALIZERS if name.endswith("__del__")}
     assert owners | dying == set(OWNERS)
@@ -89,8 +91,8 @@ def test_each_class_with_a_finalizer_is_collected_under_locks() -> None:
 def test_generators_that_wait_at_their_end_are_streams() -> None:
     """Finding K1: a generator that is collected runs its ``finally`` in the collection."""
     found = set()
-    for name, node in functions():
+    for name, node, held in functions():
         decorators = {ast.unparse(decorator).rpartition(".")[2] for decorator in node.decorator_list}
-        if ends_with_work(node) and not decorators & {"stream", "contextmanager", "asynccontextmanager"}:
+        if ends_with_work(held) and not decorators & {"stream", "contextmanager", "asynccontextmanager"}:
             found.add(name)
     assert found == READERS
