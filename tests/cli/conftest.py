@@ -4,10 +4,13 @@
 import contextlib
 import io
 import json
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
 import pytest
 
 from terarec.cli.app import command_line, run
@@ -79,6 +82,20 @@ def rejected(
     return reported
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _no_reports() -> Iterator[None]:
+    """Leave the extra "report" out of the installation: drawing takes half of the time of a training."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "matplotlib", None)
+        yield
+
+
+@pytest.fixture
+def reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the extra "report"."""
+    monkeypatch.setitem(sys.modules, "matplotlib", mpl)
+
+
 @dataclass(frozen=True)
 class Workshop:
     """Results of the first commands of a newcomer: raw logs, two data sets and a trained run."""
@@ -102,5 +119,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
     prepared = figures("prepare", "criteo", *days, "--out", data, "--min-count", 2, "--valid-fraction", 0.25)
     figures("prepare", "criteo", *days, "--out", fixed, "--min-count", 2, "--format", "raw", "--valid-last-day")
     shape = ["--width", 4, "--bottom", "8-4", "--top", "8", "--batch-size", 128]
-    trained = figures("train", "--model", "dlrm", "--data", data, "--out", out, *shape)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "matplotlib", mpl)
+        trained = figures("train", "--model", "dlrm", "--data", data, "--out", out, *shape)
     return Workshop(raw, data, fixed, out, generated, prepared, trained)

@@ -15,6 +15,8 @@ from terarec.kernels.registry import active
 from terarec.ops.onednn import linear_choice
 from tests.cli.conftest import figures, terarec
 
+pytestmark = pytest.mark.usefixtures("reports")
+
 
 def test_doctor_describes_the_machine() -> None:
     reported = figures("doctor")

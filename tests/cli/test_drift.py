@@ -11,6 +11,8 @@ from tests.cli.conftest import Workshop, figures, rejected
 from tests.cli.test_docs import unnamed
 from tests.cli.test_train import prepare
 
+pytestmark = pytest.mark.usefixtures("reports")
+
 
 @pytest.mark.parametrize("columns", [3, pytest.param(40, marks=pytest.mark.slow)])
 def test_a_page_and_its_figures(columns: int, tmp_path: Path, request: pytest.FixtureRequest) -> None:

@@ -41,6 +41,7 @@ def described(tmp_path_factory):
     return path
 
 
+@pytest.mark.usefixtures("reports")
 def test_tables_and_their_bytes(described):
     found = figures("plan", described)
     assert {table["name"]: table["rows"] for table in found["tables"]} == ROWS
@@ -48,6 +49,7 @@ def test_tables_and_their_bytes(described):
     assert (found["suggestion"], found["placement"], found["device_bytes"]) == (None, [], 0)
 
 
+@pytest.mark.usefixtures("reports")
 def test_over_budget_the_placement_that_would_fit_is_shown(described):
     needed = figures("plan", described)["host_bytes"]
     tables_bytes = sum(ROWS.values()) * 2 * 16 * 4

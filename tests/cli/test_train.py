@@ -84,6 +84,7 @@ def test_the_last_checkpoint_is_used_without_patience(tmp_path: Path) -> None:
     assert trained["last"] == {name: trained[name] for name in ("auc", "logloss")}
 
 
+@pytest.mark.usefixtures("reports")
 def test_options_of_rows_end_in_figures_and_a_report(tmp_path: Path) -> None:
     """Regression: each of them ended a finished training in a TypeError."""
     data = prepare(tmp_path)
@@ -92,6 +93,7 @@ def test_options_of_rows_end_in_figures_and_a_report(tmp_path: Path) -> None:
     assert "l2 0.05" in Path(trained["report"]).read_text()
 
 
+@pytest.mark.usefixtures("reports")
 def test_a_failed_report_does_not_fail_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The figures are printed, and a line says why there is no report."""
     import terarec.train.report as report
