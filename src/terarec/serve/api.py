@@ -25,7 +25,7 @@ from terarec.serve.protocol import (
 )
 from terarec.serve.served_model import ServedModel
 from terarec.serve.shared_memory import Region, SharedMemory
-from terarec.serve.statistics import BatchCount, StageTimes
+from terarec.serve.statistics import BatchCount, ErrorCounts, StageTimes
 from terarec.spec.checks import quoted
 from terarec.spec.serving_repository import PointerSpec, PromotionSpec
 
@@ -63,6 +63,7 @@ class InferenceApi:
         models: The served models.
         memory: Regions of shared memory; None where it is not allowed.
         calls: Where the calls of all transports go when they have ended; none where nobody watches them.
+        errors: Counts the answers that are errors, over HTTP and gRPC.
         is_draining: Whether the server is about to stop, and not ready for further requests.
     """
 
@@ -72,6 +73,7 @@ class InferenceApi:
         self.models = models
         self.memory = memory
         self.calls = tuple(calls)
+        self.errors = ErrorCounts()
         self.is_draining = False
 
     def server_live(self) -> bool:

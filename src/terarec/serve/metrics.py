@@ -6,7 +6,7 @@ Nothing is counted here: each scrape reads the counters that models, tables and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Literal
 
@@ -18,7 +18,14 @@ from terarec.serve.protocol import UnknownModelError
 from terarec.serve.recommending import RecommendationService, RecommendationStatistics
 from terarec.serve.served_model import ServedModel
 from terarec.serve.sinks import Sink
-from terarec.serve.statistics import DIFFERENCES, DURATION_BOUNDS_NS, BatchCount, ModelStatistics, ShadowStatistics
+from terarec.serve.statistics import (
+    DIFFERENCES,
+    DURATION_BOUNDS_NS,
+    BatchCount,
+    ErrorCounts,
+    ModelStatistics,
+    ShadowStatistics,
+)
 from terarec.serve.tables import ServedRun
 
 try:
@@ -48,17 +55,15 @@ _DURATIONS: Sequence[tuple[str, str, str]] = (
 )
 """Stage of `ModelStatistics.durations`, name of its histogram, and what it has."""
 
+# Alerts rest on these: a rate needs the series from its beginning, before the first of them.
+_ERRORS = {(protocol, reason): 0 for protocol in ("http", "grpc") for reason in ("busy", "internal")}
 _BATCH_BOUNDS = tuple(2**power for power in range(17))
 _DURATION_BOUNDS = tuple(bound / 1e9 for bound in DURATION_BOUNDS_NS)
 _RECOMMENDING = "terarec_recommendation_duration_seconds"
 
 Kind = Literal["counter", "gauge"]
 _OTHERS: Mapping[str, tuple[Kind, str, Sequence[str]]] = {
-    "terarec_http_errors": (
-        "counter",
-        "Responses of errors, by status",
-        ("status",),
-    ),
+    "terarec_errors": ("counter", "Answers that are errors, by protocol and reason", ("protocol", "reason")),
     "terarec_sink_written": ("counter", "Items that a sink, such as the access log, has written", ("sink",)),
     "terarec_sink_lost": ("counter", "Items that a sink has not written, by reason", ("sink", "reason")),
     "terarec_input_drift": (
@@ -110,7 +115,7 @@ class Metrics:
 
     Args:
         models: The models.
-        errors: Function that returns the responses of errors by their status of HTTP; None for no such transport.
+        errors: Answers that are errors; None for none.
         sinks: Where something about requests goes.
         drift: What compares records with the training data; None for nothing.
         recommendations: What answers requests for recommendations; None where nothing does.
@@ -119,7 +124,7 @@ class Metrics:
     def __init__(
         self,
         models: ServedModels,
-        errors: Callable[[], Mapping[int, int]] | None = None,
+        errors: ErrorCounts | None = None,
         sinks: Sequence[Sink] = (),
         drift: DriftWatch | None = None,
         recommendations: RecommendationService | None = None,
@@ -139,7 +144,7 @@ class _ServerCollector(Collector):
     def __init__(
         self,
         models: ServedModels,
-        errors: Callable[[], Mapping[int, int]] | None,
+        errors: ErrorCounts | None,
         sinks: Sequence[Sink],
         drift: DriftWatch | None,
         recommendations: RecommendationService | None,
@@ -152,9 +157,8 @@ class _ServerCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         families = _Families()
-        # A copy, which is made at once: the transport goes on counting.
-        for status, count in ({} if self._errors is None else dict(self._errors())).items():
-            families.add("terarec_http_errors", (str(status),), count)
+        for place, count in ({} if self._errors is None else _ERRORS | self._errors.read()).items():
+            families.add("terarec_errors", place, count)
         for sink in self._sinks:
             counted = sink.counts()
             families.add("terarec_sink_written", (sink.label,), counted.written)

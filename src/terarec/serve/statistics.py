@@ -154,6 +154,24 @@ class ShadowStatistics:
     failed: int = 0
 
 
+class ErrorCounts:
+    """Counts the answers of a server that are errors. Thread-safe; `_lock` guards the table."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[tuple[str, str], int] = {}
+
+    def add(self, protocol: str, reason: str) -> None:
+        """Count an answer over "http" or "grpc", by the kind of the error as `terarec.serve.calls.Call` has it."""
+        with self._lock:
+            self._counts[protocol, reason] = self._counts.get((protocol, reason), 0) + 1
+
+    def read(self) -> dict[tuple[str, str], int]:
+        """Return the numbers by protocol and reason."""
+        with self._lock:
+            return dict(self._counts)
+
+
 class StatisticsCounter:
     """Counts for `ModelStatistics`. Thread-safe; `_lock` guards every attribute."""
 

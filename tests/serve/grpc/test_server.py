@@ -122,6 +122,7 @@ def test_requests_beyond_the_limit_are_refused(
         with pytest.raises(InferenceServerException, match="3 requests are in flight, which is the limit") as caught:
             client.infer("dlrm", inputs)
         assert caught.value.status() == "StatusCode.UNAVAILABLE"
+        wait_for(lambda: api.errors.read() == {("grpc", "busy"): 1})
         assert client.is_server_live()  # probes are answered all the same
         gate.open()
         assert all(answers.get(timeout=PATIENCE)[1] is None for _ in range(3))

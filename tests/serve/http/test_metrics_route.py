@@ -18,6 +18,9 @@ def test_prometheus_reads_what_is_served(models: ServedModels) -> None:
         assert client.post("/metrics").status_code == 405
     assert answer.headers["content-type"].startswith("text/plain")
     found = {family.name: family for family in text_string_to_metric_families(answer.text)}
-    errors = {sample.labels["status"]: sample.value for sample in found["terarec_http_errors"].samples}
-    assert errors == {"404": 3, "405": 1}
+    errors = {tuple(sample.labels.values()): sample.value for sample in found["terarec_errors"].samples}
+    assert {place: count for place, count in errors.items() if count} == {
+        ("http", "not_found"): 3,
+        ("http", "method_not_allowed"): 1,
+    }
     assert {sample.labels["model"] for sample in found["terarec_queue_requests"].samples} == {"dlrm"}

@@ -26,7 +26,7 @@ from google.protobuf.message import DecodeError
 from terarec.errors import MissingDependencyError
 from terarec.serve.calls import Call
 from terarec.serve.grpc.messages import METHODS, SERVICE, message_class
-from terarec.serve.grpc.service import Failure, GrpcService, Metadata, PendingInference, end_call, failure_of
+from terarec.serve.grpc.service import Failure, GrpcService, Metadata, PendingInference, failure_of
 from terarec.serve.protocol import ServerBusyError, UnknownModelError
 
 HEALTH_SERVICE = "grpc.health.v1.Health"
@@ -285,38 +285,39 @@ class GrpcioServer:
             try:
                 self._check(name, context.invocation_metadata(), body)
                 answered = _infer(service, body, context, call) if name == "ModelInfer" else service.call(name, body)
-                end_call(call, answered)
+                service.end(call, answered)
                 return answered
             except Exception as error:
                 failure = failure_of(error)
-            end_call(call, failure)
+            service.end(call, failure)
             _abort(context, failure)
 
         return grpc.unary_unary_rpc_method_handler(answer)
 
     def _stream(self, service: GrpcService, bodies: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        failure: Failure | None = None
+        metadata = context.invocation_metadata()
         try:
-            metadata = context.invocation_metadata()
             self._check("ModelStreamInfer", metadata, b"")
-            ends_by_error = any(name == _ENDS_STREAM and value == "true" for name, value in metadata)
             stream = self._open_stream(service, context)
             self._threads.submit(stream.read, bodies)
-            for pending in stream:
-                try:
-                    answer = pending.stream_response()
-                except Exception as error:
-                    failure = failure_of(error)
-                    end_call(pending.call, failure)
-                    if ends_by_error:
-                        raise
-                    answer = pending.stream_failure(failure)
-                else:
-                    end_call(pending.call, answer)
-                yield answer
-            return
         except Exception as error:
             failure = failure_of(error)
-        _abort(context, failure)
+            service.end(None, failure)
+        if failure is not None:
+            _abort(context, failure)
+        ends_by_error = any(name == _ENDS_STREAM and value == "true" for name, value in metadata)
+        for pending in stream:
+            try:
+                answer = pending.stream_response()
+            except Exception as error:
+                failure = failure_of(error)
+                answer = pending.stream_failure(failure)
+            service.end(pending.call, failure or answer)
+            if failure is not None and ends_by_error:
+                _abort(context, failure)
+            failure = None
+            yield answer
 
     def _open_stream(self, service: GrpcService, context: grpc.ServicerContext) -> RequestStream:
         with self._lock:

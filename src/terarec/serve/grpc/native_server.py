@@ -24,7 +24,7 @@ from terarec.parallel import available_threads
 from terarec.serve.calls import Call
 from terarec.serve.grpc.grpcio_server import OTHER_CALLS, CheckCall, GrpcioServer, GrpcLimits
 from terarec.serve.grpc.messages import METHODS, SERVICE
-from terarec.serve.grpc.service import Failure, GrpcService, Metadata, PendingInference, end_call, failure_of
+from terarec.serve.grpc.service import Failure, GrpcService, Metadata, PendingInference, failure_of
 from terarec.serve.protocol import RequestTooLargeError, UnavailableError
 
 try:
@@ -131,7 +131,7 @@ class NativeServer:
                     call = service.begin(_UNARY[method], body, details[1], details[0])
                     self._begin(service, number, call, _UNARY[method], body, details[0])
                 except Exception as error:
-                    self._fail(number, call, failure_of(error))
+                    self._fail(service, number, call, failure_of(error))
 
     def _begin(
         self, service: GrpcService, number: int, call: Call | None, name: str, body: bytes, metadata: Metadata
@@ -150,27 +150,29 @@ class NativeServer:
         pending = service.infer(body, call)
         self._unanswered.add(number)
         self._pending[number] = pending
-        pending.scored.add_done_callback(partial(self._finish, number))
+        pending.scored.add_done_callback(partial(self._finish, service, number))
 
     def _cancel(self, number: int) -> None:
         pending = self._pending.pop(number, None)
         if pending is not None:
             pending.scored.cancel()
             self._unanswered.discard(number)
-            end_call(pending.call, failure_of(CancelledError()))
+            if pending.call is not None:
+                failure = failure_of(CancelledError())
+                pending.call.end(failure.code, failure.reason)
 
     def _answer(self, service: GrpcService, number: int, call: Call | None, name: str, body: bytes) -> None:
         try:
             answer = service.call(name, body)
         except Exception as error:
-            self._fail(number, call, failure_of(error))
+            self._fail(service, number, call, failure_of(error))
         else:
-            end_call(call, answer)
+            service.end(call, answer)
             self._front.respond(number, answer)
         finally:
             self._unanswered.discard(number)
 
-    def _finish(self, number: int, _: object) -> None:
+    def _finish(self, service: GrpcService, number: int, _: object) -> None:
         """Answer a request; called by the thread that has scored it."""
         pending = self._pending.pop(number, None)
         if pending is None:  # its client has gone
@@ -178,13 +180,13 @@ class NativeServer:
         try:
             answer = pending.response()
         except BaseException as error:  # CancelledError, too
-            self._fail(number, pending.call, failure_of(error))
+            self._fail(service, number, pending.call, failure_of(error))
         else:
-            end_call(pending.call, answer)
+            service.end(pending.call, answer)
             self._front.respond(number, answer)
         finally:
             self._unanswered.discard(number)
 
-    def _fail(self, number: int, call: Call | None, failure: Failure) -> None:
-        end_call(call, failure)
+    def _fail(self, service: GrpcService, number: int, call: Call | None, failure: Failure) -> None:
+        service.end(call, failure)
         self._front.fail(number, grpc.StatusCode[failure.code].value[0], failure.message)

@@ -114,16 +114,6 @@ def failure_of(error: BaseException) -> Failure:
     return Failure("INTERNAL", one_line(message), "internal")
 
 
-def end_call(call: Call | None, answer: bytes | Failure) -> None:
-    """Let those who watch know how a call was answered."""
-    if call is None:
-        return
-    if isinstance(answer, Failure):
-        call.end(answer.code, answer.reason)
-    else:
-        call.end("OK", sent_bytes=len(answer))
-
-
 class GrpcService:
     """Answers calls, whose messages are bytes. Thread-safe.
 
@@ -175,6 +165,17 @@ class GrpcService:
             traceparent=headers.get("traceparent", ""),
             tracestate=headers.get("tracestate", ""),
         )
+
+    def end(self, call: Call | None, answer: bytes | Failure) -> None:
+        """Count an answer that is an error, and let those who watch know how a call was answered."""
+        if isinstance(answer, bytes):
+            if call is not None:
+                call.end("OK", sent_bytes=len(answer))
+            return
+        if answer.reason != "client_left":
+            self._api.errors.add("grpc", answer.reason)
+        if call is not None:
+            call.end(answer.code, answer.reason)
 
     def call(self, method: str, body: bytes) -> bytes:
         """Answer a call of any method but those of inference.

@@ -74,10 +74,10 @@ class HttpTransport:
             add_recommendations(routes, recommendations, self._paths, spec.max_request_bytes)
         add_docs(routes)
         add_dashboard(routes)
-        self._server = HttpServer(routes, spec, Guard(control, spec.access.allowed_hosts), api.calls)
+        self._server = HttpServer(routes, spec, Guard(control, spec.access.allowed_hosts), api.errors, api.calls)
         add_drift(routes, drift, api.models)
         sinks = api.calls if sinks is None else sinks
-        add_metrics(routes, Metrics(api.models, lambda: self._server.errors, sinks, drift, recommendations))
+        add_metrics(routes, Metrics(api.models, api.errors, sinks, drift, recommendations))
 
     def run(self, started: Callable[[], None], stopping: Callable[[], None] = lambda: None) -> None:
         """Serve until `stop` is called.

@@ -21,6 +21,7 @@ from terarec.serve.http.intake import Intake
 from terarec.serve.http.messages import Request, Response, error_line, error_response
 from terarec.serve.http.routes import Route
 from terarec.serve.protocol import RequestTimeoutError
+from terarec.serve.statistics import ErrorCounts
 
 log = logging.getLogger("terarec.serve")
 
@@ -50,7 +51,7 @@ class Server(Protocol):
         is_stopping: Whether connections end with their present requests.
         date: The present time, as the header Date has it.
         connections: The open connections.
-        errors: Status of HTTP -> responses of errors that were sent.
+        errors: Counts responses of errors that were sent.
         calls: Where calls go when they have ended.
     """
 
@@ -60,7 +61,7 @@ class Server(Protocol):
     is_stopping: bool
     date: bytes
     connections: set[Connection]
-    errors: dict[int, int]
+    errors: ErrorCounts
     calls: Sequence[CallSink]
 
     def route(self, request: Request) -> Route:
@@ -405,8 +406,7 @@ class Connection(asyncio.Protocol):
     def _write(self, exchange: _Exchange, response: Response, *, is_last: bool) -> None:
         request = exchange.request
         if response.status >= HTTPStatus.BAD_REQUEST:
-            errors = self.server.errors
-            errors[response.status] = errors.get(response.status, 0) + 1
+            self.server.errors.add("http", response.reason or "not_ready")  # of probes
         head = [_FIRST_LINES[response.status], b"Date: ", self.server.date, b"\r\n"]
         if response.media_type:
             head.append(f"Content-Type: {response.media_type}\r\n".encode("latin-1"))

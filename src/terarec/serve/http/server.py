@@ -18,6 +18,7 @@ from terarec.serve.http.intake import Intake
 from terarec.serve.http.messages import Request
 from terarec.serve.http.routes import Route, Routes
 from terarec.serve.http.security import Guard
+from terarec.serve.statistics import ErrorCounts
 from terarec.spec import ServingSpec
 
 try:
@@ -51,10 +52,13 @@ class HttpServer:
         routes: What is served.
         spec: Limits.
         guard: Checks who may call what.
+        errors: As above.
         calls: As above.
     """
 
-    def __init__(self, routes: Routes, spec: ServingSpec, guard: Guard, calls: Sequence[CallSink] = ()) -> None:
+    def __init__(
+        self, routes: Routes, spec: ServingSpec, guard: Guard, errors: ErrorCounts, calls: Sequence[CallSink] = ()
+    ) -> None:
         self.calls = calls
         self.intake = Intake(spec.max_request_bytes, spec.max_in_flight)
         self.receive_seconds = spec.receive_timeout_seconds
@@ -62,8 +66,7 @@ class HttpServer:
         self.is_stopping = False
         self.date = formatdate(usegmt=True).encode()
         self.connections: set[Connection] = set()
-        # Only the event loop writes it; a scrape of the metrics reads it in another thread.
-        self.errors: dict[int, int] = {}
+        self.errors = errors
         self._routes = routes
         self._guard = guard
         self._drain_seconds = spec.drain_seconds
