@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from terarec.serve.metric_samples import Combination, MetricSamples
 from terarec.serve.statistics import BatchCount, ModelCounters, ModelStatistics, StageTimes, StatisticsCounter
 from terarec.serve.statistics_board import StatisticsBoard, WorkerStatistics
 from terarec.serve.workers import WorkerContext, Workers
@@ -39,6 +40,34 @@ def test_counters_are_summed() -> None:
     third = counted(7).read()
     board.write(1, {"m": third})
     assert board.others(2, "m") == total.plus(third)
+
+
+def samples(*values: tuple[str, Combination, float]) -> MetricSamples:
+    found = MetricSamples()
+    for name, how, value in values:
+        found.add(name, ("m",), (value,), how)
+    return found
+
+
+def test_other_metrics_become_one_value() -> None:
+    board = StatisticsBoard(3)
+    first = samples(("errors", "counter", 3), ("waiting", "sum", 2), ("drift", "highest", 0.5), ("up", "lowest", 1))
+    second = samples(("errors", "counter", 4), ("waiting", "sum", 1), ("drift", "highest", 0.2), ("up", "lowest", 0))
+    second.add("times", (), (1, 0, 2.5), "counter")
+    board.write_samples(0, first)
+    board.write_samples(1, second)
+    assert dict(board.other_samples(0)) == dict(second)
+    places = {name: (name, ("m",)) for name in ("errors", "waiting", "drift", "up")}
+    both = {places["errors"]: (7,), places["waiting"]: (3,), places["drift"]: (0.5,), places["up"]: (0,)}
+    assert dict(board.other_samples(2)) == both | {("times", ()): (1, 0, 2.5)}
+    for _ in range(2):  # counters go on, and what only a living worker has does not
+        board.bury(1)
+        assert dict(board.other_samples(0)) == {places["errors"]: (4,), ("times", ()): (1, 0, 2.5)}
+    board.write_samples(1, second)
+    second.merge(first)
+    assert dict(board.other_samples(2))[places["errors"]] == (11,)
+    board.write_samples(0, samples(("x" * 2**22, "sum", 1)))
+    assert places["waiting"] in dict(board.other_samples(2))  # those of the other one
 
 
 def test_more_sizes_of_batches_than_there_is_room_for() -> None:

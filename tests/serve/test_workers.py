@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 import time
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -118,11 +119,21 @@ def test_a_worker_that_is_killed_is_started_again(
         for start in range(0, 30, 3):
             expected = session.predict(trained.records(start, start + 3))
             np.testing.assert_allclose(score(client, trained, start), expected, rtol=0, atol=1e-6)
+
+        def has_all_errors() -> bool:
+            counts = {num_counted(url, "terarec_errors_total", '"not_found"') for _ in range(4)}
+            return counts == {8}  # whichever worker answers
+
+        for _ in range(8):
+            with pytest.raises(urllib.error.HTTPError):
+                urllib.request.urlopen(f"{url}/nowhere", timeout=PATIENCE)
+        wait_for(has_all_errors)
         os.kill(first[0], signal.SIGKILL)
         wait_for(lambda: len(set(children(process.pid)) - set(first)) == 1)
         for start in range(0, 30, 3):
             expected = session.predict(trained.records(start, start + 3))
             np.testing.assert_allclose(score(client, trained, start), expected, rtol=0, atol=1e-6)
+        wait_for(has_all_errors)  # those of the worker that was killed, too
         workers = children(process.pid)
         address = ("127.0.0.1", urllib.parse.urlsplit(url).port or 0)
         connection = stack.enter_context(socket.create_connection(address, timeout=PATIENCE))
@@ -396,11 +407,11 @@ def test_workers_follow_a_repository_and_share_its_tables(
         assert not directory.exists()
 
 
-def num_counted(url: str) -> int:
+def num_counted(url: str, name: str = "terarec_requests_total", label: str = '"success"') -> int:
     """The requests that the metrics of one worker count, with those of the other."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=PATIENCE) as answer:
         lines = answer.read().decode().splitlines()
-    counts = [line for line in lines if line.startswith("terarec_requests_total") and '"success"' in line]
+    counts = [line for line in lines if line.startswith(name) and label in line]
     return sum(int(float(line.split()[-1])) for line in counts)
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Literal
 
 from terarec.errors import ConfigError, MissingDependencyError
 from terarec.serve.input_drift import DriftWatch, drift_of_served
 from terarec.serve.live import LiveUpdates
+from terarec.serve.metric_samples import Combination, MetricSamples
 from terarec.serve.models import ServedModels
 from terarec.serve.protocol import UnknownModelError
 from terarec.serve.recommending import RecommendationService, RecommendationStatistics
@@ -26,6 +26,7 @@ from terarec.serve.statistics import (
     ModelStatistics,
     ShadowStatistics,
 )
+from terarec.serve.statistics_board import WorkerStatistics
 from terarec.serve.tables import ServedRun
 
 try:
@@ -61,53 +62,77 @@ _BATCH_BOUNDS = tuple(2**power for power in range(17))
 _DURATION_BOUNDS = tuple(bound / 1e9 for bound in DURATION_BOUNDS_NS)
 _RECOMMENDING = "terarec_recommendation_duration_seconds"
 
-Kind = Literal["counter", "gauge"]
-_OTHERS: Mapping[str, tuple[Kind, str, Sequence[str]]] = {
+_HISTOGRAMS: Mapping[str, tuple[str, Sequence[str], Sequence[float]]] = {
+    **{name: (text, _MODEL, _DURATION_BOUNDS) for _, name, text in _DURATIONS},
+    "terarec_batch_records": ("Records of a batch", _MODEL, _BATCH_BOUNDS),
+    "terarec_shadow_difference": (
+        "Absolute differences of the scores of a version that does not answer from those of answers",
+        _MODEL,
+        DIFFERENCES,
+    ),
+    _RECOMMENDING: ("Time of requests for recommendations, by stage", ("stage",), _DURATION_BOUNDS),
+}
+"""Name -> what it has, its labels, and the upper bounds of its ranges."""
+
+_OTHERS: Mapping[str, tuple[Combination, str, Sequence[str]]] = {
     "terarec_errors": ("counter", "Answers that are errors, by protocol and reason", ("protocol", "reason")),
     "terarec_sink_written": ("counter", "Items that a sink, such as the access log, has written", ("sink",)),
     "terarec_sink_lost": ("counter", "Items that a sink has not written, by reason", ("sink", "reason")),
     "terarec_input_drift": (
-        "gauge",
+        "highest",
         "Population stability index of what is scored against the training data",
         (*_MODEL, "column"),
     ),
-    "terarec_input_drift_records": ("gauge", "Records that the drift of the inputs rests on", _MODEL),
+    "terarec_input_drift_records": ("lowest", "Records that the drift of the inputs rests on", _MODEL),
     "terarec_requests": ("counter", "Requests by outcome", (*_MODEL, "outcome")),
     "terarec_rejected_requests": ("counter", "Requests that got no scores, by reason", (*_MODEL, "reason")),
     "terarec_records": ("counter", "Records scored", _MODEL),
-    "terarec_queue_requests": ("gauge", "Requests that wait for a batch", _MODEL),
-    "terarec_batch_delay_seconds": ("gauge", "Time that a request waits for others at present", _MODEL),
-    "terarec_model_states": ("gauge", "1 for the state that a version of a model is in", (*_MODEL, "state")),
+    "terarec_queue_requests": ("sum", "Requests that wait for a batch", _MODEL),
+    "terarec_batch_delay_seconds": ("highest", "Time that a request waits for others at present", _MODEL),
+    "terarec_model_states": ("highest", "1 for the state that a version of a model is in", (*_MODEL, "state")),
     "terarec_shadow_requests": (
         "counter",
         "Requests that a version was to score without answering, by outcome",
         (*_MODEL, "outcome"),
     ),
     "terarec_shadow_records": ("counter", "Records that a version has scored without answering", _MODEL),
-    "terarec_shadow_largest_difference": ("gauge", "Largest difference of its scores from those of answers", _MODEL),
-    "terarec_weights_step": ("gauge", "Training steps of the weights that score", _MODEL),
-    "terarec_weights_behind_seconds": ("gauge", "Age of the newest checkpoint that is not served yet, or 0", _MODEL),
+    "terarec_shadow_largest_difference": ("highest", "Largest difference of its scores from those of answers", _MODEL),
+    "terarec_weights_step": ("lowest", "Training steps of the weights that score", _MODEL),
+    "terarec_weights_behind_seconds": ("highest", "Age of the newest checkpoint that is not served yet, or 0", _MODEL),
     "terarec_deltas": ("counter", "Deltas that were applied", _MODEL),
     "terarec_snapshots": ("counter", "Times that all rows were loaded anew", _MODEL),
     "terarec_updated_rows": ("counter", "Rows that deltas have set", _MODEL),
-    "terarec_unwritten_rows": ("gauge", "Rows of deltas that are in memory, since no tier has them yet", _MODEL),
+    "terarec_unwritten_rows": ("sum", "Rows of deltas that are in memory, since no tier has them yet", _MODEL),
     "terarec_rejected_updates": ("counter", "Updates that were rejected", _MODEL),
     "terarec_recommendation_requests": ("counter", "Requests for recommendations by outcome", ("outcome",)),
     "terarec_recommendation_users": ("counter", "Users that got recommendations", ()),
-    "terarec_recommendation_items": ("gauge", "Items that are recommended from", ()),
+    "terarec_recommendation_items": ("highest", "Items that are recommended from", ()),
     "terarec_table_keys": ("counter", "Keys looked up in the tiers of a table", _TABLE),
     "terarec_table_default_keys": ("counter", "Keys that got the default vector", _TABLE),
     "terarec_tier_keys": ("counter", "Keys looked up in a tier", _TIER),
     "terarec_tier_hits": ("counter", "Keys found in a tier", _TIER),
-    "terarec_tier_hit_rate": ("gauge", "Share of the keys that a tier had", _TIER),
-    "terarec_tier_available": ("gauge", "1 if look-ups read a tier, 0 while it rests after an error", _TIER),
+    "terarec_tier_hit_rate": ("highest", "Share of the keys that a tier had", _TIER),
+    "terarec_tier_available": ("lowest", "1 if look-ups read a tier, 0 while it rests after an error", _TIER),
     "terarec_tier_errors": ("counter", "Operations on a tier that failed", _TIER),
     "terarec_cache_keys": ("counter", "Keys looked up in the cache of a table", _TABLE),
     "terarec_cache_hits": ("counter", "Keys found in the cache", _TABLE),
-    "terarec_cache_hit_rate": ("gauge", "Share of the keys that the cache had", _TABLE),
-    "terarec_cache_rows": ("gauge", "Rows in the cache", _TABLE),
+    "terarec_cache_hit_rate": ("highest", "Share of the keys that the cache had", _TABLE),
+    "terarec_cache_rows": ("sum", "Rows in the cache", _TABLE),
+    "process_virtual_memory_bytes": ("highest", "Virtual memory of the process", ()),
+    "process_resident_memory_bytes": ("highest", "Physical memory of the process", ()),
+    "process_start_time_seconds": ("highest", "Time at which the process began, since 1970", ()),
+    "process_cpu_seconds": ("counter", "Processor time of the process", ()),
+    "process_open_fds": ("highest", "Open files of the process", ()),
+    "process_max_fds": ("lowest", "Limit of its open files", ()),
 }
-"""Name -> kind, what it has, and its labels; the text adds "_total" to the names of counters."""
+"""Name -> "counter", or how the gauges of several workers become one, what it has, and its labels; the text adds
+"_total" to the names of counters."""
+
+_RATES = {
+    "terarec_tier_hit_rate": ("terarec_tier_hits", "terarec_tier_keys"),
+    "terarec_cache_hit_rate": ("terarec_cache_hits", "terarec_cache_keys"),
+}
+"""Name of a rate -> the counters that it is made of."""
 
 
 class Metrics:
@@ -119,6 +144,7 @@ class Metrics:
         sinks: Where something about requests goes.
         drift: What compares records with the training data; None for nothing.
         recommendations: What answers requests for recommendations; None where nothing does.
+        workers: The other workers of the server, whose values are added, as they get these; None for no others.
     """
 
     def __init__(
@@ -128,14 +154,23 @@ class Metrics:
         sinks: Sequence[Sink] = (),
         drift: DriftWatch | None = None,
         recommendations: RecommendationService | None = None,
+        workers: WorkerStatistics | None = None,
     ) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_ServerCollector(models, errors, sinks, drift, recommendations))
-        ProcessCollector(registry=self._registry)
+        self._workers = workers
+        collector = _ServerCollector(models, errors, sinks, drift, recommendations, workers)
+        self._registry.register(collector)
+        if workers is not None:
+            workers.samples = collector.own_samples
 
     def text(self) -> bytes:
         """Return the present values in the text format of Prometheus, of `CONTENT_TYPE`."""
         return generate_latest(self._registry)
+
+    def close(self) -> None:
+        """Give the other workers no further values."""
+        if self._workers is not None:
+            self._workers.samples = None
 
 
 class _ServerCollector(Collector):
@@ -148,8 +183,11 @@ class _ServerCollector(Collector):
         sinks: Sequence[Sink],
         drift: DriftWatch | None,
         recommendations: RecommendationService | None,
+        workers: WorkerStatistics | None,
     ) -> None:
         self._models = models
+        self._workers = workers
+        self._process = ProcessCollector(registry=None)
         self._recommendations = recommendations
         self._errors = errors
         self._sinks = sinks
@@ -157,6 +195,26 @@ class _ServerCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         families = _Families()
+        self._add_own(families)
+        for state in self._models.index():
+            if state.state != "READY":
+                continue
+            try:
+                model = self._models.get(state.name, state.version)
+            except UnknownModelError:  # it was unloaded in the meantime
+                continue
+            _add_requests(families, (model.name, model.version), model.statistics())  # of all workers
+        if self._workers is not None:
+            families.samples.merge(self._workers.other_samples())
+        return families
+
+    def own_samples(self) -> MetricSamples:
+        """Return the values of this process but for the statistics of models, which have those of all."""
+        families = _Families()
+        self._add_own(families)
+        return families.samples
+
+    def _add_own(self, families: _Families) -> None:
         for place, count in ({} if self._errors is None else _ERRORS | self._errors.read()).items():
             families.add("terarec_errors", place, count)
         for sink in self._sinks:
@@ -184,50 +242,50 @@ class _ServerCollector(Collector):
             except UnknownModelError:  # it was unloaded in the meantime
                 continue
             _add_model(families, model)
-        return families
+        for family in self._process.collect():
+            for sample in family.samples:
+                families.add(family.name, (), sample.value)
 
 
 class _Families:
     """The metrics by name, with the values of all models."""
 
     def __init__(self) -> None:
-        self._histograms = {
-            name: HistogramMetricFamily(name, f"{text}.", labels=_MODEL) for _, name, text in _DURATIONS
-        }
-        self._histograms["terarec_batch_records"] = HistogramMetricFamily(
-            "terarec_batch_records", "Records of a batch.", labels=_MODEL
-        )
-        self._histograms["terarec_shadow_difference"] = HistogramMetricFamily(
-            "terarec_shadow_difference",
-            "Absolute differences of the scores of a version that does not answer from those of answers.",
-            labels=_MODEL,
-        )
-        self._histograms[_RECOMMENDING] = HistogramMetricFamily(
-            _RECOMMENDING, "Time of requests for recommendations, by stage.", labels=("stage",)
-        )
-        self._others: dict[str, CounterMetricFamily | GaugeMetricFamily] = {
-            name: (CounterMetricFamily if kind == "counter" else GaugeMetricFamily)(name, f"{text}.", labels=labels)
-            for name, (kind, text, labels) in _OTHERS.items()
-        }
+        self.samples = MetricSamples()
 
     def __iter__(self) -> Iterator[Metric]:
-        yield from self._histograms.values()
-        yield from self._others.values()
+        for rate, (hits, keys) in _RATES.items():
+            known = self.samples.of(hits)
+            for place, (count,) in self.samples.of(keys).items():
+                self.add(rate, place, known[place][0] / count if count else 0.0)
+        families: dict[str, HistogramMetricFamily | CounterMetricFamily | GaugeMetricFamily] = {
+            name: HistogramMetricFamily(name, f"{text}.", labels=names)
+            for name, (text, names, _) in _HISTOGRAMS.items()
+        }
+        for name, (how, text, names) in _OTHERS.items():
+            kind = CounterMetricFamily if how == "counter" else GaugeMetricFamily
+            families[name] = kind(name, f"{text}.", labels=names)
+        for (name, labels), values in self.samples:
+            family = families[name]
+            if isinstance(family, HistogramMetricFamily):
+                *counts, total = values
+                bounds = (*map(str, _HISTOGRAMS[name][2]), "+Inf")
+                family.add_metric(labels, list(zip(bounds, accumulate(counts), strict=True)), total)
+            else:
+                family.add_metric(labels, values[0])
+        yield from families.values()
 
     def add(self, name: str, labels: Sequence[str], value: float) -> None:
-        self._others[name].add_metric(labels, value)
+        self.samples.add(name, labels, (value,), _OTHERS[name][0])
 
-    def add_histogram(
-        self, name: str, labels: Sequence[str], bounds: Sequence[float], counts: Sequence[int], total: float
-    ) -> None:
+    def add_histogram(self, name: str, labels: Sequence[str], counts: Sequence[int], total: float) -> None:
         """Add the numbers of values in each range, of which the last one is beyond all bounds, and their sum."""
-        names = (*map(str, bounds), "+Inf")
-        self._histograms[name].add_metric(labels, list(zip(names, accumulate(counts), strict=True)), total)
+        self.samples.add(name, labels, (*counts, total), "counter")
 
 
 def _add_recommendations(families: _Families, counted: RecommendationStatistics) -> None:
     for stage, counts in counted.durations.items():
-        families.add_histogram(_RECOMMENDING, (stage,), _DURATION_BOUNDS, counts, counted.times_ns[stage] / 1e9)
+        families.add_histogram(_RECOMMENDING, (stage,), counts, counted.times_ns[stage] / 1e9)
     for outcome, count in counted.requests.items():
         families.add("terarec_recommendation_requests", (outcome,), count)
     families.add("terarec_recommendation_users", (), counted.users)
@@ -235,13 +293,7 @@ def _add_recommendations(families: _Families, counted: RecommendationStatistics)
 
 
 def _add_model(families: _Families, model: ServedModel) -> None:
-    labels, counted = (model.name, model.version), model.statistics()
-    for stage, name, _ in _DURATIONS:
-        spent_ns = counted.success_ns if stage == "request" else getattr(counted.times, stage)
-        families.add_histogram(name, labels, _DURATION_BOUNDS, counted.durations[stage], spent_ns / 1e9)
-    sizes = _size_counts(counted.batches)
-    families.add_histogram("terarec_batch_records", labels, _BATCH_BOUNDS, sizes, counted.records)
-    _add_requests(families, labels, counted)
+    labels = (model.name, model.version)
     families.add("terarec_queue_requests", labels, model.num_waiting)
     families.add("terarec_batch_delay_seconds", labels, model.delay_seconds)
     families.add("terarec_weights_step", labels, model.session.step)
@@ -259,8 +311,7 @@ def _add_shadow(families: _Families, name: str, counted: ShadowStatistics) -> No
         families.add("terarec_shadow_requests", (*labels, outcome), count)
     families.add("terarec_shadow_records", labels, counted.records)
     families.add("terarec_shadow_largest_difference", labels, counted.max_difference)
-    total = counted.sum_difference
-    families.add_histogram("terarec_shadow_difference", labels, DIFFERENCES, counted.differences, total)
+    families.add_histogram("terarec_shadow_difference", labels, counted.differences, counted.sum_difference)
 
 
 def _size_counts(batches: Mapping[int, BatchCount]) -> Sequence[int]:
@@ -273,6 +324,10 @@ def _size_counts(batches: Mapping[int, BatchCount]) -> Sequence[int]:
 
 
 def _add_requests(families: _Families, labels: Sequence[str], counted: ModelStatistics) -> None:
+    for stage, name, _ in _DURATIONS:
+        spent_ns = counted.success_ns if stage == "request" else getattr(counted.times, stage)
+        families.add_histogram(name, labels, counted.durations[stage], spent_ns / 1e9)
+    families.add_histogram("terarec_batch_records", labels, _size_counts(counted.batches), counted.records)
     families.add("terarec_requests", (*labels, "success"), counted.succeeded)
     families.add("terarec_records", labels, counted.records)
     # A rate needs the series from its beginning, so that they are there before the first failure.
@@ -307,11 +362,9 @@ def _add_tables(families: _Families, labels: Sequence[str], served: ServedRun) -
             place, keys, hits = (*table, str(level), tier.name), tier.counted.keys, tier.counted.hits
             families.add("terarec_tier_keys", place, keys)
             families.add("terarec_tier_hits", place, hits)
-            families.add("terarec_tier_hit_rate", place, hits / keys if keys else 0.0)
             families.add("terarec_tier_available", place, tier.is_available)
             families.add("terarec_tier_errors", place, tier.errors)
         if use.cache is not None:
             families.add("terarec_cache_keys", table, use.cache.keys)
             families.add("terarec_cache_hits", table, use.cache.hits)
-            families.add("terarec_cache_hit_rate", table, use.cache.hit_rate)
             families.add("terarec_cache_rows", table, use.cache.rows)

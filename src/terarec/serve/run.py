@@ -191,6 +191,7 @@ def _run(
     recommendations: OpenRecommendations | None,
     shut_down: Callable[[], None] | None = None,
     stopping: Callable[[], None] = lambda: None,
+    workers: WorkerStatistics | None = None,
 ) -> None:
     """Serve models on sockets until a signal, or until the function is called that `started` gets with gRPC's port.
 
@@ -218,6 +219,7 @@ def _run(
             drift=watchers.drift,
             recommendations=recommender,
             shut_down=shut_down or (lambda: transport.stop()),
+            workers=workers,
         )
         with _settled(models, spec), _stopped_by_signals(transport.stop), _grpc(api, spec) as grpc_port:
             transport.run(lambda: started(transport.stop, grpc_port), stopping)
@@ -397,6 +399,7 @@ def _run_workers(
                     drift,
                     recommendations,
                     context.shut_down,
+                    workers=statistics,
                 )
 
             with WorkerStatistics(board, context.index) as statistics:

@@ -5,19 +5,29 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import mmap
 import struct
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Generic, TypeVar
 
 from typing_extensions import override
 
+from terarec.serve.metric_samples import MetricSamples
 from terarec.serve.repeating import Repeating
 from terarec.serve.statistics import ModelCounters, ModelStatistics
 
+_LOGGER = logging.getLogger(__name__)
+
+Content = TypeVar("Content")
+
 _SLOT_BYTES = 2**20
 """Memory of a process's counters; pages that nobody writes take none. A size of batches takes about 70 bytes."""
+
+_SAMPLE_BYTES = 2**22
+"""Memory of its other metrics, of about 100 bytes each."""
 
 _HEAD = struct.Struct("<QQ")
 """Number of changes of a slot, odd while it changes, and the length of its text."""
@@ -26,11 +36,53 @@ _EVERY_SECONDS = 0.5
 _TRIES = 1000
 
 
-class StatisticsBoard:
-    """Counters of the workers of a server by model, which each of them can add up.
+class _Slots(Generic[Content]):
+    """Contents of processes, in memory that they share.
 
-    Made before the workers are forked. Each slot has one writer: its worker, or the process that started the workers
-    while there is none. Readers take no lock: they read a slot again that changed meanwhile.
+    Made before the processes are forked. Each slot has one writer. Readers take no lock: they read a slot again that
+    changed meanwhile.
+
+    Args:
+        count: Number of slots.
+        num_bytes: Memory of each.
+        parse: Function that returns the content of a text; it raises ValueError for a text that is not whole.
+    """
+
+    def __init__(self, count: int, num_bytes: int, parse: Callable[[bytes], Content]) -> None:
+        self.room = num_bytes - _HEAD.size
+        self._num_bytes = num_bytes
+        self._parse = parse
+        self._memory = mmap.mmap(-1, num_bytes * count)
+
+    def write(self, index: int, text: bytes) -> None:
+        """Replace the text of a slot, of at most `room` bytes."""
+        begin = index * self._num_bytes
+        changes, _ = _HEAD.unpack_from(self._memory, begin)
+        # A process that was killed while it wrote may have left an odd number.
+        changes += 1 + changes % 2
+        _HEAD.pack_into(self._memory, begin, changes, len(text))
+        self._memory[begin + _HEAD.size : begin + _HEAD.size + len(text)] = text
+        _HEAD.pack_into(self._memory, begin, changes + 1, len(text))
+
+    def read(self, index: int) -> Content:
+        """Return the content of a slot; that of no text while it is written, and before."""
+        begin = index * self._num_bytes
+        for _ in range(_TRIES):
+            changes, length = _HEAD.unpack_from(self._memory, begin)
+            text = self._memory[begin + _HEAD.size : begin + _HEAD.size + min(length, self.room)]
+            if changes % 2 == 0 and _HEAD.unpack_from(self._memory, begin) == (changes, length):
+                # Processors may show a head before the text that was written before it.
+                with contextlib.suppress(ValueError):
+                    return self._parse(text)
+            time.sleep(0)
+        return self._parse(b"")
+
+
+class StatisticsBoard:
+    """Counters of the workers of a server by model, and their other metrics, which each of them can add up.
+
+    Made before the workers are forked. The writer of a slot is its worker, or the process that started the workers
+    while there is none.
 
     Args:
         count: Number of workers.
@@ -38,38 +90,40 @@ class StatisticsBoard:
 
     def __init__(self, count: int) -> None:
         self._count = count
-        # The last slot is of workers that have ended.
-        self._memory = mmap.mmap(-1, _SLOT_BYTES * (count + 1))
+        # The last slots are of workers that have ended.
+        self._slots = _Slots(count + 1, _SLOT_BYTES, _models)
+        self._samples = _Slots(count + 1, _SAMPLE_BYTES, MetricSamples.of_json)
 
     def write(self, index: int, models: Mapping[str, ModelStatistics]) -> None:
         """Replace the counters of worker `index`; where there is no room for all, those of the first models go."""
         text = _text(models)
-        if len(text) > _SLOT_BYTES - _HEAD.size:  # of thousands of sizes of batches
+        if len(text) > self._slots.room:  # of thousands of sizes of batches
             models = {name: statistics.without_batches() for name, statistics in models.items()}
             text = _text(models)
-        while len(text) > _SLOT_BYTES - _HEAD.size:  # of hundreds of versions
+        while len(text) > self._slots.room:  # of hundreds of versions
             models = dict(list(models.items())[1 + len(models) // 8 :])
             text = _text(models)
-        begin = index * _SLOT_BYTES
-        changes, _ = _HEAD.unpack_from(self._memory, begin)
-        # A worker that was killed while it wrote may have left an odd number.
-        changes += 1 + changes % 2
-        _HEAD.pack_into(self._memory, begin, changes, len(text))
-        self._memory[begin + _HEAD.size : begin + _HEAD.size + len(text)] = text
-        _HEAD.pack_into(self._memory, begin, changes + 1, len(text))
+        self._slots.write(index, text)
 
     def read(self, index: int) -> dict[str, ModelStatistics]:
         """Return the counters of worker `index`; none while it writes, and before it has written any."""
-        begin = index * _SLOT_BYTES
-        for _ in range(_TRIES):
-            changes, length = _HEAD.unpack_from(self._memory, begin)
-            text = self._memory[begin + _HEAD.size : begin + _HEAD.size + min(length, _SLOT_BYTES - _HEAD.size)]
-            if changes % 2 == 0 and _HEAD.unpack_from(self._memory, begin) == (changes, length):
-                # Processors may show a head before the text that was written before it.
-                with contextlib.suppress(ValueError):
-                    return _models(text)
-            time.sleep(0)
-        return {}
+        return self._slots.read(index)
+
+    def write_samples(self, index: int, samples: MetricSamples) -> None:
+        """Replace the other metrics of worker `index`; where there is no room for all, by none."""
+        text = samples.to_json()
+        if len(text) > self._samples.room:
+            _LOGGER.warning("worker %d has %d bytes of metrics, which are not those of the others", index, len(text))
+            text = b""
+        self._samples.write(index, text)
+
+    def other_samples(self, index: int) -> MetricSamples:
+        """Return the other metrics of all workers but `index`, and the counters of those that have ended."""
+        total = MetricSamples()
+        for other in range(self._count + 1):
+            if other != index:
+                total.merge(self._samples.read(other))
+        return total
 
     def others(self, index: int, model: str) -> ModelStatistics:
         """Return the sums of a model's counters in all workers but `index`, with those that have ended."""
@@ -87,6 +141,10 @@ class StatisticsBoard:
             former[model] = former.pop(model, ModelStatistics()).plus(statistics)
         self.write(self._count, former)
         self.write(index, {})
+        samples = self._samples.read(self._count)
+        samples.merge(self._samples.read(index), only_counters=True)
+        self.write_samples(self._count, samples)
+        self._samples.write(index, b"")
 
 
 def _text(models: Mapping[str, ModelStatistics]) -> bytes:
@@ -102,6 +160,7 @@ class WorkerStatistics(ModelCounters, Repeating):
 
     Attributes:
         index: Number of the worker.
+        samples: Function that returns its other metrics, which go there as well; None while there are none.
 
     Args:
         board: The board.
@@ -111,6 +170,7 @@ class WorkerStatistics(ModelCounters, Repeating):
     def __init__(self, board: StatisticsBoard, index: int) -> None:
         ModelCounters.__init__(self)
         self.index = index
+        self.samples: Callable[[], MetricSamples] | None = None
         self._board = board
         self._writing = threading.Lock()  # the thread and `close` may write at once
         Repeating.__init__(self, "terarec-statistics", _EVERY_SECONDS)
@@ -120,10 +180,17 @@ class WorkerStatistics(ModelCounters, Repeating):
         # Also of workers that have ended.
         return self._board.others(self.index, model)
 
+    def other_samples(self) -> MetricSamples:
+        """Return the other metrics of the other workers."""
+        return self._board.other_samples(self.index)
+
     @override
     def poll(self) -> int:
         with self._writing:
             self._board.write(self.index, self.read())
+            samples = self.samples
+            if samples is not None:
+                self._board.write_samples(self.index, samples())
         return 1
 
     @override

@@ -28,6 +28,7 @@ from terarec.serve.metrics import CONTENT_TYPE, Metrics
 from terarec.serve.models import ServedModels
 from terarec.serve.recommending import RecommendationService, RecommendRequest, decode_recommend_request
 from terarec.serve.sinks import Sink
+from terarec.serve.statistics_board import WorkerStatistics
 from terarec.spec import ServingSpec, checks, from_data
 from terarec.spec.checks import quoted
 from terarec.spec.serving_repository import MOST_VERSIONS, PointerSpec, PromotionSpec
@@ -45,6 +46,7 @@ class HttpTransport:
         recommendations: Answers requests for recommendations; None for no such path.
         shut_down: Function that lets the whole server finish, for administrators; None for no such call.
         drift: What compares records with the training data; None for nothing.
+        workers: The other workers of the server, for the metrics; None for no others.
 
     Raises:
         ConfigError: A file without tokens or certificates.
@@ -62,6 +64,7 @@ class HttpTransport:
         recommendations: RecommendationService | None = None,
         shut_down: Callable[[], None] | None = None,
         drift: DriftWatch | None = None,
+        workers: WorkerStatistics | None = None,
     ) -> None:
         self._api = api
         self._sockets, self._admin_sockets = sockets, admin_sockets
@@ -77,7 +80,8 @@ class HttpTransport:
         self._server = HttpServer(routes, spec, Guard(control, spec.access.allowed_hosts), api.errors, api.calls)
         add_drift(routes, drift, api.models)
         sinks = api.calls if sinks is None else sinks
-        add_metrics(routes, Metrics(api.models, api.errors, sinks, drift, recommendations))
+        self._metrics = Metrics(api.models, api.errors, sinks, drift, recommendations, workers)
+        add_metrics(routes, self._metrics)
 
     def run(self, started: Callable[[], None], stopping: Callable[[], None] = lambda: None) -> None:
         """Serve until `stop` is called.
@@ -96,6 +100,7 @@ class HttpTransport:
                 self._sockets, admin_sockets=self._admin_sockets, tls=self._tls, started=started, draining=drain
             )
         finally:
+            self._metrics.close()
             self._paths.close()
 
     def stop(self) -> None:
