@@ -89,6 +89,7 @@ def test_a_served_record_does_not_reach_the_function(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("reports")
 def test_the_package_that_is_allowed(shop: Path, tmp_path: Path) -> None:
     functions = {
         "function": "tests.cli.hours:hour_and_weekday",

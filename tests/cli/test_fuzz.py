@@ -17,6 +17,8 @@ from tests.cli.damage import damage
 from tests.cli.test_stopping import files
 from tests.ps.redis_processes import RedisProcess, needs_redis
 
+pytestmark = pytest.mark.usefixtures("reports")
+
 FIRST = ("data", "norm", "raw", "run", "workflow.json")
 """Files of the cases in every run; others take seconds to make."""
 

@@ -16,6 +16,8 @@ from tests.cli.conftest import Workshop, figures
 from tests.cli.test_stopping import start
 from tests.ps.redis_processes import RedisProcess, needs_redis
 
+pytestmark = pytest.mark.usefixtures("reports")
+
 NAMES = ("convert", "convert back", "export", "export table", "export triton", "predict data", "drift", "init-config")
 KILLS = 6
 

@@ -10,6 +10,8 @@ from tests.cli.conftest import Workshop, figures, rejected
 from tests.errors import at
 from tests.params import in_every_run
 
+pytestmark = pytest.mark.usefixtures("reports")
+
 PRECIOUS = b"what somebody needs"
 
 
