@@ -46,6 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
     flush 9,168 times, some 5 ms each on a busy disk. Those that watch which files are flushed, and in what order, put
     their own function here.
     """
+    gc.set_threshold(100_000, 50, 1000)  # collections while modules are imported took a quarter of that time
     seconds = config.getoption("--run-seconds")
     config.option.maxworkerrestart = "0"
     if hasattr(config, "workerinput"):
@@ -96,7 +97,7 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000)
+    gc.set_threshold(20_000, 10, 10)
 
 
 @pytest.fixture(scope="module", autouse=True)
