@@ -39,7 +39,7 @@ MODELS = {
     "static in tiers": dataclasses.replace(DLRM, tables=StaticTablesSpec(tiers=TIERS)),
     "dynamic in tiers": dataclasses.replace(DLRM, tables=DynamicTablesSpec(tiers=TIERS)),
 }
-STEPS, BEFORE_STOP, BATCH = 6, 4, 16
+STEPS, BEFORE_STOP, BATCH = 6, 4, 8
 
 
 class Losses(Callback):
@@ -68,7 +68,7 @@ def train(
     if model.tables.tiers is not None:
         tiers = dataclasses.replace(model.tables.tiers, file=str(directory / "rows"))
         model = dataclasses.replace(model, tables=dataclasses.replace(model.tables, tiers=tiers))
-    make_planted(data, train=BATCH * STEPS - 5, valid=40, rows_per_group=25)  # the last batch is smaller
+    make_planted(data, train=BATCH * STEPS - 5, valid=20, rows_per_group=25)  # the last batch is smaller
     losses = Losses()
     for most in stops:
         training = TrainingSpec(batch_size=BATCH, max_steps=most, seed=5, device=str(device))
