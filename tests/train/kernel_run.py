@@ -39,7 +39,7 @@ MODELS = {
     "static in tiers": dataclasses.replace(DLRM, tables=StaticTablesSpec(tiers=TIERS)),
     "dynamic in tiers": dataclasses.replace(DLRM, tables=DynamicTablesSpec(tiers=TIERS)),
 }
-STEPS, BEFORE_STOP, BATCH = 6, 4, 8
+STEPS, BEFORE_STOP, BATCH = 4, 2, 8
 
 
 class Losses(Callback):
