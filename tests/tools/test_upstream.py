@@ -8,6 +8,7 @@ import sys
 from pathlib import Path, PurePosixPath
 
 import numpy as np
+import pandas as pd
 import pytest
 from tools.upstream import release_of
 from tools.upstream_files import probe
@@ -17,10 +18,12 @@ from tools.upstream_files.data import generate, place_named_files
 from tools.upstream_files.pages import blocks, notebook_arguments, notebook_scripts, run_page
 from tools.upstream_files.probe import table_sizes
 from tools.upstream_files.running import Folder, Options, Row, explain
+from tools.upstream_files.setups import prepare, write_scored_model
 from tools.upstream_files.table import lines, write_csv
 
 from terarec import hugectr
 from terarec.data.records import NormSource, RecordReader
+from terarec.hugectr.inference import CreateInferenceSession, InferenceParams
 from terarec.spec import RecordLayout, SparseInput
 from tests.hugectr.training_files import training_file
 
@@ -96,7 +99,7 @@ def test_the_cases_are_the_files_that_use_hugectr(checkout):
 
 
 OLDER = {
-    "test/pybind_test/wdl_etc_mpi.py": "output_dir = sys.argv[2]",
+    "test/pybind_test/wdl_etc_mpi.py": "output_dir = sys.argv[2]\nhugectr.DataReaderType_t.Parquet",
     "test/pybind_test/set_source_raw_dlrm_1gpu.py": "",
     "test/pybind_test/wdl_mos_high_level.py": "use_host_ps = sys.argv[2].lower() == 'true'\noutput_dir = sys.argv[3]",
     "test/pybind_test/wdl_mos_scratch_high_level.py": "use_host_ps = sys.argv[2]\noutput_dir = sys.argv[3]",
@@ -105,10 +108,11 @@ OLDER = {
 
 def test_scripts_of_older_releases_get_the_arguments_that_they_name(tmp_path):
     """Finding M: those of 2.3 and 3.0, and training caches on several processes."""
-    for name in ("wdl_fp16_1gpu", "wdl_1gpu", "dlrm_1gpu", "dlrm_set_source"):
+    formats = {"wdl_fp16_1gpu": "Parquet", "wdl_1gpu": "Parquet", "wdl_etc": "Norm", "dlrm_set_source": "Raw"}
+    for name, kind in formats.items():
         file = tmp_path / "test" / "scripts" / f"{name}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text('{"solver": {}, "layers": [{"source": ""}]}')
+        file.write_text(f'{{"solver": {{}}, "layers": [{{"source": "", "format": "{kind}"}}]}}')
     for name, rest in OLDER.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(f"import sys\nimport hugectr\njson_file = sys.argv[1]\n{rest}\n")
@@ -126,7 +130,7 @@ def test_scripts_of_older_releases_get_the_arguments_that_they_name(tmp_path):
         "set_source_raw_dlrm_1gpu.py": ("", 1, "dlrm_set_source.json"),
         "wdl_mos_high_level.py": ("", 1, "wdl_1gpu.json", "true", "etc_output"),
         "wdl_mos_scratch_high_level.py": ("", 1, "wdl_1gpu.json", "true", "etc_output"),
-        **{f"{name}.json": ("", 1) for name in ("wdl_fp16_1gpu", "wdl_1gpu", "dlrm_1gpu", "dlrm_set_source")},
+        **{f"{name}.json": ("", 1) for name in formats},
     }
     (continued,) = [chain for chain in chains if len(chain) > 1]
     assert "scratch" in continued[0].path
@@ -262,6 +266,38 @@ def test_the_probe_reads_training_files(tmp_path):
     assert session.train() is False
     demand = probe.DEMANDS.pop()
     assert (demand.kind, demand.sources, demand.eval_source) == ("norm", ["./a.txt"], "./b.txt")
+
+
+def test_a_model_is_made_that_has_the_scores_of_an_unpublished_one(tmp_path):
+    """Finding M: two of upstream's tests compare with numbers of a model of its own."""
+    script = tmp_path / "movielens_nodense_test.py"
+    script.write_text("emb_size = [30, 40]\nresult = [0.25, 0.5, 0.875]\n")
+    write_scored_model(script, tmp_path / "scored")
+    samples = pd.read_parquet(tmp_path / "scored" / "samples")
+    keys = (samples[["userId", "movieId"]] + np.array([0, 30])).to_numpy().flatten().tolist()
+    params = InferenceParams(
+        model_name="scored",
+        max_batchsize=64,
+        hit_rate_threshold=1.0,
+        dense_model_file=str(tmp_path / "scored" / "dense.model"),
+        sparse_model_files=[str(tmp_path / "scored" / "table0.model")],
+        device_id=0,
+        use_gpu_embedding_cache=False,
+        cache_size_percentage=0.9,
+        i64_input_key=True,
+    )
+    session = CreateInferenceSession(str(tmp_path / "scored" / "graph.json"), params)
+    np.testing.assert_allclose(session.predict([], keys, list(range(7))), [0.25, 0.5, 0.875], rtol=1e-6)
+
+
+def test_what_cannot_be_prepared_is_no_failure_of_the_script(tmp_path):
+    script = tmp_path / "test" / "pybind_test" / "wdl_multitable_test.py"
+    script.parent.mkdir(parents=True)
+    script.write_text("import hugectr\n")
+    options = Options(checkout=tmp_path, release="4.1", timeout=60.0)
+    (tmp_path / "base").mkdir()
+    with pytest.raises(RuntimeError, match=r"no model for wdl_multitable_test\.py"):
+        prepare(Case(path="test/pybind_test/wdl_multitable_test.py"), Folder(tmp_path / "base", options))
 
 
 def test_notebooks_hold_cells_and_the_scripts_that_they_write():

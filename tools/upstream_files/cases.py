@@ -52,16 +52,7 @@ LEGACY_KERAS = (
 """Files that Keras 3 refuses: they train two variables by one optimizer in turns, or call TensorFlow with symbolic
 tensors and save a model as a folder."""
 
-_PRIVATE = "compares with numbers of a model that upstream does not publish"
 NOT_RUN = (
-    ("test/inference/inference_session/wdl_multitable_test.py", "not run", _PRIVATE),
-    (
-        "test/inference/inference_session/movielens_nodense_test.py",
-        "not run",
-        _PRIVATE,
-    ),
-    ("test/pybind_test/wdl_multitable_test.py", "not run", _PRIVATE),
-    ("test/pybind_test/movielens_nodense_test.py", "not run", _PRIVATE),
     ("test/pybind_test/data_source_test.py", "not run", "needs a Hadoop cluster"),
     ("tools/data_source/test_data_source.py", "not run", "needs a Hadoop cluster"),
     ("notebooks/*remote_filesystem.ipynb", "not run", "needs a Hadoop cluster"),
@@ -119,7 +110,13 @@ ARGUMENTS = {
     ],
 }  # fmt: skip
 """File -> its arguments, of those that `_runs` does not find out."""
-ARGUMENTS["test/inference/inference_session/dcn_inference.py"] = ARGUMENTS["test/pybind_test/dcn_inference.py"]
+for _name, _tables in (("wdl_multitable", 2), ("movielens_nodense", 1)):
+    ARGUMENTS[f"test/pybind_test/{_name}_test.py"] = [
+        "scored", "/hugectr/scored/graph.json", "/hugectr/scored/dense.model",
+        ",".join(f"/hugectr/scored/table{number}.model" for number in range(_tables)), "/hugectr/scored/samples",
+    ]  # fmt: skip
+for _name in ("dcn_inference", "wdl_multitable_test", "movielens_nodense_test"):
+    ARGUMENTS[f"test/inference/inference_session/{_name}.py"] = ARGUMENTS[f"test/pybind_test/{_name}.py"]
 
 MODEL_TYPES = {"BST": 23, "CRITEO": 26, "DCNV1": 26, "DCNV2": 26, "DEEPFM": 26, "WDL": 28}
 """Models of ``model_test.py`` -> their slots."""
@@ -172,7 +169,7 @@ class Case:
     @property
     def title(self) -> str:
         """The file with its arguments, for the table."""
-        shown = [one for one in self.arguments if one.endswith(".json") or one in MODEL_TYPES]
+        shown = [one for one in self.arguments if one.startswith("test/scripts/") or one in MODEL_TYPES]
         processes = [f"({self.processes} processes)"] if self.processes > 1 else []
         return " ".join([self.path, *(Path(argument).name for argument in shown), *processes])
 
@@ -299,13 +296,15 @@ def _runs(checkout: Path, path: str, text: str) -> list[tuple[str, ...]]:
 def _training_file(checkout: Path, path: str) -> Path:
     """Return the training file of the model that a script's name tells: with the most words of it and the fewest other.
 
-    Upstream's jobs start each script with that one.
+    Upstream's jobs start each script with that one; it has the format of the data that the script reads.
     """
     words = set(Path(path).stem.split("_"))
+    formats = set(re.findall(r"DataReaderType_t\.(\w+)", (checkout / path).read_text(errors="replace")))
 
-    def fit(file: Path) -> tuple[int, int]:
-        of_file = file.stem.split("_")
-        return -len(words & set(of_file)), len(of_file)
+    def fit(file: Path) -> tuple[bool, int, int]:
+        of_file, found = file.stem.split("_"), re.search(r'"format":\s*"(\w+)"', file.read_text())
+        is_other = bool(formats) and (found.group(1) if found else "Norm") not in formats
+        return is_other, -len(words & set(of_file)), len(of_file)
 
     files = [file for file in sorted((checkout / "test" / "scripts").glob("*.json")) if _has_layers(file)]
     return min(files, key=fit)
@@ -331,7 +330,7 @@ def _chain(path: str, arguments: tuple[str, ...]) -> str:
         kind = re.sub(r"_(parquet|try|avg_pooling)$", "", stem)
         return f"onnx {trained_with.get(kind, kind)}"
     if re.search(r"_mos_.*high_level", path):
-        return "mos"  # some continue what the others, from scratch, have trained
+        return f"mos {'_mpi_' in path}"  # half of them continue what the others, from scratch, have trained
     return " ".join([path, *arguments])
 
 

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 
 if TYPE_CHECKING:
     from tools.upstream_files.cases import Case
@@ -20,8 +22,12 @@ def prepare(case: Case, folder: Folder) -> list[str]:
     """Write what a case needs besides data; return a line for each thing."""
     if case.path.endswith("dcn_inference.py"):
         file = folder.copy / "test" / "scripts" / "dcn_inference.json"
-        folder.call(["-m", "tools.upstream_files.setups", str(file), str(folder.root / "hugectr")], 300)
+        _write(folder, file, folder.root / "hugectr")
         return ["a model of dcn_inference.json, trained for 20 iterations, and 64 samples as text"]
+    if case.path.endswith(("wdl_multitable_test.py", "movielens_nodense_test.py")):
+        script, target = folder.copy / case.path, folder.root / "hugectr" / "scored"
+        _write(folder, script, target)
+        return ["a model whose first table holds the ten scores that the test expects, and ten samples"]
     if case.path.endswith("mmoe_inference.py"):
         (folder.work / "mmoe_data").symlink_to(folder.work)  # the folder of the data that the model was trained on
     if case.path.endswith("hugectr_criteo.ipynb"):
@@ -43,6 +49,12 @@ def prepare(case: Case, folder: Folder) -> list[str]:
         if argument in ("etc_output", "exported/"):
             (folder.work / argument).mkdir(exist_ok=True)
     return []
+
+
+def _write(folder: Folder, file: Path, target: Path) -> None:
+    code, output = folder.call(["-m", "tools.upstream_files.setups", str(file), str(target)], 600)
+    if code:
+        raise RuntimeError(f"no model for {file.name}: {output.strip().splitlines()[-1:]}")
 
 
 def _write_log(path: Path) -> None:
@@ -130,6 +142,73 @@ def train_for_inference(description: Path, folder: Path) -> None:
     (folder / "dcn_csr.txt").write_text("\n".join(" ".join(map(str, row)) for row in rows) + "\n")
 
 
+def write_scored_model(script: Path, folder: Path) -> None:
+    """Write a model whose scores of ten samples are those that a test compares with, and the samples.
+
+    The test has upstream's model and samples, which are not published, elsewhere. Here the first key of each sample
+    in the first table has the logit of the sample's score; every other number of the model is 0.
+    """
+    from terarec import hugectr
+
+    text = script.read_text()
+    sizes, scores = (
+        [float(one) for one in re.findall(r"[\d.]+", re.search(rf"{name}\s*=\s*\[(.*?)\]", text, re.S).group(1))]
+        for name in ("emb_size", "result")
+    )
+    samples, is_wide = len(scores), "C1_C2" in text
+    folder.mkdir(parents=True)
+    rows = pd.DataFrame({name: range(samples) for name in _columns(is_wide)})
+    (rows.to_csv if is_wide else rows.to_parquet)(folder / "samples", index=False)
+    # As the test computes them: column by column within a sample, with the sizes of the columns before.
+    firsts = np.cumsum([0, *sizes[:-1]]).astype(np.int64)
+    keys = (np.arange(samples)[:, None] + firsts).flatten()
+    logits = dict(zip(keys[: 2 * samples : 2].tolist(), np.log(scores) - np.log1p(-np.array(scores)), strict=True))
+    for number, width in enumerate((1, 16)[: 1 + is_wide]):
+        table = folder / f"table{number}.model"
+        table.mkdir()
+        np.unique(keys).tofile(table / "key")
+        first = [logits.get(key, 0.0) if number == 0 else 0.0 for key in np.unique(keys).tolist()]
+        np.repeat(np.array(first, np.float32)[:, None], width, 1).tofile(table / "emb_vector")
+    model = hugectr.Model(
+        hugectr.CreateSolver(i64_input_key=True),
+        hugectr.DataReaderParams(
+            data_reader_type=hugectr.DataReaderType_t.Parquet,
+            source=["none"],
+            eval_source="none",
+            check_type=hugectr.Check_t.Non,
+        ),
+        hugectr.CreateOptimizer(),
+    )
+    for part in _scored_layers(hugectr, is_wide):
+        model.add(part)
+    model.graph_to_json(str(folder / "graph.json"))
+    np.zeros(430 if is_wide else 3, np.float32).tofile(folder / "dense.model")
+
+
+def _scored_layers(hugectr: Any, is_wide: bool) -> list[Any]:
+    """Return the layers of a model that adds the first table's numbers and one layer of weights."""
+    slots = [hugectr.DataReaderSparseParam(f"keys{n}", 1, False, (2, 26)[n]) for n in range(1 + is_wide)]
+    kind, layer = hugectr.Embedding_t.DistributedSlotSparseEmbeddingHash, hugectr.DenseLayer
+    of = hugectr.Layer_t
+    return [
+        hugectr.Input(1, "label", 13 * is_wide, "dense", slots),
+        *(hugectr.SparseEmbedding(kind, 1, (1, 16)[n], "sum", f"table{n}", f"keys{n}") for n in range(1 + is_wide)),
+        *(layer(of.Reshape, [f"table{n}"], [f"flat{n}"], leading_dim=(2, 416)[n]) for n in range(1 + is_wide)),
+        layer(of.ReduceSum, ["flat0"], ["sum"], axis=1),
+        *([layer(of.Concat, ["flat1", "dense"], ["all"])] if is_wide else []),
+        layer(of.InnerProduct, ["all" if is_wide else "flat0"], ["fc"], num_output=1),
+        layer(of.Add, ["sum", "fc"], ["logit"]),
+        layer(of.BinaryCrossEntropyLoss, ["logit", "label"], ["loss"]),
+    ]
+
+
+def _columns(is_wide: bool) -> list[str]:
+    if not is_wide:
+        return ["userId", "movieId", "rating"]
+    pairs = ["C1_C2", "C3_C4"]
+    return ["label", *(f"I{one}" for one in range(1, 14)), *(f"C{one}" for one in range(1, 27)), *pairs]
+
+
 def prelude(folder: Path) -> Path:
     """Write the names that examples of the documentation use without defining them; return the script."""
     path = folder / "prelude.py"
@@ -163,4 +242,5 @@ EVAL_SOURCE, SLOT_SIZE_ARRAY = "file_list_test.txt", [100] * 26
 """
 
 if __name__ == "__main__":
-    train_for_inference(Path(sys.argv[1]), Path(sys.argv[2]))
+    make = train_for_inference if sys.argv[1].endswith(".json") else write_scored_model
+    make(Path(sys.argv[1]), Path(sys.argv[2]))
