@@ -2,6 +2,7 @@
 """Layers and losses that compare the samples of a batch give on ranks what they give in one process."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from terarec.batch import Batch, one_hot, select
+from terarec.batch import Batch, Jagged, one_hot, select
 from terarec.dist import Ranks, RowWise, same_for_all, shard
 from terarec.embedding import EmbeddingCollection
 from terarec.errors import ConfigError
@@ -30,10 +31,13 @@ from terarec.spec import (
     GraphModelSpec,
     GraphSpec,
     LabelColumn,
+    MFBPRSpec,
     NegativesSpec,
+    SASRecSpec,
     SGDSpec,
     TrainingSpec,
     TwoTowerSpec,
+    YouTubeDNNSpec,
 )
 from terarec.spec.run import PairwiseSpec
 from terarec.train import Optimizers, Trainer
@@ -183,15 +187,48 @@ def trained(ranks: Ranks, case: str) -> dict[str, list[float]]:
     return {name: held.double().flatten().tolist() for name, held in {"losses": torch.stack(found), **state}.items()}
 
 
+NEXT: dict[str, Any] = {
+    "item": "item",
+    "history": "past",
+    "width": 4,
+    "negatives": NegativesSpec(draw="batch", count=20),
+}
+DRAWS: dict[str, Any] = {
+    "mf_bpr": MFBPRSpec(user="user", item="item", width=4, negatives=NegativesSpec(draw="batch")),
+    "sasrec": SASRecSpec(**NEXT),
+    "youtube_dnn": YouTubeDNNSpec(**NEXT, hidden=(4,), loss="sampled_softmax"),
+}
+
+
+def drawn(ranks: Ranks, case: str) -> float:
+    """Return the loss of a batch of two samples, whose only negatives are the other's items."""
+    past = CategoricalColumn(name="past", rows=5, hotness=2)
+    columns = replace(DATASET, dense=(), categorical=(*DATASET.categorical, past))
+    model = build_model(DRAWS[case], columns, seed=4)
+    tables = [spec for held in model.modules() if isinstance(held, EmbeddingCollection) for spec in held.specs]
+    if ranks.size > 1:
+        shard(model, same_for_all(tables, RowWise(), ranks.size), ranks)
+    trainer = Trainer(model, TrainingSpec(), Optimizers.of(model, RATE, RATE), ranks=ranks)
+    keys = torch.tensor([1, 2, 1, 3, 2, 4])
+    sparse = Jagged(names=("user", "item", "past"), keys=keys, offsets=torch.arange(7))
+    return float(trainer.train_step(Batch(dense=torch.empty(2, 0), label=torch.ones(2, 1), sparse=sparse)))
+
+
 def all_cases(ranks: Ranks) -> dict[str, dict[str, list[float]]]:
-    return {case: trained(ranks, case) for case in CASES}
+    of_draws = {case: {"losses": [drawn(ranks, case)]} for case in DRAWS}
+    return {**{case: trained(ranks, case) for case in CASES}, **of_draws}
 
 
 def test_what_compares_samples_learns_from_those_of_all_ranks() -> None:
     expected = all_cases(Ranks())
     for found in run_ranks(3, all_cases):
         assert not isinstance(found, Raised | str), found
-        for case, state in expected.items():
+        for case in DRAWS:
+            # Of mf_bpr each sample has one negative alone; of the others draws differ.
+            (loss,) = found[case]["losses"]
+            assert loss > 0.1, case
+            assert case != "mf_bpr" or loss == pytest.approx(expected[case]["losses"][0], rel=1e-5)
+        for case, state in ((case, expected[case]) for case in CASES):
             for name, wanted in state.items():
                 if name not in found[case]:
                     assert "embedding" in name, name  # a table that is on several ranks

@@ -279,12 +279,13 @@ class DIEN(HistoryModel):
         pair = select(jagged, (column.name, target))
         keys = pair.keys
         items = keys[: len(keys) - jagged.batch_size]
+        sampler.observe(items)
+        items = sampler.items_of_batch(items)
         distinct, stride = None, column.rows
         if stride is None:
             # Any keys are numbered, as samplers draw among numbers.
-            distinct, keys = torch.unique(keys, return_inverse=True)
-            items, stride = keys[: len(items)], len(distinct)
-        sampler.observe(items)
+            distinct, numbers = torch.unique(torch.cat([keys, items]), return_inverse=True)
+            keys, items, stride = numbers[: len(keys)], numbers[len(keys) :], len(distinct)
         count = self.spec.negatives.count
         many = owners.repeat_interleave(count)
 

@@ -116,6 +116,7 @@ class NextItemModel(RetrievalModel):
         items = keys[keys >= self.first_item]
         if self.training:
             self.sampler.observe(items)
+        items = self.sampler.items_of_batch(items)
         drawn, log_q = self.sampler.shared(Candidates(batch=items), keys.device, self.draws())
         jagged = select(batch.sparse, (self.history, self.item_key))
         owned = Owned(samples_of_keys(jagged), jagged.keys, self.num_items)

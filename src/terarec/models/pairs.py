@@ -144,18 +144,19 @@ class PairModel(RetrievalModel):
         owned = [*self._known_items, Owned(owners[is_positive], items[is_positive], self.num_items)]
         if self.training:
             self.sampler.observe(items[is_positive])
+        candidates = self.sampler.items_of_batch(items[is_item])
         generator, own = self.draws(), output.logits[:, 0].float()
         counts = is_positive
         if spec.loss == "sampled_softmax":
-            keys, log_q = self.sampler.shared(Candidates(batch=items[is_item]), items.device, generator)
+            keys, log_q = self.sampler.shared(Candidates(batch=candidates), items.device, generator)
             others = self.pair_scores(output.user, self.vectors_of_items(keys).unsqueeze(0)).float()
             is_taken = torch.zeros_like(others, dtype=torch.bool)
             for some in owned:
                 is_taken |= some.has(owners.unsqueeze(1), keys)
-            own_log_q = self.sampler.log_probability(items.clamp(min=self.first_item), items[is_item])
+            own_log_q = self.sampler.log_probability(items.clamp(min=self.first_item), candidates)
             losses = sampled_softmax_loss(own, others, own_log_q=own_log_q, log_q=log_q, is_taken=is_taken)
         else:
-            others, is_valid = self._drawn(output, batch, owners, owned, items[is_item], generator)
+            others, is_valid = self._drawn(output, batch, owners, owned, candidates, generator)
             if spec.loss == "bpr":
                 losses = bpr_loss(own, others, is_valid)
                 counts = counts & is_valid.any(1)

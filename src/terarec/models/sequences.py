@@ -155,6 +155,7 @@ class SequenceModel(RetrievalModel):
         items = output.keys[output.keys >= self.first_item]
         if self.training:
             self.sampler.observe(items)
+        items = self.sampler.items_of_batch(items)
         own = (positions * targets).sum(1)
         if self.spec.loss in SHARED_DRAWS:
             drawn, log_q = self.sampler.shared(Candidates(batch=items), output.keys.device, self.draws())

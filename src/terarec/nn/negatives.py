@@ -107,7 +107,7 @@ class Candidates(NamedTuple):
     """What negatives are drawn from besides all items.
 
     Attributes:
-        batch: int64[b], the items of the batch; None where the sampler does not read them.
+        batch: int64[b], those of `Sampler.items_of_batch`; None where the sampler does not read them.
         lists: Keys and offsets int64[B + 1] of a list for each sample, without missing values; None where the sampler
             does not read it.
         samples: int64[n], the sample of each owner, where there are lists.
@@ -127,8 +127,8 @@ class Sampler(nn.Module):
     By popularity, it counts the positive items of training in a buffer, which checkpoints have.
 
     Attributes:
-        batch_ranks: The processes that have a part of each batch, whose items are counted on each; None for this one
-            alone.
+        batch_ranks: The processes that have a part of each batch, whose items are counted and drawn from on each; None
+            for this one alone.
         id_buffers: Names of the buffers with an element for each item, to which a further training may add items.
 
     Args:
@@ -164,6 +164,12 @@ class Sampler(nn.Module):
             if self.batch_ranks is not None:
                 keys, _ = rows_of_all(self.batch_ranks, "items that are counted", keys)
             self.counts += keys.bincount(minlength=len(self.counts))
+
+    def items_of_batch(self, keys: Tensor) -> Tensor:
+        """Return what it draws from where these are the items int64[n] of the batch: with those of all processes."""
+        if self.batch_ranks is None or self.spec.draw not in ("batch", "mixed"):
+            return keys
+        return rows_of_all(self.batch_ranks, "items to draw from", keys)[0]
 
     def draw(
         self,
