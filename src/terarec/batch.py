@@ -367,7 +367,7 @@ def feature_keys(batch: Batch, name: str) -> Tensor:
 
 
 def column_codes(batch: Batch, name: str) -> Tensor:
-    """Return numbers int64[B] that are equal where the values of a column are, as `column` finds it.
+    """Return numbers int64[B] that are equal where the values of a column are, as `column` finds it; -1 for null.
 
     Raises:
         ConfigError: See `column`.
@@ -375,8 +375,20 @@ def column_codes(batch: Batch, name: str) -> Tensor:
     values = column(batch, name)
     if isinstance(values, Tensor):
         return values
-    codes = values.dictionary_encode().indices.fill_null(-1)  # a missing value is a value of its own
+    codes = values.dictionary_encode().indices.fill_null(-1)
     return torch.from_numpy(codes.to_numpy(zero_copy_only=False).astype("int64"))
+
+
+def is_missing(batch: Batch, name: str, key: int) -> Tensor:
+    """Return bool[B]: whether a sample has null in a column, as `column` finds it, or `key` where it has keys.
+
+    Raises:
+        ConfigError: See `column`.
+    """
+    values = column(batch, name)
+    if isinstance(values, Tensor):
+        return values == key
+    return torch.from_numpy(values.is_null().to_numpy(zero_copy_only=False))
 
 
 def column_digests(batch: Batch, name: str) -> Tensor:
@@ -392,7 +404,7 @@ def column_digests(batch: Batch, name: str) -> Tensor:
     # Not `hash`, which differs between processes for strings.
     digests = [
         int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=8).digest(), "little", signed=True)
-        for value in [*encoded.dictionary.to_pylist(), None]  # a missing value is a value of its own
+        for value in [*encoded.dictionary.to_pylist(), None]
     ]
     codes = encoded.indices.fill_null(len(digests) - 1).to_numpy(zero_copy_only=False).astype("int64")
     return torch.tensor(digests)[torch.from_numpy(codes)]

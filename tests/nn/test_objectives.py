@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Objectives against their formulas in float64, sample by sample and pair by pair."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -11,7 +12,17 @@ import torch
 from terarec.batch import Batch, Jagged
 from terarec.errors import ConfigError
 from terarec.nn.objectives import build_objective
-from terarec.spec import BinarySpec, ClassWeights, MultiClassSpec, PairwiseSpec, RegressionSpec, SampledSoftmaxSpec
+from terarec.spec import (
+    BinarySpec,
+    CategoricalColumn,
+    ClassWeights,
+    DatasetSpec,
+    LabelColumn,
+    MultiClassSpec,
+    PairwiseSpec,
+    RegressionSpec,
+    SampledSoftmaxSpec,
+)
 from tests.errors import at
 
 B = 7
@@ -88,6 +99,31 @@ def test_pairwise_counts_pairs_of_a_group(group):
         if label[i, 0] > label[j, 0] and (group is None or QUERY[i] == QUERY[j])
     ]
     assert loss_of(PairwiseSpec(group=group), scores, batch(label)) == pytest.approx(np.mean(losses), rel=1e-5)
+
+
+@pytest.mark.parametrize("group", ["query", "item"])
+def test_samples_without_a_group_are_in_no_pair(group):
+    columns = DatasetSpec(
+        name="small",
+        storage="parquet",
+        labels=(LabelColumn(name="y"),),
+        dense=(),
+        categorical=(CategoricalColumn(name="item", rows=9),),
+        workflow="w",
+    )
+    scores, label = RNG.normal(size=(B, 1)), np.array([2, 1, 0, 1, 2, 0, 1])
+    held = batch(label)
+    keys = held.sparse.keys.where(held.sparse.keys != 6, 0)  # the same samples as those of the query 2
+    metadata = {"query": pa.array([None if number == 2 else f"q{number}" for number in QUERY])}
+    held = dataclasses.replace(held, sparse=dataclasses.replace(held.sparse, keys=keys), metadata=metadata)
+    losses = [
+        np.logaddexp(0, -(scores[i, 0] - scores[j, 0])) * WEIGHT[i]
+        for i in range(B)
+        for j in range(B)
+        if label[i] > label[j] and QUERY[i] == QUERY[j] != 2
+    ]
+    found = build_objective(PairwiseSpec(group=group), columns).loss(torch.from_numpy(scores).float(), held)
+    assert found.item() == pytest.approx(np.mean(losses), rel=1e-5)
 
 
 def test_a_batch_without_a_pair_has_no_loss():

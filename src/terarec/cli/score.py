@@ -117,7 +117,7 @@ def evaluate(options: EvaluateOptions, show: Show) -> None:
     check_columns(described, options.data, trained_on, RunDirectory(options.run).dataset)
     labels = [label.name for label in trained_on.labels]
     names = _names(options.ids, options.data, options.allow_import)
-    evaluator = Evaluator.of(training, build_objective(spec.objective), labels, names=names)
+    evaluator = Evaluator.of(training, build_objective(spec.objective, trained_on), labels, names=names)
     # The class of the model and not the kind of its spec, as these metrics call its towers.
     if options.k is not None and not isinstance(model, TwoTower | PairModel | SequenceModel | NextItemModel):
         raise ConfigError(
@@ -133,7 +133,7 @@ def evaluate(options: EvaluateOptions, show: Show) -> None:
             before = evaluator.evaluate(model, reader, progress=lambda done: progress(done, total))
         model = narrow(model, numbers)
         training = dataclasses.replace(training, precision=numbers.products(spec))
-        evaluator = Evaluator.of(training, build_objective(spec.objective), labels, names=names)
+        evaluator = Evaluator.of(training, build_objective(spec.objective, trained_on), labels, names=names)
         reader = open_reader(
             options.data, options.split, batch_size=training.batch_size, threads=training.reader_threads
         )

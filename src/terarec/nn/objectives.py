@@ -21,10 +21,12 @@ from torch.nn.functional import (
     mse_loss,
 )
 
-from terarec.batch import Batch, column_codes, column_digests
+from terarec.batch import Batch, column_codes, column_digests, is_missing
 from terarec.errors import ConfigError
 from terarec.nn.batch_ranks import BatchRanks, rows_of_all, sum_over
+from terarec.spec import DatasetSpec
 from terarec.spec.calibration import CalibrationSpec, IsotonicSpec, TemperatureSpec
+from terarec.spec.dataset import MISSING_KEY
 from terarec.spec.run import (
     BinarySpec,
     ClassWeights,
@@ -248,10 +250,11 @@ class RegressionObjective:
 class PairwiseObjective:
     """The mean of log(1 + exp(-(x_i - x_j))) over the pairs with y_i > y_j, each with the weight of i.
 
-    A batch without such a pair has the loss 0.
+    A batch without such a pair has the loss 0. Samples without a group are in no pair.
 
     Args:
         spec: Column of the groups.
+        missing_key: Key of a missing value in it, where it has keys.
     """
 
     default_metrics: ClassVar[tuple[str, ...]] = ("auc",)
@@ -260,8 +263,8 @@ class PairwiseObjective:
     adds_up: ClassVar[bool] = True
     """Whether the loss of a rank is its part of that of the whole batch, and no mean over its own samples."""
 
-    def __init__(self, spec: PairwiseSpec) -> None:
-        self._group = spec.group
+    def __init__(self, spec: PairwiseSpec, missing_key: int = MISSING_KEY) -> None:
+        self._group, self._missing_key = spec.group, missing_key
 
     def num_outputs(self, num_labels: int) -> int:
         """Return one score a label."""
@@ -280,7 +283,8 @@ class PairwiseObjective:
             # Codes number the values of one process; digests are equal on all of them.
             codes = (column_codes if ranks is None else column_digests)(batch, self._group).to(logits.device)
             of_all = codes if ranks is None else rows_of_all(ranks, "groups of pairs", codes)[0]
-            same = codes.unsqueeze(1) == of_all
+            is_known = ~is_missing(batch, self._group, self._missing_key).to(logits.device)
+            same = (codes.unsqueeze(1) == of_all) & is_known.unsqueeze(1)
         sums, counts = [], []
         for column in range(own.shape[1]):
             is_pair = batch.label[:, column].unsqueeze(1) > labels[:, column]
@@ -332,8 +336,15 @@ class SampledSoftmaxObjective:
         return logits[:, :1].float().sigmoid()
 
 
-def build_objective(spec: ObjectiveSpec | None) -> Objective:
-    """Return the objective that `spec` describes; binary cross entropy for None."""
+def build_objective(spec: ObjectiveSpec | None, dataset: DatasetSpec | None = None) -> Objective:
+    """Return the objective that `spec` describes; binary cross entropy for None.
+
+    Args:
+        spec: The objective.
+        dataset: Columns, which say what keys of groups are missing values; None where no loss is computed.
+    """
+    if isinstance(spec, PairwiseSpec) and spec.group is not None and dataset is not None:
+        return PairwiseObjective(spec, dataset.missing_key(spec.group))
     return BinaryObjective() if spec is None else _OBJECTIVES[type(spec)](spec)
 
 

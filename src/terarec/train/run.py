@@ -114,7 +114,7 @@ class Run:
     @cached_property
     def objective(self) -> Objective:
         """Objective of the training."""
-        return build_objective(self.spec.objective)
+        return build_objective(self.spec.objective, self.dataset)
 
     @cached_property
     def device(self) -> torch.device:
