@@ -234,6 +234,8 @@ def test_what_is_rejected(film_runs: FilmRuns, recommender: Recommender) -> None
         "k": lambda: recommender.recommend(USERS, 0),
         "candidates": lambda: recommender.recommend(USERS, candidates=0),
         "exclude": lambda: recommender.recommend(USERS, exclude=[[]]),
+        "exclude[1][1]": lambda: recommender.recommend(USERS, exclude=[[10**9], [1, "318"], [], []]),
+        "allow[0]": lambda: recommender.recommend(USERS, allow=["318"]),
         "column 'past_movies'": lambda: recommender.recommend({"userId": [1]}),
         "column 'movieId'": lambda: recommender.recommend({**USERS, "movieId": [1] * 4}),
         "users": lambda: recommender.recommend({**USERS, "userId": [1]}),

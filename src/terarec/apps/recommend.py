@@ -70,10 +70,20 @@ class Catalogue:
         """Names of the columns."""
         return tuple(self.columns.column_names)
 
-    def places(self, keys: Sequence[object] | NDArray[np.generic] | pa.Array) -> Integers:
-        """Return the rows of those `keys` that the catalogue has, int64[n]."""
+    def places(self, keys: Sequence[object] | NDArray[np.generic] | pa.Array, where: str = "keys") -> Integers:
+        """Return the rows of those `keys` that the catalogue has, int64[n].
+
+        Raises:
+            ConfigError: A text where the keys of the catalogue are none, or the other way round, in the list `where`.
+        """
         listed = keys.to_pylist() if isinstance(keys, pa.Array | pa.ChunkedArray) else list(keys)
         places = [self._places[key] for key in listed if key in self._places]
+        are_texts = isinstance(self._values[0], str)
+        if len(places) < len(listed):
+            for place, key in enumerate(listed):
+                if key is not None and isinstance(key, str) is not are_texts:
+                    expected = f"keys as in {self.key!r} of the items, such as {quoted(self._values[0])}"
+                    raise ConfigError(f"{where}[{place}]", f"got {quoted(key)}, expected {expected}")
         return np.array(places, dtype=np.int64)
 
     def keys(self, places: Sequence[int]) -> list[object]:
@@ -244,7 +254,8 @@ class Recommender:
 
         Raises:
             ConfigError: A column that is missing, one of the items' or of another length, a value that a workflow
-                cannot read, lists for another number of users, or a number below 1.
+                cannot read, lists for another number of users, keys of another type than those of the items, or a
+                number below 1.
         """
         count = self.catalogue.num_users(users, self.user_columns)
         for name, value in (("k", k), ("candidates", candidates)):
@@ -280,13 +291,15 @@ class Recommender:
             allow: As in `recommend`.
 
         Raises:
-            ConfigError: Lists for another number of users.
+            ConfigError: Lists for another number of users, or keys of another type than those of the items.
         """
         nearest = self.index.search(
             vectors,
             count,
-            exclude=None if exclude is None else [self.catalogue.places(keys) for keys in exclude],
-            allow=None if allow is None else self.catalogue.places(allow),
+            exclude=None
+            if exclude is None
+            else [self.catalogue.places(keys, f"exclude[{user}]") for user, keys in enumerate(exclude)],
+            allow=None if allow is None else self.catalogue.places(allow, "allow"),
         )
         lengths = (nearest.keys >= 0).sum(1)
         return [
