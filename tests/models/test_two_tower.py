@@ -10,7 +10,7 @@ import torch
 
 from terarec.models import TwoTower
 from terarec.models.two_tower import ItemFrequency
-from terarec.nn.losses import in_batch_softmax
+from terarec.nn.losses import in_batch_softmax, mean_of_counted
 from tests.models.every import TWO_TOWER_MODELS, dataset, random_batch
 
 COLUMNS = dataset()
@@ -27,11 +27,9 @@ def test_positive_samples_are_the_queries_and_weights_multiply_their_losses() ->
     keys, is_query = batch.sparse.keys[:12], batch.label[:, 0] > 0
     assert 0 < is_query.sum() < 12
     losses = []
-    for row in is_query.nonzero()[:, 0].tolist():  # one query at a time, all items as candidates
-        only = torch.zeros(12, dtype=torch.bool)
-        only[row] = True
+    for row in is_query.nonzero()[:, 0].tolist():  # all items are candidates
         log_q = model.frequency.log_probability(keys)
-        losses.append(in_batch_softmax(output.user, output.item, keys, log_q=log_q, queries=only) * batch.weight[row])
+        losses.append(in_batch_softmax(output.user, output.item, keys, log_q=log_q)[row] * batch.weight[row])
     torch.testing.assert_close(model.training_loss(output, batch), torch.stack(losses).mean())
 
 
@@ -79,21 +77,24 @@ def test_the_loss_equals_brute_force(has_log_q: bool, has_weights: bool, has_que
     log_q = np.log(source.uniform(0.01, 1, 12)) if has_log_q else np.zeros(12)
     weights = source.integers(0, 3, 12) * 0.5 if has_weights else np.ones(12)
     queries = source.random(12) < 0.5 if has_queries else np.ones(12, dtype=bool)
-    found = in_batch_softmax(
+    losses = in_batch_softmax(
         torch.from_numpy(users),
         torch.from_numpy(items),
         torch.from_numpy(keys),
         log_q=torch.from_numpy(log_q) if has_log_q else None,
-        queries=torch.from_numpy(queries) if has_queries else None,
-        weights=torch.from_numpy(weights) if has_weights else None,
+    )
+    found, _ = mean_of_counted(
+        losses, torch.from_numpy(queries), torch.from_numpy(weights) if has_weights else None, None
     )
     assert found.item() == pytest.approx(brute_force(users, items, keys, log_q, queries, weights), rel=1e-5)
 
 
 def test_a_batch_without_queries_has_no_loss_and_no_gradient() -> None:
     users = torch.randn(4, 3, requires_grad=True)
-    loss = in_batch_softmax(users, torch.randn(4, 3), torch.arange(4), queries=torch.zeros(4, dtype=torch.bool))
+    losses = in_batch_softmax(users, torch.randn(4, 3), torch.arange(4))
+    loss, number = mean_of_counted(losses, torch.zeros(4, dtype=torch.bool), None, None)
     loss.backward()
+    assert number == 0
     assert loss.item() == 0
     assert users.grad is not None
     assert not users.grad.any()
@@ -101,9 +102,8 @@ def test_a_batch_without_queries_has_no_loss_and_no_gradient() -> None:
 
 def test_a_sample_that_is_not_a_query_is_a_candidate() -> None:
     users, items, keys = torch.randn(4, 3), torch.randn(4, 3), torch.arange(4)
-    queries = torch.tensor([True, True, True, False])
     without = in_batch_softmax(users[:3], items[:3], keys[:3])
-    assert in_batch_softmax(users, items, keys, queries=queries) > without
+    assert (in_batch_softmax(users, items, keys)[:3] > without).all()
 
 
 def test_the_correction_of_equal_frequencies_changes_nothing() -> None:

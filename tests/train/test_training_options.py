@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from terarec.batch import Batch, slice_samples
+from terarec.batch import Batch, Jagged, slice_samples
 from terarec.data import Reader
 from terarec.errors import ConfigError
 from terarec.models import build_model
@@ -20,20 +20,25 @@ from terarec.spec import (
     CosineSchedule,
     DeepFMSpec,
     ExponentialSchedule,
+    MFBPRSpec,
     MultiClassSpec,
+    NegativesSpec,
     PairwiseSpec,
     PlateauSchedule,
     PythonModelSpec,
     RegressionSpec,
     SampledSoftmaxSpec,
+    SASRecSpec,
     SGDSpec,
     TorchOptimizerSpec,
     TrainingSpec,
     WarmupDecaySchedule,
+    YouTubeDNNSpec,
 )
 from terarec.train import Optimizers, Trainer, build, predict
 from terarec.train.optimizers import Schedule
 from tests.errors import at
+from tests.models.every import dataset
 from tests.params import in_every_run
 from tests.train.small_run import assert_same, changed, weights
 
@@ -60,6 +65,47 @@ def test_accumulated_batches_are_one_large_batch(spec):
     found = parts.train_step(*(slice_samples(batch, start, stop) for start, stop in cuts))
     assert float(found) == pytest.approx(float(loss), rel=1e-6)
     assert_close(weights(parts.model), weights(whole.model))
+
+
+HISTORIES = dataset(dense=0, categorical=("a", "b", "past"), rows=9)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        YouTubeDNNSpec(item="a", history="past", width=4, hidden=(5,), loss="softmax"),
+        SASRecSpec(item="a", history="past", width=4, loss="softmax", dropout=0.0),
+        MFBPRSpec(user="b", item="a", width=4, loss="bce", negatives=NegativesSpec(draw="column", column="past")),
+    ],
+    ids=["samples", "positions", "samples with an item"],
+)
+def test_accumulated_batches_have_one_mean_over_what_counts(model):
+    """By the gradient of the whole batch, of plain autograd; the negatives are one item, the only one in a list."""
+    made, parts = (build_model(model, HISTORIES, seed=1) for _ in range(2))
+    size = 10
+    items, users = torch.tensor([1, 2, 3, 4, 5, 6, 7, 0, 8, 2]), torch.arange(1, 9).repeat(2)[:size]
+    lengths = torch.tensor([1, 1, 4, 2, 1, 1, 3, 1, 1, 1])
+    past = torch.repeat_interleave((items + 3) % 8 + 1, lengths)
+    batch = Batch(
+        dense=torch.empty(size, 0),
+        label=torch.tensor([1.0, 1, 1, 1, 0, 1, 0, 1, 0, 0])[:, None],
+        sparse=Jagged(
+            names=("a", "b", "past"),
+            keys=torch.cat([items, users, past]),
+            offsets=torch.cat([torch.zeros(1, dtype=torch.int64), torch.ones(2 * size).long(), lengths]).cumsum(0),
+        ),
+        weight=torch.linspace(0.5, 2.0, size),
+    )
+    loss = made.training_loss(made(batch), batch)
+    loss.backward()
+    optimizers = Optimizers.of(made, SGDSpec(lr=0.5), SGDSpec(lr=0.5))
+    for optimizer in optimizers:
+        optimizer.step()
+    trainer = Trainer(parts, TrainingSpec(), Optimizers.of(parts, SGDSpec(lr=0.5), SGDSpec(lr=0.5)))
+    # The first one has four samples that count, and the last one has none.
+    found = trainer.train_step(*(slice_samples(batch, *cut) for cut in ((0, 4), (4, 8), (8, 10))))
+    assert float(found) == pytest.approx(loss.item(), rel=1e-5)
+    assert_close(weights(parts), weights(made))
 
 
 def test_steps_and_epochs_of_accumulated_batches(spec):

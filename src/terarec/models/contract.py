@@ -7,8 +7,10 @@ with a term that training alone adds to the loss, a mean over the samples, ``aux
 One that is to know the items of each user has ``learn_positives(batches)``, which a run calls with the train split
 before it trains. A loss of its own, as an objective, may have ``takes_probabilities = True``, so that its labels are
 from 0 to 1, and ``adds_up = True``, where the loss of a rank is its part of that of the whole batch, and no mean over
-its own samples. A module with buffers that have an element for each id, such as counts, names them in ``id_buffers``:
-where ids are added, these elements begin at 0.
+its own samples. One that is a mean over a part of the samples, or over positions or pairs, may keep the number of
+these, of all ranks, as ``num_counted`` after each call, so that several batches of a step have one mean. A module with
+buffers that have an element for each id, such as counts, names them in ``id_buffers``: where ids are added, these
+elements begin at 0.
 """
 
 from __future__ import annotations
@@ -65,6 +67,12 @@ def training_loss(
 def adds_up(model: nn.Module, objective: Objective) -> bool:
     """Return whether the loss of a rank is its part of that of the whole batch, and no mean over its own samples."""
     return bool(getattr(model if hasattr(model, "training_loss") else objective, "adds_up", False))
+
+
+def num_counted(model: nn.Module, objective: Objective) -> Tensor | None:
+    """Return what the last loss is a mean over, a number of all ranks; None where it is one over samples."""
+    found: Tensor | None = getattr(model if hasattr(model, "training_loss") else objective, "num_counted", None)
+    return found
 
 
 def check_labels(model: nn.Module, objective: Objective, labels: Sequence[str], batch: Batch) -> None:

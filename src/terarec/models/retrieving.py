@@ -42,6 +42,8 @@ class RetrievalModel(nn.Module):
     adds_up: ClassVar[bool] = True
     """Whether the loss of a rank is its part of that of the whole batch, and no mean over its own samples."""
 
+    num_counted: Tensor | None = None
+    """What the last loss is a mean over, a number of all ranks; None before the first."""
     user_columns: tuple[str, ...]
     """Columns that the vectors of users depend on."""
     item_columns: tuple[str, ...]
@@ -64,7 +66,8 @@ class RetrievalModel(nn.Module):
 
     def mean_loss(self, losses: Tensor, counts: Tensor, weights: Tensor | None) -> Tensor:
         """Return this rank's part of the mean over what counts on all ranks; see `mean_of_counted`."""
-        return mean_of_counted(losses, counts, weights, self.batch_ranks)
+        loss, self.num_counted = mean_of_counted(losses, counts, weights, self.batch_ranks)
+        return loss
 
     def draws(self) -> torch.Generator | None:
         """Return the source of random numbers; in evaluation the same each time, whose result is to repeat."""

@@ -104,15 +104,8 @@ class TwoTower(RetrievalModel):
                 # Keys of all ranks, so that the estimate, which is a buffer, is the same on each.
                 self.frequency.update(every)
             log_q = self.frequency.log_probability(every)
-        return in_batch_softmax(
-            output.user,
-            output.item,
-            keys,
-            log_q=log_q,
-            queries=batch.label[:, 0] > 0,
-            weights=batch.weight,
-            ranks=self.batch_ranks,
-        )
+        losses = in_batch_softmax(output.user, output.item, keys, log_q=log_q, ranks=self.batch_ranks)
+        return self.mean_loss(losses, batch.label[:, 0] > 0, batch.weight)
 
     def _scaled(self, vectors: Tensor) -> Tensor:
         return nn.functional.normalize(vectors, dim=1) if self.is_cosine else vectors

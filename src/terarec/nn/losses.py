@@ -231,11 +231,9 @@ def in_batch_softmax(
     item_keys: Tensor,
     *,
     log_q: Tensor | None = None,
-    queries: Tensor | None = None,
-    weights: Tensor | None = None,
     ranks: BatchRanks | None = None,
 ) -> Tensor:
-    """Return the in-batch sampled softmax with log-Q correction (Yi et al. 2019, RecSys, eq. 3 to 5).
+    """Return the losses float32[B] of the in-batch softmax with log-Q correction (Yi et al. 2019, RecSys, eq. 3 to 5).
 
     Sample i has the loss -log(exp(s_ii) / sum over j of exp(s_ij)) with s_ij = u_i . v_j - log q_j. The samples j whose
     item is that of i, except for i itself, are left out of the sum: they are not negatives.
@@ -246,13 +244,8 @@ def in_batch_softmax(
         item_keys: int64[B], which identify items.
         log_q: float[B], log of the probability that the item is in a batch; None for no correction. Of the samples of
             all `ranks`.
-        queries: bool[B], the samples that have a loss; None for all. The items of the others are candidates, too.
-        weights: float[B], factors of the samples' losses; None for ones.
         ranks: Processes that have a part of the batch each: candidates are the items of all, `users` and what has no
             other note the samples of this one. None for this one alone.
-
-    Returns:
-        The mean of the weighted losses over the queries, a scalar in nats; see `mean_of_counted`.
     """
     first, candidates = 0, item_keys
     if ranks is not None:
@@ -263,18 +256,18 @@ def in_batch_softmax(
     if log_q is None:
         log_q = scores.new_zeros(scores.shape[1])
     places = slice(first, first + scores.shape[0])
-    losses = sampled_softmax_loss(
+    return sampled_softmax_loss(
         scores[:, places].diagonal(),
         scores,
         own_log_q=log_q[places],
         log_q=log_q,
         is_taken=item_keys.unsqueeze(1) == candidates,
     )
-    counts = torch.ones_like(losses, dtype=torch.bool) if queries is None else queries
-    return mean_of_counted(losses, counts, weights, ranks)
 
 
-def mean_of_counted(losses: Tensor, counts: Tensor, weights: Tensor | None, ranks: BatchRanks | None) -> Tensor:
+def mean_of_counted(
+    losses: Tensor, counts: Tensor, weights: Tensor | None, ranks: BatchRanks | None
+) -> tuple[Tensor, Tensor]:
     """Return the mean of the weighted losses that count.
 
     Args:
@@ -284,7 +277,8 @@ def mean_of_counted(losses: Tensor, counts: Tensor, weights: Tensor | None, rank
         ranks: Processes that have a part of the losses each; None for this one alone.
 
     Returns:
-        A scalar; 0 where none counts. Of several ranks each gets its own losses' part of the mean over all.
+        A scalar; 0 where none counts. Of several ranks each gets its own losses' part of the mean over all. And the
+        number of those that count on all ranks.
     """
     if weights is not None:
         losses = losses * weights
@@ -292,4 +286,4 @@ def mean_of_counted(losses: Tensor, counts: Tensor, weights: Tensor | None, rank
     if ranks is not None:
         number = sum_over(ranks, "losses that count", number)
     # Not a product: a loss that does not count may be infinite.
-    return losses.masked_fill(~counts, 0.0).sum() / number.clamp_min(1)
+    return losses.masked_fill(~counts, 0.0).sum() / number.clamp_min(1), number

@@ -260,6 +260,8 @@ class PairwiseObjective:
     default_metrics: ClassVar[tuple[str, ...]] = ("auc",)
     batch_ranks: BatchRanks | None = None
     """The processes that have a part of each batch, of which pairs are made; None for this one alone."""
+    num_counted: Tensor | None = None
+    """Number of the pairs of the last loss on all ranks; None before the first."""
     adds_up: ClassVar[bool] = True
     """Whether the loss of a rank is its part of that of the whole batch, and no mean over its own samples."""
 
@@ -300,6 +302,7 @@ class PairwiseObjective:
         total = torch.tensor(counts, device=logits.device)
         if ranks is not None:
             total = sum_over(ranks, "pairs", total)
+        self.num_counted = total.sum()
         return (torch.stack(sums) / total.clamp_min(1)).mean()
 
     def scores(self, logits: Tensor) -> Tensor:

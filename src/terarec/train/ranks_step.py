@@ -65,7 +65,8 @@ class RanksStep(TrainingStep):
             part = own.batch_size / size if size else 0.0
             during = self._sums.during_backward() if number == len(step.batches) else nullcontext()
             losses.append(self._backward(own, size / total, step, during, part=part))
-        return self._sum_over_ranks(losses[0] if len(losses) == 1 else torch.stack(losses).sum(), step)
+        loss = self._sum_over_ranks(losses[0] if len(losses) == 1 else torch.stack(losses).sum(), step)
+        return self._mean_over_counted(loss, step)
 
     def _announce(self, batch: Batch, following: Batch | None, step: StepInput) -> Batch:
         """Return this rank's samples of `batch`; from now on the keys of the `following` one travel."""

@@ -18,7 +18,7 @@ from terarec.batch import Batch
 from terarec.dist.streams import has_streams
 from terarec.errors import TrainingError
 from terarec.memory import BudgetError
-from terarec.models.contract import logits_of, training_loss
+from terarec.models.contract import logits_of, num_counted, training_loss
 from terarec.nn.objectives import Objective
 from terarec.nn.precision import autocast
 from terarec.optim import LossScaler
@@ -96,12 +96,17 @@ class TrainingStep:
         self._device = device
         self._checks_loss = check_loss and not is_scale_dynamic
         self._unchecked: list[tuple[_LossCopy, Batch]] = []
+        self._counted: list[Tensor] = []
         self._parameters = list(model.parameters())
         self._stepped = tuple(optimizers)
 
     def run(self, step: StepInput) -> None:
         """Run a step; see `Trainer.train_step`, also for errors."""
-        self.output, self._unchecked = None, []  # frees the last step's tensors before this one's are made
+        self.output, self._unchecked, self._counted = (
+            None,
+            [],
+            [],
+        )  # frees the last step's tensors before this one's are made
         if not self._model.training:
             self._model.train()
         self._optimizers.zero_grad()
@@ -126,7 +131,21 @@ class TrainingStep:
         """Add the gradients of the batches; return the mean loss of their samples."""
         total = sum(step.sizes)
         losses = [self._backward(batch, batch.batch_size / total, step, nullcontext()) for batch in step.batches]
-        return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+        return self._mean_over_counted(losses[0] if len(losses) == 1 else torch.stack(losses).sum(), step)
+
+    def _mean_over_counted(self, loss: Tensor, step: StepInput) -> Tensor:
+        """Make gradients and loss those of one mean, where the losses of batches are means over other numbers."""
+        if not self._counted:
+            return loss
+        factor = self._counted_divisor(step) / torch.stack(self._counted).sum().clamp_min(1)
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)
+        return loss * factor
+
+    def _counted_divisor(self, step: StepInput) -> Tensor:
+        # The whole number is not known before the last batch. This one keeps gradients about as large as those of it.
+        return self._counted[0].clamp_min(1) * len(step.batches)
 
     def _backward(
         self,
@@ -149,7 +168,11 @@ class TrainingStep:
         with autocast(self._spec.precision, self._device):
             output = self.module(batch)
             loss = training_loss(self._model, output, batch, self._objective, share=part)
-        if share != 1.0:
+        counted = num_counted(self._model, self._objective) if len(step.batches) > 1 else None
+        if counted is not None:
+            self._counted.append(counted)
+            loss = loss * (counted / self._counted_divisor(step))
+        elif share != 1.0:
             loss = loss * share
         loss = self._checked(loss, batch, step)
         with during:
