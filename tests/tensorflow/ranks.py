@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks as new processes of this machine: what torchrun or mpirun would start."""
+"""Ranks as processes of this machine: what torchrun or mpirun would start."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.addresses import own_address
-from tests.processes import Ended
+from tests.processes import Ended, Python
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,6 +18,8 @@ def run_ranks(
     size: int, words: Sequence[object], *, is_mpi: bool = False, timeout: float = 300, counted: int | None = None
 ) -> list[Ended]:
     """Run ``python WORDS`` in `size` processes, and return how each ended.
+
+    A program behind ``-c`` runs in a `Python` process, which cannot load the ops of TensorFlow.
 
     Args:
         size: Number of processes.
@@ -27,13 +30,16 @@ def run_ranks(
     """
     host, port = own_address()
     told = str(size if counted is None else counted)
-    processes = []
+    processes: list[Python | subprocess.Popen[str]] = []
     for rank in range(size):
         variables = {"RANK": str(rank), "WORLD_SIZE": told, "MASTER_ADDR": host, "MASTER_PORT": str(port)}
         if is_mpi:
             names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
             values = (str(rank), told, str(rank), told)
             variables = {f"OMPI_COMM_WORLD_{name}": value for name, value in zip(names, values, strict=True)}
+        if words[0] == "-c":
+            processes.append(Python(str(words[1]), *words[2:], environment=variables, cwd=ROOT))
+            continue
         processes.append(
             subprocess.Popen(
                 [sys.executable, *map(str, words)],
@@ -46,6 +52,10 @@ def run_ranks(
         )
     ended = []
     for process in processes:
+        if isinstance(process, Python):
+            with contextlib.closing(process):
+                ended.append(process.wait(timeout))
+            continue
         try:
             output = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
