@@ -9,6 +9,7 @@ import torch
 
 import terarec.hugectr as hugectr
 from terarec.hugectr.errors import LossCannotConvergeError, WrongInputError
+from tests.dist.launch import run_ranks
 from tests.errors import at
 from tests.hugectr.planted import Planted, write_norm
 from tests.hugectr.scripts import Layer, auc_of, dcn, layer, to_loss
@@ -146,6 +147,31 @@ def test_callbacks_are_called_and_may_end_the_training(planted):
     assert patient.calls == ["start", ("eval", 1), ["AUC"], ("eval", 3), ["AUC"], ("end", 4)]
     dcn(*planted[:2], training_callbacks=[hasty]).fit(max_iter=5, display=0, eval_interval=2)
     assert hasty.calls[-2:] == [["AUC"], ("end", 3)]
+
+
+class StopsAlone(hugectr.TrainingCallback):
+    def __init__(self, rank, at_end):
+        super().__init__()
+        self.rank, self.at_end = rank, at_end
+
+    def on_eval_start(self, current_iter):
+        return self.rank == 1 and not self.at_end
+
+    def on_eval_end(self, current_iter, eval_results):
+        return self.rank == 1
+
+
+def stopped_by_one(rank, planted):
+    steps = []
+    for at_end in (False, True):
+        made = dcn(*planted[:2], training_callbacks=[StopsAlone(rank, at_end)])
+        made.fit(max_iter=5, display=0, eval_interval=2)
+        steps.append(made._compiled_model.trainer.step)
+    return steps
+
+
+def test_a_callback_on_one_process_ends_the_training_on_all(planted):
+    assert run_ranks(2, stopped_by_one, planted, joins=False) == [[2, 2], [2, 2]]
 
 
 class Interrupting(hugectr.TrainingCallback):

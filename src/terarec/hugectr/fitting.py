@@ -155,16 +155,22 @@ class Iterations(Callback):
         callbacks = solver.training_callbacks if solver.repeat_dataset else []
         # All callbacks are called before a request to stop is followed.
         stop_requests = [callback.on_eval_start(self.index) for callback in callbacks]
-        if any(stop_requests):
+        if self._is_requested(stop_requests):
             return True
         metrics = self._measure()
         stop_requests = [callback.on_eval_end(self.index, dict(metrics)) for callback in callbacks]
-        if any(stop_requests):
+        if self._is_requested(stop_requests):
             return True
         is_hit = metrics.get("AUC", -math.inf) > self._target
         if is_hit:
             self._log.hit(self._target, self._cadence.number(self.index), self.of_what)
         return is_hit
+
+    def _is_requested(self, stop_requests: Sequence[bool]) -> bool:
+        """Return whether a callback ends the training, on any rank: the others would wait for one that ends alone."""
+        if not stop_requests:
+            return False
+        return not self._compiled.trainer.ranks.agree("callbacks of a script", not any(stop_requests))
 
     def _measure(self) -> dict[str, float]:
         """Evaluate and print at most ``max_eval_batches`` batches; in epochs, at most to the end of the data."""

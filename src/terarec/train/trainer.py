@@ -357,7 +357,10 @@ class Trainer:
             torch.manual_seed((torch.initial_seed() + 0x9E3779B97F4A7C15 * self.ranks.rank + self.step) % 2**63)
 
     def stop(self) -> None:
-        """End a running `fit` after the present step, as if it were the last one. For callbacks."""
+        """End a running `fit` after the present step, as if it were the last one. For callbacks; all ranks call it.
+
+        A `Run` lets the call of one rank hold for all.
+        """
         self._is_stopped = True
 
     def begin_epoch(self) -> None:
