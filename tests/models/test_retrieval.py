@@ -370,6 +370,7 @@ def test_users_of_any_keys() -> None:
     assert model.training_loss(model(batch), batch).isfinite()
 
 
+ONE = dataset(categorical=("a", "b"), rows=3)
 ERRORS: dict[str, tuple[Any, DatasetSpec, tuple[str, ...]]] = {
     "no such user": (MFBPRSpec(user="c", item="a"), COLUMNS, ("mf_bpr", "user: data set 'small' has no categorical")),
     "a list as item": (NCFSpec(user="b", item="tags"), COLUMNS, ("ncf", "item: 'tags' is a list of up to 3 keys")),
@@ -379,6 +380,11 @@ ERRORS: dict[str, tuple[Any, DatasetSpec, tuple[str, ...]]] = {
         ("mf_bpr", "column 'a' has any keys"),
     ),
     "one item": (NCFSpec(user="b", item="a"), dataset(categorical=("a", "b"), rows=2), ("ncf", "has 1 items")),
+    "one item and rare values": (
+        NCFSpec(user="b", item="a"),
+        replace(ONE, categorical=tuple(replace(column, vocabulary="steps[0] a") for column in ONE.categorical)),
+        ("ncf", "has 1 items"),
+    ),
     "two labels": (MFBPRSpec(user="b", item="a"), dataset(labels=2), ("mf_bpr", "got 2 labels")),
     "no such shown items": (
         MFBPRSpec(user="b", item="a", negatives=NegativesSpec(draw="column", column="shown")),

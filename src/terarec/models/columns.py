@@ -261,8 +261,10 @@ def item_ids(kind: str, item: CategoricalColumn) -> tuple[int, int]:
             f"column {item.name!r} has any keys, expected ids: items to compare with are drawn from all of them",
         )
     first = first_id(item)
-    if item.rows < first + 2:
-        raise ConfigError(kind, f"column {item.name!r} has {max(0, item.rows - first)} items, expected at least 2")
+    # A vocabulary has an id of rare values, which is no item, in front of those of its values.
+    count = item.rows - first - (item.vocabulary is not None)
+    if count < 2:
+        raise ConfigError(kind, f"column {item.name!r} has {max(0, count)} items, expected at least 2")
     return first, item.rows
 
 
