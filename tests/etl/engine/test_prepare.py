@@ -279,7 +279,7 @@ def test_a_list_sorted_as_texts_is_warned_of(tmp_path: Path) -> None:
 def test_files_of_many_steps_are_not_open_together(
     tmp_path: Path, log: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of eight steps had a file open for each of its 128 partitions, as many as a process may have."""
+    """Each of eight steps had a file open for each of its partitions, more than a process may have."""
     names = tuple(f"gap{number}" for number in range(4))
     steps = [DifferenceLag(columns=("time",), outputs=(name,), group="item", order="time") for name in names]
     fill = FillMissing(columns=(*names, "price"), value=0)
@@ -287,9 +287,9 @@ def test_files_of_many_steps_are_not_open_together(
         [*steps, fill], source=shop_workflow().spec.source, labels=[LabelSpec(name="bought")], dense=[*names, "price"]
     )
     prepare(workflow, log, tmp_path / "few", PrepareOptions(threads=1))
-    monkeypatch.setattr("terarec.etl.engine.local.partition_count", lambda *_: 128)
+    monkeypatch.setattr("terarec.etl.engine.local.partition_count", lambda *_: 64)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 100, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 50, hard))
     try:
         prepare(workflow, log, tmp_path / "many", PrepareOptions(threads=1))
     finally:
