@@ -126,6 +126,7 @@ TOGETHER = {
         "tests/ops/test_opcheck.py",
         "tests/serve/test_executors.py",
         "tests/serve/test_lists.py",
+        "tests/train/test_calibrating.py",
         "tests/train/test_compile.py",
         "tests/train/test_every_model.py",
     ),
