@@ -764,8 +764,12 @@ def test_a_dump_without_states_leaves_none_of_other_rows(tmp_path: Path) -> None
     trained(variable, optimizer)
     sok.dump(tmp_path, variable, optimizer)
     (tmp_path / "without_0-notes").write_text("of the user")
+    copies = {path.name: path.with_name(f"{path.name}.old") for path in sorted(tmp_path.iterdir())}
+    for name, copy in copies.items():
+        copy.write_bytes((tmp_path / name).read_bytes())
     sok.dump(tmp_path, variable)
-    assert {path.name for path in tmp_path.iterdir()} == {f"without_0-{end}" for end in ("key", "weight", "notes")}
+    own = {f"without_0-{end}" for end in ("key", "weight", "notes")}
+    assert {path.name for path in tmp_path.iterdir()} == own | {copy.name for copy in copies.values()}
     with pytest.raises(DataNotFoundError, match="without_0-Adagrad-accumulator"):
         sok.load(tmp_path, variable, optimizer)
 

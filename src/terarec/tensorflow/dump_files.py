@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import datetime
@@ -56,8 +57,14 @@ def dump(path: str | Path, dump_vars: RowsVariable | Sequence[RowsVariable], opt
     """
     folder, (kinds, rule), variables = Path(path), _rule(optimizer), _variables("dump_vars", dump_vars)
     bases = file_names(one.name for one in variables)
-    # States that this call does not write are those of other rows.
-    former = (file for base in bases for file in folder.glob(f"{base}-*") if kind_of(file) in (KEY, STATE))
+    # States that this call does not write are those of other rows. Copies of files under other names stay.
+    former = (
+        file
+        for base in bases
+        for file in folder.glob(f"{base}-*")
+        if (file.name == f"{base}-key" and kind_of(file) == KEY)
+        or (re.fullmatch(r"-\w+-\w+", file.name[len(base) :]) and kind_of(file) == STATE)
+    )
     with files_of_all(folder, former) as partial:
         for variable, base in zip(variables, bases, strict=True):
             table = variable.table
@@ -84,7 +91,7 @@ def files_of_all(folder: Path, former: Iterable[Path]) -> Iterator[Path]:
     Args:
         folder: Directory, which is made where it is missing.
         former: Files there that say which rows others have, keys above all. They are removed before the first file
-            moves, so that a process that ends then leaves files without keys, and no keys of other rows.
+            moves, so that a process that ends then leaves files without keys or states, and none of other rows.
 
     Raises:
         CollectiveError: A rank has ended or does not answer.
