@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 
 from terarec.data import Reader
-from terarec.etl.workflow import workflow_of
+from terarec.etl import prepare
+from terarec.etl.ops import GivenIds
+from terarec.etl.workflow import Workflow, workflow_of
 from terarec.etl.workflow.datasets import IdValues
 from terarec.metrics import MetricSet
 from terarec.models.artifact import load_model
+from terarec.spec import LabelSpec, SourceColumn, SourceSpec, SplitByFraction
 from tests.cli.conftest import figures, rejected, terarec
 
 USERS, ITEMS, COUNTRIES = 12, 60, ("de", "fr", "it")
@@ -189,3 +192,25 @@ def test_slices_have_the_values_behind_ids(shop: Path, tmp_path: Path) -> None:
     points = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     (point,) = (point for point in points if "slices" in point)
     assert {one["value"] for one in point["slices"]["item"]["values"]} == {one["value"] for one in named}
+
+
+@pytest.mark.parametrize("is_missing", [False, True])
+def test_id_0_of_given_ids_is_an_item_unless_it_is_missing(tmp_path: Path, is_missing: bool) -> None:
+    (tmp_path / "log.csv").write_text("1,0,0\n1,1,1\n1,0,2\n1,1,0\n")
+    workflow = Workflow(
+        [GivenIds(columns=("user",), rows=(2,)), GivenIds(columns=("item",), rows=(3,), zero_is_missing=is_missing)],
+        source=SourceSpec(
+            format="delimited",
+            delimiter=",",
+            columns=tuple(SourceColumn(name=name, type="integer") for name in ("y", "user", "item")),
+        ),
+        labels=[LabelSpec(name="y")],
+        categorical=["user", "item"],
+        split=SplitByFraction(valid=0.5),
+    )
+    prepare(workflow, [tmp_path / "log.csv"], tmp_path / "data")
+    shape = ["--data", tmp_path / "data", "--out", tmp_path / "run", "--epochs", 1]
+    figures("train", "--model", "mf_bpr", *shape, "--set", "model.user=user", "--set", "model.item=item")
+    found = figures("evaluate", tmp_path / "run", "--data", tmp_path / "data", "--k", 1)["retrieval"]
+    wanted = [2, 1, 1] if is_missing else [3, 2, 0]
+    assert [found[name] for name in ("items", "users", "relevant_unknown")] == wanted
