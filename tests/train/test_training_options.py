@@ -15,6 +15,8 @@ from terarec.data import Reader
 from terarec.errors import ConfigError
 from terarec.models import build_model
 from terarec.models.artifact import load_model
+from terarec.models.contract import training_loss
+from terarec.nn.objectives import build_objective
 from terarec.spec import (
     AdamSpec,
     CosineSchedule,
@@ -38,7 +40,7 @@ from terarec.spec import (
 from terarec.train import Optimizers, Trainer, build, predict
 from terarec.train.optimizers import Schedule
 from tests.errors import at
-from tests.models.every import dataset
+from tests.models.every import MODELS, dataset, random_batch
 from tests.params import in_every_run
 from tests.train.small_run import assert_same, changed, weights
 
@@ -106,6 +108,26 @@ def test_accumulated_batches_have_one_mean_over_what_counts(model):
     found = trainer.train_step(*(slice_samples(batch, *cut) for cut in ((0, 4), (4, 8), (8, 10))))
     assert float(found) == pytest.approx(loss.item(), rel=1e-5)
     assert_close(weights(parts), weights(made))
+
+
+@pytest.mark.parametrize("name", ["deepfm", "dien"])
+def test_accumulated_batches_count_by_their_samples_where_the_loss_is_no_one_mean(name):
+    """Of labels with pairs of their own, and with DIEN's term over the samples: the mean of the batches' losses."""
+    columns = dataset(labels=1 if name == "dien" else 2)
+    batches = [random_batch(columns, seed=seed) for seed in (1, 2)]
+    batches[0] = dataclasses.replace(batches[0], label=batches[0].label * 0 if name == "dien" else batches[0].label)
+    whole, parts = (build_model(MODELS[name], columns, seed=1) for _ in range(2))
+    objective, rate = build_objective(PairwiseSpec()), SGDSpec(lr=0.5)
+    optimizers = Optimizers.of(whole, rate, rate)
+    torch.manual_seed(3)
+    loss = torch.stack([training_loss(whole, whole(batch), batch, objective) for batch in batches]).mean()
+    loss.backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    trainer = Trainer(parts, TrainingSpec(), Optimizers.of(parts, rate, rate), objective=objective)
+    torch.manual_seed(3)
+    assert float(trainer.train_step(*batches)) == pytest.approx(loss.item(), rel=1e-5)
+    assert_close(weights(parts), weights(whole))
 
 
 def test_steps_and_epochs_of_accumulated_batches(spec):

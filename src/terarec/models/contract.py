@@ -70,7 +70,12 @@ def adds_up(model: nn.Module, objective: Objective) -> bool:
 
 
 def num_counted(model: nn.Module, objective: Objective) -> Tensor | None:
-    """Return what the last loss is a mean over, a number of all ranks; None where it is one over samples."""
+    """Return what the last loss is a mean over, a number of all ranks; None where it is one over samples.
+
+    Nor has a loss one such number that has a term over the samples besides.
+    """
+    if getattr(model, "auxiliary_loss", None) is not None:
+        return None
     found: Tensor | None = getattr(model if hasattr(model, "training_loss") else objective, "num_counted", None)
     return found
 

@@ -261,7 +261,7 @@ class PairwiseObjective:
     batch_ranks: BatchRanks | None = None
     """The processes that have a part of each batch, of which pairs are made; None for this one alone."""
     num_counted: Tensor | None = None
-    """Number of the pairs of the last loss on all ranks; None before the first."""
+    """Number of the pairs of the last loss on all ranks; None before the first, and for several labels."""
     adds_up: ClassVar[bool] = True
     """Whether the loss of a rank is its part of that of the whole batch, and no mean over its own samples."""
 
@@ -302,7 +302,7 @@ class PairwiseObjective:
         total = torch.tensor(counts, device=logits.device)
         if ranks is not None:
             total = sum_over(ranks, "pairs", total)
-        self.num_counted = total.sum()
+        self.num_counted = total[0] if len(counts) == 1 else None  # each label has a mean of its own
         return (torch.stack(sums) / total.clamp_min(1)).mean()
 
     def scores(self, logits: Tensor) -> Tensor:
