@@ -101,6 +101,11 @@ def test_a_state_is_shown_until_the_version_is_ready(served: ServedModels, sessi
     for version in range(2, 600):
         served.set_state(ModelState("model", str(version), "UNAVAILABLE", "damaged"))
     assert len(served.index()) < 300
+    for name in map(str, range(300)):  # which lie in a repository
+        served.set_state(ModelState(name, "1", "UNAVAILABLE", "unloaded"), is_bounded=False)
+    served.set_state(ModelState("model", "601", "UNAVAILABLE", "damaged"))
+    assert len({state.name for state in served.index()}) == 301
+    assert ModelState("model", "599", "UNAVAILABLE", "damaged") in served.index()
 
 
 def test_no_request_is_lost_while_versions_are_replaced(

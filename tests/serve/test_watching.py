@@ -420,6 +420,10 @@ def test_explicit_control_loads_on_request_alone(repository: Path, shop: Reposit
         assert [(state.name, state.state) for state in index() if state.name == "books"] == [("books", "UNAVAILABLE")]
         shutil.rmtree(repository / "books")
         assert {state.name for state in index()} == {"shop"}
+        shown = index()
+        repository.rename(repository.with_name("away"))
+        assert index() == shown
+        repository.with_name("away").rename(repository)
         with pytest.raises(ConfigError, check=at("model")):
             server.watcher.load("../shop")
         with pytest.raises(ConfigError, check=at("parameters", "got 'config'")):

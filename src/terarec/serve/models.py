@@ -103,6 +103,7 @@ class ServedModels:
         self._versions: dict[str, dict[str, ServedModel]] = {}
         self._defaults: dict[str, str] = {}
         self._states: dict[tuple[str, str], ModelState] = {}
+        self._bounded: set[tuple[str, str]] = set()  # of these, the ones that may be forgotten
 
     def get(self, name: str, version: str | None = None) -> ServedModel:
         """Return a version of a model.
@@ -173,10 +174,12 @@ class ServedModels:
         with self._lock:
             return tuple(self._states[key] for key in sorted(self._states))
 
-    def set_state(self, state: ModelState) -> None:
+    def set_state(self, state: ModelState, *, is_bounded: bool = True) -> None:
         """Show a version that is not served in the index, such as one that is being loaded or could not be.
 
-        Without a version the state is that of a model whose files cannot be read.
+        Args:
+            state: Its state; without a version that of a model whose files cannot be read.
+            is_bounded: Whether it is forgotten once many others are gone; not so for what lies in a repository.
         """
         with self._lock:
             if state.version in self._versions.get(state.name, {}):
@@ -184,15 +187,18 @@ class ServedModels:
             # Last in the order, so that those that have been gone for longest are forgotten first.
             self._states.pop((state.name, state.version), None)
             self._states[state.name, state.version] = state
-            gone = [key for key, other in self._states.items() if other.state == "UNAVAILABLE"]
+            (self._bounded.add if is_bounded else self._bounded.discard)((state.name, state.version))
+            gone = [key for key in self._states if key in self._bounded and self._states[key].state == "UNAVAILABLE"]
             for key in gone[:-_MOST_GONE]:
                 del self._states[key]
+                self._bounded.discard(key)
 
     def forget_state(self, name: str, version: str = "") -> None:
         """Show what is not served in the index no longer."""
         with self._lock:
             if version not in self._versions.get(name, {}):
                 self._states.pop((name, version), None)
+                self._bounded.discard((name, version))
 
     def install(self, model: ServedModel, *, is_default: bool = True) -> None:
         """Serve a version of a model, to which new requests go at once.

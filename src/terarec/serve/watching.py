@@ -213,12 +213,12 @@ class RepositoryWatcher(Repeating):
         return tuple(self._repository.known(name).name for name in self._spec.load)
 
     def show_unloaded(self) -> None:
-        """Show in the index the models that a client may load, each by its last version, and no others that are gone.
-
-        Raises:
-            DataNotFoundError: The repository is not there.
-        """
-        present = {name: self._last_state(name) for name in self._repository.names}
+        """Show the models that a client may load in the index, each by its last version, and none that are gone."""
+        try:
+            present = {name: self._last_state(name) for name in self._repository.names}
+        except OSError as error:  # what is in memory is shown all the same
+            _LOGGER.warning("%s; the index stays as it is", error)
+            return
         with self._changed:
             shown: dict[str, list[ModelState]] = {}
             for state in self._models.index():
@@ -230,7 +230,7 @@ class RepositoryWatcher(Repeating):
                 for state in former:
                     self._models.forget_state(name, state.version)
                 if last is not None:
-                    self._models.set_state(last)
+                    self._models.set_state(last, is_bounded=False)
 
     def _last_state(self, name: str) -> ModelState | None:
         """Return the state of the last version of a model that is not loaded; None for none."""

@@ -13,7 +13,7 @@ import struct
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -620,3 +620,34 @@ def test_s3_a_body_that_never_comes_does_not_hold_up_the_stop(start: Callable[..
         assert answer(calling)[0] == 408
         ended = server.process.wait()
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "stopped\n", "")
+
+
+def test_the_index_is_answered_while_models_are_loaded() -> None:
+    """Whoever waits for a version asks for it: loads took all threads that the index had."""
+
+    class Slow:
+        def __init__(self) -> None:
+            self.num_loads, self.may_end = threading.Semaphore(0), threading.Event()
+
+        def show_unloaded(self) -> None:
+            pass
+
+        def load(self, name: str, parameters: Mapping[str, Any]) -> None:
+            self.num_loads.release()
+            self.may_end.wait(timeout=PATIENCE)
+
+        def unload(self, name: str) -> None:
+            pass
+
+    with ServedModels() as models, contextlib.ExitStack() as stack:
+        models.loader = loader = Slow()
+        server = stack.enter_context(served(models))
+        stack.callback(loader.may_end.set)
+        for name in "abcdef":
+            load = f"POST /v2/repository/models/{name}/load HTTP/1.1\r\nContent-Length: 2\r\n\r\n{{}}"
+            stack.enter_context(server.connect()).sendall(load.encode())
+        for _ in range(4):
+            assert loader.num_loads.acquire(timeout=PATIENCE)
+        with server.connect() as connection:
+            connection.sendall(b"POST /v2/repository/index HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}")
+            assert answer(connection) == (200, [])

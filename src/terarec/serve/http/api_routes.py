@@ -144,7 +144,8 @@ class ApiRoutes:
     async def _index(self, request: Request) -> Response:
         body = decode_object(request.body)
         call = partial(self._api.repository_index, ready_only=body.get("ready") is True)
-        states = await self._in_thread(self._control, call) if self._api.models.loader is not None else call()
+        # Not in `_control`, where loads wait: who asks wants to see them.
+        states = await asyncio.to_thread(call) if self._api.models.loader is not None else call()
         return json_response([state._asdict() for state in states])
 
     async def _load(self, request: Request) -> Response:
