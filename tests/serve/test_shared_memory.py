@@ -109,6 +109,8 @@ def test_tensors_are_read_only_if_they_fit_their_shape_and_the_limit(
         decode(tensor("INT8", 100, 100), tensor("INT8", 100, 100), tensor("INT8", 1, 1))
     with pytest.raises(RegionsTooLargeError):
         decode(tensor("INT8", 101, 101), most=600)
+    with pytest.raises(RegionsTooLargeError):  # the limit of all requests holds as well
+        decode(tensor("INT8", 201, 201), most=2**16)
     assert read == [100, 100]
     assert list(decode(tensor("INT8", 200, 200)).inputs[0].data) == [0] * 200
 

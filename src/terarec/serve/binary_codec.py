@@ -289,7 +289,7 @@ class RegionReader:
         # Before anything is read, since a region may be larger than the memory that there is.
         if datatype != "BYTES":
             _check_num_bytes(size, datatype, count, place)
-        most = memory.max_request_bytes if self._most is None else self._most
+        most = memory.max_request_bytes if self._most is None else min(memory.max_request_bytes, self._most)
         self._num_bytes += size
         if self._num_bytes > most:
             raise RegionsTooLargeError(
