@@ -14,7 +14,14 @@ import pytest
 
 from terarec.checkpoint import directory
 from terarec.config.files import load_update_stream
-from terarec.errors import ConfigError, DataNotFoundError, FormatError, StorageError, TerarecError
+from terarec.errors import (
+    ConfigError,
+    DataNotFoundError,
+    FormatError,
+    StorageError,
+    TerarecError,
+    UnreachableError,
+)
 from terarec.serve import (
     InferenceClient,
     InferenceSession,
@@ -463,6 +470,24 @@ def test_a_checkpoint_that_the_trainer_removes_meanwhile(
     assert [path.name for path in read] == ["step-00000002", "step-00000004"]
     with pytest.raises(DataNotFoundError):
         publisher.poll()
+
+
+def test_a_stream_that_is_gone_is_left_to_the_next_poll(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trainer has written a checkpoint meanwhile, each time."""
+
+    class Gone:
+        calls = 0
+
+        def newest_first(self) -> object:
+            self.calls += 1
+            live.add(2 + 2 * self.calls)
+            raise UnreachableError("redis", "did not answer")
+
+    stream = Gone()
+    publisher = UpdatePublisher(live.path, stream, every_seconds=None)  # type: ignore[arg-type]
+    with pytest.raises(UnreachableError):
+        publisher.poll()
+    assert (stream.calls, publisher.statistics().failed) == (1, 1)
 
 
 @pytest.mark.parametrize("kind", KINDS)

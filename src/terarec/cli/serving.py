@@ -471,8 +471,8 @@ def publish(options: PublishOptions, show: Show) -> None:
         with Interrupts() as interrupts:
             publisher.poll()
             while not options.once and _sleep(options.every_seconds, interrupts):
-                check_run(options.run)  # one that is gone has no newer checkpoints
                 try:
+                    check_run(options.run)  # one that is gone has no newer checkpoints
                     if publisher.poll():
                         show.line(f"Published {options.run} to step {publisher.statistics().step}; Ctrl-C stops.")
                 # A damaged checkpoint or record stays one; a broker or a disk may come back.

@@ -146,6 +146,8 @@ class UpdatePublisher(Repeating):
             return 0
         try:
             return self._publish_chain(newest)
+        except StorageError:  # of the stream, even where it is an OSError
+            raise
         except (FormatError, OSError):
             # The trainer removes checkpoints once there are newer ones, also while they are read.
             if newest_checkpoint(self._directory) in (newest, None):
