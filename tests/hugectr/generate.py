@@ -90,7 +90,8 @@ program for GPUs, on data generated in the layout that each file describes; with
 puts the results here. Files are unchanged but for smaller counts of iterations, samples, files and keys, and smaller
 batches, which "changed" stands for. Files of the Sparse Operation Kit and of `hps_tf` (4.3 to 24.06) need
 `terarec[tensorflow]` and tf_keras; tests of the former that upstream starts on several processes run on one and on two
-of mpirun, of which not all were tried. "Later": tables in memory on several processes. "Not run": what needs a GPU, a
+of mpirun, of which not all were tried. Two tests that compare with scores of a model that upstream does not publish get
+a model with these scores. "Later": tables in memory on several processes. "Not run": what needs a GPU, a
 cluster, or data that upstream does not publish, what was not tried, and mistakes of upstream's own. Training tests end
 by comparing their AUC with that of upstream's data after all iterations; where fewer iterations on generated data stay
 below it, the row says so."""

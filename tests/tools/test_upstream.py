@@ -54,6 +54,7 @@ FILES = {
     "test/pybind_test/unchanged.py": "import hugectr\nassert hugectr.CreateSolver().compat_release == '4.1'\n",
     "test/pybind_test/helper.py": "NAME = 1\n",
     "samples/for_gpus.py": "import cudf\nimport hugectr\n",
+    "samples/wrong.md": "```python\nmodel.fit(max_iter=1)\nmodel.fit(max_iters=1)\n```\n",
     "docs/page.md": "# Page\n\n```python\nhugectr.CreateSolver()\n```\n\n```python\nhugectr.CreateSolver(lr=1)\n```\n",
 }
 
@@ -79,6 +80,7 @@ def test_each_file_gets_its_row_and_a_failure_the_exit_code(checkout, tmp_path):
     assert {name: row["outcome"] for name, row in rows.items()} == {
         "docs/page.md": "unchanged",
         "samples/for_gpus.py": "not run",
+        "samples/wrong.md": "failed",
         "test/pybind_test/changed.py": "changed",
         "test/pybind_test/failing.py": "failed",
         "test/pybind_test/threshold.py": "changed",
@@ -88,6 +90,7 @@ def test_each_file_gets_its_row_and_a_failure_the_exit_code(checkout, tmp_path):
     assert rows["test/pybind_test/threshold.py"]["detail"].endswith(threshold)
     assert "batch size 16384 -> 256" in rows["test/pybind_test/changed.py"]["detail"]
     assert rows["test/pybind_test/failing.py"]["detail"].startswith("line 3: ")
+    assert rows["samples/wrong.md"]["detail"].startswith("line 3: ")
     assert "generated file_list.txt: norm" in done.stdout
     assert not list(tmp_path.glob("upstream-*"))
 

@@ -217,9 +217,11 @@ def prelude(folder: Path) -> Path:
 
 
 _PRELUDE = """
+import inspect
 import os
 
 from terarec.hugectr.command_line import provide_modules
+from terarec.hugectr.schema.table import form_of, forms
 
 provide_modules()
 import hps_torch
@@ -227,9 +229,17 @@ import hugectr
 
 
 class Examples:
-    # Takes the layers of examples, whose inputs come from layers that the page does not show.
+    # Takes the layers of examples, whose inputs come from layers that the page does not show, and calls of the model.
     def __getattr__(self, name):
-        return lambda *values, **options: None
+        method = getattr(hugectr.Model, name)
+
+        def call(*values, **options):
+            if f"Model.{name}" in forms():
+                form_of(f"Model.{name}", values, options).read(values, options)
+            else:
+                inspect.signature(method).bind(self, *values, **options)
+
+        return call
 
 
 model = Examples()
