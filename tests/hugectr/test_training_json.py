@@ -130,6 +130,14 @@ def test_evaluation_has_three_spellings(tmp_path, key, batches):
     )
 
 
+@pytest.mark.parametrize("release", ["2.3", "3.0"])
+def test_a_training_file_is_read_in_each_release_that_trains_one(tmp_path, monkeypatch, release):
+    """Finding M: with 2.3 selected, what only the function of 3.0 takes was an unknown parameter."""
+    monkeypatch.setenv("TERAREC_HUGECTR_RELEASE", release)
+    solver = SolverParser(written(tmp_path))
+    assert (solver.max_iter, solver.display, solver.max_eval_batches) == (30, 10, 3)
+
+
 def test_without_a_length_it_is_one_epoch(tmp_path):
     solver = SolverParser(written(tmp_path, drop={"max_iter"}))
     assert (solver.max_iter, solver.num_epochs, solver.repeat_dataset) == (0, 1, False)

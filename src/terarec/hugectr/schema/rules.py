@@ -82,7 +82,8 @@ def _starts_with_a_seed(args: Args, kwargs: ParameterValues) -> bool:
 
 @OLDER_FORMS.register()
 def _is_oldest_release(args: Args, kwargs: ParameterValues) -> bool:
-    return selected_release() == OLDEST
+    # Training files of 2.3 have what only the function of 3.0 takes: iterations and intervals.
+    return selected_release() == OLDEST and "display" not in kwargs
 
 
 @DERIVED.register()
