@@ -2,7 +2,7 @@
 """Tiers that miss updates, or come back with rows of another time: lookups never read them, and they are renewed."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from unittest import mock
 
@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from terarec.errors import StaleRowsError, StorageError
+from terarec.errors import StaleRowsError, StorageError, UnreachableError
 from terarec.kernels.slots import RowBatch
 from terarec.memory.batch_parts import batch_of
-from terarec.memory.redis_server import RedisServer
+from terarec.memory.redis_server import RedisServer, Request
 from terarec.memory.renewal import RowChunk
 from terarec.ps import TableTiers, TierUseStatistics
 from terarec.ps.loading import TableSource, fill_tiers
@@ -372,18 +372,32 @@ def test_rows_of_a_server_that_has_all_are_there_while_they_are_replaced(
 
 
 @needs_redis
-def test_a_renewal_that_fails_midway_begins_anew(snapshotted: RedisProcess, tmp_path: Path) -> None:
+def test_a_renewal_that_fails_anywhere_begins_anew(redis_server: RedisProcess, tmp_path: Path) -> None:
     """The next one wrote the keys that the tier had missed before it came back with earlier rows, and those alone."""
-    held = InFrontOfFiles(snapshotted, tmp_path / "rows")
-    held.client.save()
-    update(held.table, 1.0)
-    snapshotted.kill()
-    update(held.table, 2.0)
-    snapshotted.start()
-    held.clock.now += 10
-    with mock.patch.object(held.fast.guarded.level, "write", side_effect=StorageError("redis", "fails")):
-        assert held.table.renew() == 0
-    held.assert_renewed(newest(2.0))
+    run, lost = RedisServer.run, KEYS[100:140]
+    held = InFrontOfFiles(redis_server, tmp_path / "rows")
+    for failing in itertools.count():
+        snapshot = {name: held.client.dump(name) for name in held.client.keys(f"hps_et{{{held.tag}/*")}
+        expected = newest(failing + 1)
+        expected[lost - 1] = distinct_rows(4, lost, failing + 1)
+        held.table.insert(lost, expected[lost - 1])
+        with mock.patch.object(RedisServer, "run", side_effect=UnreachableError("redis", "is away")):
+            update(held.table, failing + 1)
+        for name, value in snapshot.items():
+            held.client.restore(name, 0, value, replace=True)
+        held.clock.now += 10
+        calls = itertools.count()
+
+        def fail_once(server: RedisServer, requests: Sequence[Request]) -> list[object]:
+            if next(calls) == failing:  # noqa: B023
+                raise StorageError("redis", "takes no writes")
+            return run(server, requests)
+
+        with mock.patch.object(RedisServer, "run", fail_once):
+            if held.table.renew():
+                break
+        held.assert_renewed(expected)
+    assert failing > 10
 
 
 @needs_redis

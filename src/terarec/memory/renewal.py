@@ -83,6 +83,8 @@ def renew(stale: StaleTable, state: str | None, donor: Guarded | None, source: R
     if donor is None and source is None and level.is_complete and (missed is None or missed.numel()):
         return False
     if missed is None:
+        if level.missed(table) is not None:
+            level.miss(table, None)  # also where filling fails before a mark of its own stands there
         _fill(stale, state, donor, source)
     elif fence.begin(state):
         return True
