@@ -3,6 +3,7 @@
 
 import threading
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -53,4 +54,24 @@ def test_a_process_says_again_that_it_has_a_table(tmp_path: Path, monkeypatch: p
         wait_for(lambda: client.zcard(NAME) == 1)
         users.close()
         assert not client.keys()
+        server.close()
+
+
+@needs_redis
+def test_a_process_goes_on_saying_so_after_any_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The thread ended with an error of the client that is no `StorageError`: others removed rows in use."""
+    monkeypatch.setattr(redis_users, "USE_SECONDS", 1)
+    with running(tmp_path / "redis") as started:
+        client = pytest.importorskip("redis").Redis(started.host, started.port)
+        server = RedisServer(started.spec())
+        users = RedisUsers(server, [NAME])
+        users.join()
+        with mock.patch.object(server, "run", side_effect=RuntimeError("of the client")) as run:
+            wait_for(lambda: run.call_count > 1)
+        client.delete(NAME)
+        wait_for(lambda: client.zcard(NAME) == 1)
+        assert caplog.text.count("of the client") == 1
+        users.close()
         server.close()

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows in a real Redis or Valkey: their layout, eviction, faults, a cluster."""
 
+import contextlib
+import itertools
 import shutil
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -205,12 +208,43 @@ def test_encrypted_connections_check_the_server_and_the_client(tmp_path: Path, p
                 tiers.redis(RedisServer(server.spec(tls=wrong)), "hps_et.m.t", 4).lookup(KEYS)
 
 
-def test_calls_of_a_cluster_take_turns(tmp_path: Path) -> None:
-    """More at once than connections: one call failed, which let the tier rest for all."""
-    with running(tmp_path / "redis", "--cluster-enabled", "yes", "--cluster-announce-ip", "{host}") as process:
+@contextlib.contextmanager
+def cluster_of_one(directory: Path) -> Iterator[tuple[RedisProcess, Any]]:
+    with running(directory, "--cluster-enabled", "yes", "--cluster-announce-ip", "{host}") as process:
         client = redis.Redis(process.host, process.port)
         client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
         wait_for(lambda: client.cluster("info")["cluster_state"] == "ok")
+        yield process, client
+
+
+def test_a_cluster_whose_nodes_cannot_be_listed_after_a_move(tmp_path: Path) -> None:
+    """The client's own error, or one of a client that another thread had closed, reached lookups."""
+    with cluster_of_one(tmp_path / "redis") as (process, client):
+        server = RedisServer(process.spec())
+        client.set("k", 1)
+        assert server.is_cluster
+        read = redis.connection.Connection.read_response
+        moved = redis.exceptions.MovedError(f"0 {process.address}")
+        failing = mock.patch.object(redis.connection.Connection, "read_response", side_effect=moved)
+        with failing, pytest.raises(StorageError):
+            server.run([request("k", b"GET")])
+        is_first = itertools.count()
+
+        def close_once(*arguments: Any, **options: Any) -> Any:
+            if next(is_first):
+                return read(*arguments, **options)
+            server.close()  # as another thread does whose command failed
+            raise moved
+
+        assert server.run([request("k", b"GET")]) == [b"1"]
+        with mock.patch.object(redis.connection.Connection, "read_response", close_once):
+            assert server.run([request("k", b"GET")]) == [b"1"]
+        server.close()
+
+
+def test_calls_of_a_cluster_take_turns(tmp_path: Path) -> None:
+    """More at once than connections: one call failed, which let the tier rest for all."""
+    with cluster_of_one(tmp_path / "redis") as (process, client):
         server = RedisServer(process.spec(num_connections=2, timeout_seconds=60.0))
         assert server.is_cluster
 

@@ -67,13 +67,15 @@ class RedisServer:
         library = self._library
         for attempt in range(_ATTEMPTS):
             try:
-                return self._run(requests)
+                client = self._connected()
+                if attempt and self._is_cluster:
+                    # A hash has moved to another node; the client follows that for its own commands alone.
+                    client.nodes_manager.initialize()
+                return self._run(client, requests)
             except library.exceptions.ResponseError as error:
                 has_moved = isinstance(error, library.exceptions.MovedError | library.exceptions.AskError)
                 if not has_moved or attempt == _ATTEMPTS - 1:
                     raise self._failed(error) from error
-                # A hash has moved to another node; the client follows that for its own commands alone.
-                self._client.nodes_manager.initialize()
             # The client's error of a cluster without a node that answers is none of its `RedisError`.
             except (library.exceptions.RedisError, library.exceptions.RedisClusterException, OSError) as error:
                 self._forget_nodes()
@@ -98,8 +100,7 @@ class RedisServer:
         if closer is not None:
             closer()
 
-    def _run(self, requests: Sequence[Request]) -> list[Any]:
-        client = self._connected()
+    def _run(self, client: Any, requests: Sequence[Request]) -> list[Any]:
         places: dict[Any, list[int]] = {}
         for place, request in enumerate(requests):
             node = client.get_node_from_key(request.hash) if self._is_cluster else None

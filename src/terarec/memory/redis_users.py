@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import uuid
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from contextlib import suppress
 from terarec.errors import StorageError
 from terarec.memory.redis_server import RedisServer, Request, request, request_on
 
+_LOGGER = logging.getLogger(__name__)
 USE_SECONDS = 600
 """After which a process that has not said that it has a table counts as gone."""
 
@@ -68,9 +70,16 @@ class RedisUsers:
                 self._server.run([self._leaving(name) for name in sorted(joined)])
 
     def _repeat(self) -> None:
+        has_failed = False
         while not self._is_closed.wait(USE_SECONDS / 3):
-            with self._lock:
-                self._say()
+            try:
+                with self._lock:
+                    self._say()
+                has_failed = False
+            except Exception:  # of a thread that ended, others would remove the rows
+                if not has_failed:
+                    _LOGGER.exception("redis %s: the next try says which tables are in use", self._server.spec.address)
+                has_failed = True
 
     def _say(self) -> None:
         names = sorted(self._joined)
