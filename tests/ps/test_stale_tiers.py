@@ -4,6 +4,7 @@
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from terarec.errors import StaleRowsError, StorageError, UnreachableError
 from terarec.kernels.slots import RowBatch
+from terarec.memory import redis_fence
 from terarec.memory.batch_parts import batch_of
 from terarec.memory.redis_server import RedisServer, Request
 from terarec.memory.renewal import RowChunk
@@ -369,6 +371,41 @@ def test_rows_of_a_server_that_has_all_are_there_while_they_are_replaced(
     found = first.find(KEYS)
     assert torch.equal(found.mask, torch.isin(KEYS, CHANGED))
     assert torch.equal(found.rows[CHANGED - 1], distinct_rows(4, CHANGED, 1.0))
+
+
+@needs_redis
+def test_a_long_renewal_keeps_its_lease(
+    redis_server: RedisProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others took the writer for dead while it went through keys of which none had to change."""
+    held, clock, run = InFrontOfFiles(redis_server, tmp_path / "rows"), Clock(), RedisServer.run
+    lease, is_leased = f"hps_et{{{held.tag}/p0}}w", list[bool]()
+    monkeypatch.setattr(redis_fence, "time", SimpleNamespace(monotonic=clock))
+
+    def pause() -> None:
+        is_leased.append(bool(held.client.delete(lease)))
+        clock.now += redis_fence.LEASE_SECONDS + 1
+
+    def read() -> Iterator[RowChunk]:
+        for keys in torch.split(KEYS, 50):
+            yield RowChunk(keys, newest(1.0)[keys - 1])
+            pause()
+
+    def run_slowly(server: RedisServer, requests: Sequence[Request]) -> list[object]:
+        replies = run(server, requests)
+        if any(b"HSCAN" in request.command for request in requests):
+            pause()
+        return replies
+
+    with mock.patch.object(RedisServer, "run", side_effect=UnreachableError("redis", "is away")):
+        update(held.table, 1.0)
+    held.clock.now += 10
+    source = TableSource(path=tmp_path, num_rows=KEYS.numel(), read=read)
+    assert held.table.renew("b", source) == 1
+    table = table_of([redis_tier(RedisServer(redis_server.spec(num_partitions=3)), held.tag, 4)])
+    monkeypatch.setattr(RedisServer, "run", run_slowly)
+    fill_tiers(table, source, lambda rows: None)
+    assert is_leased == [True] * (4 + 4 + 3)
 
 
 @needs_redis

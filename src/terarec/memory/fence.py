@@ -51,6 +51,14 @@ class Fence(Protocol):
             StorageError: The memory cannot be reached.
         """
 
+    def extend(self) -> None:
+        """Let other processes know that this one goes on with its change; before rows are written.
+
+        Raises:
+            StaleRowsError: It paused for so long that another process has taken over.
+            StorageError: The memory cannot be reached.
+        """
+
     def end(self) -> None:
         """Note that the change is complete; errors are those of `begin`."""
 
@@ -106,6 +114,9 @@ class OwnFence:
         self.begin(state)
         self._has_reset = True
         return had_state
+
+    def extend(self) -> None:
+        """Do nothing: no other process waits."""
 
     def end(self) -> None:
         """Note the end of a change; see `Fence.end`."""

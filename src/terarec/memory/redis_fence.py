@@ -178,12 +178,7 @@ class RedisFence:
         self._accepted = frozenset((mark.written(),))
 
     def extend(self) -> None:
-        """Let other processes know that this one goes on with its change; before rows are written.
-
-        Raises:
-            StaleRowsError: It paused for so long that another process has taken over.
-            StorageError: The server cannot be reached.
-        """
+        """Extend the lease; see `Fence.extend`."""
         self._has_written = True
         mark, pause = self._mark, time.monotonic() - self._leased
         if mark is None or mark.is_whole or pause < LEASE_SECONDS / 3:

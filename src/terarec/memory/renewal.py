@@ -131,7 +131,9 @@ class Replacement:
         """Remove the rows of other keys, and note the state; errors are those of `Fence.end`."""
         if self._keys is not None:
             ordered = torch.cat([_NO_KEYS, *self._keys]).sort().values
+            self._fence.extend()
             for keys, _ in self._level.level.items(self._table, SCAN_ROWS):
+                self._fence.extend()  # also where no row is removed for long
                 begins, ends = (torch.searchsorted(ordered, keys, right=right) for right in (False, True))
                 self._level.erase(batch_of(keys[begins == ends], self._table))
         self._fence.end()
@@ -173,6 +175,7 @@ def _catch_up(stale: StaleTable, missed: Tensor, donor: Guarded | None, source: 
             level.write(batch.part(there.nonzero()[:, 0]), values[there])
     elif source is not None:
         for keys, values in map(_as_bytes, source.read()):
+            level.fences[table].extend()  # also where none of the keys was missed for long
             is_missed = torch.isin(keys, missed)
             level.write(batch_of(keys[is_missed], table), values[is_missed])
 
