@@ -333,14 +333,21 @@ def test_nothing_stays_of_a_table_that_is_removed(redis_server: RedisProcess, tm
 
 @needs_redis
 def test_a_new_process_removes_rows_that_its_source_does_not_have(redis_server: RedisProcess, tmp_path: Path) -> None:
+    """Those of another width, and their times, stayed."""
     held = InFrontOfFiles(redis_server, tmp_path / "rows")
     update(held.table, 1.0, "next")
-    table = table_of([redis_tier(RedisServer(redis_server.spec(num_partitions=3)), held.tag, 4)])
+    bounded = redis_server.spec(num_partitions=3, overflow=OverflowSpec(max_rows=1000, evict="lru"))
+    redis_tier(RedisServer(bounded), held.tag, 6).insert(REMOVED, distinct_rows(6, REMOVED))
+    held.client.hset(f"hps_et{{{held.tag}/p1}}v", "odd", "")
+    tier = redis_tier(RedisServer(redis_server.spec(num_partitions=3)), held.tag, 4)
+    table = table_of([tier])
     part = RowChunk(CHANGED, distinct_rows(4, CHANGED))
     fill_tiers(
         table, TableSource(path=tmp_path, num_rows=CHANGED.numel(), read=lambda: iter([part])), lambda rows: None
     )
     assert torch.equal(table.find(KEYS).mask, torch.isin(KEYS, CHANGED))
+    assert (tier.count(), use(table, 0).counted.damaged) == (CHANGED.numel(), 0)
+    assert not held.client.keys(f"hps_et{{{held.tag}/*t")
 
 
 @needs_redis

@@ -102,6 +102,7 @@ class Guarded:
         share: Share of the rows of a table that are loaded here.
         fences: For each table, which state its rows are of.
         join: Lets other processes know that this one has the tables; None where no other can remove them.
+        retain: Removes all rows of a table but those of keys int64[n]; None where no other process reads meanwhile.
         await_rows: Returns once the rows that another process loads are there, and calls its argument until then; None
             where none does.
         stay: Lets reads see what another process commits by `refresh` alone; None where they do so from the beginning.
@@ -141,6 +142,7 @@ class Guarded:
         self._has_all = has_all
         self.fences: list[Fence] = list(fences or map(self._noted, range(num_tables)))
         self.join: Callable[[], None] | None = None
+        self.retain: Callable[[int, Tensor], None] | None = None
         self.await_rows: Callable[[Callable[[], None]], None] | None = None
         self.stay: Callable[[], None] | None = None
         self._losses = losses or (lambda table: (0, 0))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby, islice
+from itertools import compress, groupby, islice
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from terarec.memory.batch_parts import by_partition, table_spans
 from terarec.memory.redis_fence import RedisFence
 from terarec.memory.redis_server import RedisServer, Request, request
 from terarec.memory.redis_users import RedisUsers
+from terarec.memory.row_store import SCAN_ROWS
 
 _KEY_BYTES = 8
 _TIME_BYTES = 8
@@ -131,21 +132,38 @@ class RedisRows:
         names += [_times_of(name) for name in names]
         self._server.run([request(name, b"UNLINK") for name in names])
 
+    def retain(self, table: int, keys: Tensor) -> None:
+        """Remove what a table without a bound has but the rows of ``keys int64[n]``; errors are those of `write`."""
+        ordered, hashes, fence = keys.sort().values.numpy(), self._hashes(table), self.fences[table]
+        fence.extend()
+        self._server.run([request(_times_of(name), b"UNLINK") for name in hashes])
+        for name in hashes:
+            for pairs in self._scan(name, SCAN_ROWS):
+                fence.extend()  # also where nothing is removed for long
+                fields = [field for field, _ in pairs if len(field) == _KEY_BYTES]
+                found = np.frombuffer(b"".join(fields), np.int64)
+                is_gone = np.searchsorted(ordered, found) == np.searchsorted(ordered, found, side="right")
+                gone = [field for field, _ in pairs if len(field) != _KEY_BYTES]
+                gone += compress(fields, is_gone.tolist())
+                if gone:
+                    self._server.run([request(name, b"HDEL", *gone)])
+
     def items(self, table: int, chunk_rows: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the rows of a table; see `Level.items`. The server may name a row twice while others write."""
         for name in self._hashes(table):
-            cursor = b"0"
-            while True:
-                arguments = (cursor, b"COUNT", b"%d" % chunk_rows)
-                cursor, pairs = self._server.run([request(name, b"HSCAN", *arguments)])[0]
-                fields = _alternate(pairs)
+            for fields in self._scan(name, chunk_rows):
                 good = [(key, row) for key, row in fields if len(key) == _KEY_BYTES and len(row) == self._row_bytes]
                 if good:
                     keys = np.frombuffer(b"".join(key for key, _ in good), np.int64)
                     rows = np.frombuffer(b"".join(row for _, row in good), np.uint8).reshape(-1, self._row_bytes)
                     yield torch.from_numpy(keys.copy()), torch.from_numpy(rows.copy())
-                if cursor == b"0":
-                    break
+
+    def _scan(self, name: str, chunk_rows: int) -> Iterator[list[tuple[bytes, bytes]]]:
+        cursor = b""
+        while cursor != b"0":
+            arguments = (cursor or b"0", b"COUNT", b"%d" % chunk_rows)
+            cursor, pairs = self._server.run([request(name, b"HSCAN", *arguments)])[0]
+            yield _alternate(pairs)
 
     def metadata(self, table: int) -> Mapping[str, str]:
         """Return nothing: the server has rows alone."""

@@ -114,9 +114,9 @@ class Replacement:
         self._level, self._table = level, table
         self._fence = level.fences[table]
         removes = self._fence.reset(state) or not may_keep
-        self._keys: list[Tensor] | None = None  # those of the new rows, where others are removed last
-        if removes and self._fence.is_shared and level.is_complete:
-            self._keys = []
+        self._keys: list[Tensor] = []  # those of the new rows, where others are removed last
+        self._retain = level.retain if removes and level.is_complete else None
+        if self._retain is not None:
             level.note_replacing(table)
         elif removes:
             level.level.clear(table)
@@ -124,18 +124,13 @@ class Replacement:
     def write(self, keys: Tensor, values: Tensor) -> None:
         """Set rows ``uint8[n, row_bytes]`` of ``keys int64[n]``, distinct; errors are those of `Guarded.write`."""
         self._level.write(batch_of(keys, self._table), values)
-        if self._keys is not None:
+        if self._retain is not None:
             self._keys.append(keys)
 
     def end(self) -> None:
         """Remove the rows of other keys, and note the state; errors are those of `Fence.end`."""
-        if self._keys is not None:
-            ordered = torch.cat([_NO_KEYS, *self._keys]).sort().values
-            self._fence.extend()
-            for keys, _ in self._level.level.items(self._table, SCAN_ROWS):
-                self._fence.extend()  # also where no row is removed for long
-                begins, ends = (torch.searchsorted(ordered, keys, right=right) for right in (False, True))
-                self._level.erase(batch_of(keys[begins == ends], self._table))
+        if self._retain is not None:
+            self._retain(self._table, torch.cat([_NO_KEYS, *self._keys]))
         self._fence.end()
 
 

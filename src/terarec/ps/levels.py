@@ -113,7 +113,7 @@ def redis_level(
         losses=rows.losses,
         clock=clock,
     )
-    level.join = rows.join
+    level.join, level.retain = rows.join, rows.retain
     return level
 
 
