@@ -67,7 +67,7 @@ class Program:
 
 
 def _debian(*names: str, packages: tuple[str, ...], link: str = "", is_long: bool = False) -> Program:
-    return Program(names, f"apt-get install {' '.join(packages)}", packages, link, is_long)
+    return Program(names, f"apt-get install {' '.join(packages)}", packages, link, is_long=is_long)
 
 
 # Debian's redis-server and valkey-server are a link to this program and a service, which nobody asked for.
