@@ -188,7 +188,6 @@ def _rename(partial: Path, out: Path, replaceable: str | None = None) -> None:
         os.replace(partial, out)
         remove_tree(former)
     published(partial, out)
-    flush(out)
     flush(out.parent)
 
 
@@ -388,6 +387,7 @@ def resumable_dir(out: Path, fingerprint: Mapping[str, str], *, restart: bool = 
             flush_tree(partial)
             journal.remove()
             _rename(partial, out)
+            flush(out)  # without the journal
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt | ClusterError) and journal.phases:
                 kept = f"{partial} keeps the phases {', '.join(journal.phases)}; the same call continues from there"
