@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from terarec.errors import StaleRowsError
 from terarec.memory.redis_server import RedisServer, Request, request, request_on
-from terarec.memory.redis_users import RedisUsers
+from terarec.memory.redis_users import RedisUsers, users_of
 
 LEASE_SECONDS = 60
 """After which a writer that wrote no row of its change counts as dead."""
@@ -214,7 +214,7 @@ class RedisFence:
 
     def leave(self) -> bool:
         """Note that this process needs the rows no more; see `Fence.leave`."""
-        return self._users.leave(f"{self._names[0][:-1]}u")
+        return self._users.leave(users_of(self._names[0]))
 
     def remove(self) -> None:
         """Remove the marks; see `Fence.remove`."""

@@ -19,7 +19,7 @@ from terarec.kernels.slots import RowBatch
 from terarec.memory.batch_parts import by_partition, table_spans
 from terarec.memory.redis_fence import RedisFence
 from terarec.memory.redis_server import RedisServer, Request, request
-from terarec.memory.redis_users import RedisUsers
+from terarec.memory.redis_users import RedisUsers, users_of
 from terarec.memory.row_store import SCAN_ROWS
 
 _KEY_BYTES = 8
@@ -56,7 +56,7 @@ class RedisRows:
         self._evicted = [0] * len(self._tags)
         self._damaged = [0] * len(self._tags)
         tables = range(len(self._tags))
-        users = RedisUsers(server, [f"{self._hash(table, 0)[:-1]}u" for table in tables])
+        users = RedisUsers(server, [users_of(self._hash(table, 0)) for table in tables])
         self.join = users.join
         self._closer = Closer(self, users.close)
         self.fences = [RedisFence(server, [f"{name[:-1]}s" for name in self._hashes(table)], users) for table in tables]

@@ -17,6 +17,11 @@ USE_SECONDS = 600
 """After which a process that has not said that it has a table counts as gone."""
 
 
+def users_of(name: str) -> str:
+    """Return the name of the sorted set of a table, beside a hash or a mark of its first partition."""
+    return f"{name[:-1]}u"
+
+
 class RedisUsers:
     """Says that this process has tables on a server, from `join` on, and who else has.
 

@@ -196,13 +196,7 @@ class _ServerCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         families = _Families()
         self._add_own(families)
-        for state in self._models.index():
-            if state.state != "READY":
-                continue
-            try:
-                model = self._models.get(state.name, state.version)
-            except UnknownModelError:  # it was unloaded in the meantime
-                continue
+        for model in self._ready_models():
             _add_requests(families, (model.name, model.version), model.statistics())  # of all workers
         if self._workers is not None:
             families.samples.merge(self._workers.other_samples())
@@ -235,16 +229,21 @@ class _ServerCollector(Collector):
             _add_recommendations(families, self._recommendations.statistics())
         for state in self._models.index():
             families.add("terarec_model_states", (state.name, state.version, state.state), 1)
+        for model in self._ready_models():
+            _add_model(families, model)
+        for family in self._process.collect():
+            for sample in family.samples:
+                families.add(family.name, (), sample.value)
+
+    def _ready_models(self) -> Iterator[ServedModel]:
+        for state in self._models.index():
             if state.state != "READY":
                 continue
             try:
                 model = self._models.get(state.name, state.version)
             except UnknownModelError:  # it was unloaded in the meantime
                 continue
-            _add_model(families, model)
-        for family in self._process.collect():
-            for sample in family.samples:
-                families.add(family.name, (), sample.value)
+            yield model
 
 
 class _Families:

@@ -103,7 +103,7 @@ class ServedModels:
         self._versions: dict[str, dict[str, ServedModel]] = {}
         self._defaults: dict[str, str] = {}
         self._states: dict[tuple[str, str], ModelState] = {}
-        self._bounded: set[tuple[str, str]] = set()  # of these, the ones that may be forgotten
+        self._lasting: set[tuple[str, str]] = set()  # of these, the ones that are not forgotten
 
     def get(self, name: str, version: str | None = None) -> ServedModel:
         """Return a version of a model.
@@ -184,21 +184,23 @@ class ServedModels:
         with self._lock:
             if state.version in self._versions.get(state.name, {}):
                 return
+            key = state.name, state.version
             # Last in the order, so that those that have been gone for longest are forgotten first.
-            self._states.pop((state.name, state.version), None)
-            self._states[state.name, state.version] = state
-            (self._bounded.add if is_bounded else self._bounded.discard)((state.name, state.version))
-            gone = [key for key in self._states if key in self._bounded and self._states[key].state == "UNAVAILABLE"]
-            for key in gone[:-_MOST_GONE]:
+            self._states.pop(key, None)
+            self._states[key] = state
+            self._lasting.discard(key)
+            if not is_bounded:
+                self._lasting.add(key)
+            gone = [key for key, other in self._states.items() if other.state == "UNAVAILABLE"]
+            for key in [key for key in gone if key not in self._lasting][:-_MOST_GONE]:
                 del self._states[key]
-                self._bounded.discard(key)
 
     def forget_state(self, name: str, version: str = "") -> None:
         """Show what is not served in the index no longer."""
         with self._lock:
             if version not in self._versions.get(name, {}):
                 self._states.pop((name, version), None)
-                self._bounded.discard((name, version))
+                self._lasting.discard((name, version))
 
     def install(self, model: ServedModel, *, is_default: bool = True) -> None:
         """Serve a version of a model, to which new requests go at once.

@@ -102,11 +102,9 @@ class TrainingStep:
 
     def run(self, step: StepInput) -> None:
         """Run a step; see `Trainer.train_step`, also for errors."""
-        self.output, self._unchecked, self._counted = (
-            None,
-            [],
-            [],
-        )  # frees the last step's tensors before this one's are made
+        # Frees the last step's tensors before this one's are made.
+        self.output = None
+        self._unchecked, self._counted = [], []
         if not self._model.training:
             self._model.train()
         self._optimizers.zero_grad()

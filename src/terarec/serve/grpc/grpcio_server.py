@@ -308,15 +308,12 @@ class GrpcioServer:
             _abort(context, failure)
         ends_by_error = any(name == _ENDS_STREAM and value == "true" for name, value in metadata)
         for pending in stream:
-            try:
-                answer = pending.stream_response()
-            except Exception as error:
-                failure = failure_of(error)
-                answer = pending.stream_failure(failure)
-            service.end(pending.call, failure or answer)
-            if failure is not None and ends_by_error:
-                _abort(context, failure)
-            failure = None
+            answer = _streamed(pending)
+            service.end(pending.call, answer)
+            if isinstance(answer, Failure):
+                if ends_by_error:
+                    _abort(context, answer)
+                answer = pending.stream_failure(answer)
             yield answer
 
     def _open_stream(self, service: GrpcService, context: grpc.ServicerContext) -> RequestStream:
@@ -344,6 +341,14 @@ def _infer(service: GrpcService, body: bytes, context: grpc.ServicerContext, cal
     if not context.add_callback(pending.scored.cancel):
         pending.scored.cancel()
     return pending.response()
+
+
+def _streamed(pending: PendingInference) -> bytes | Failure:
+    """Return the answer to a request of a stream, or why there is none."""
+    try:
+        return pending.stream_response()
+    except Exception as error:
+        return failure_of(error)
 
 
 def _abort(context: grpc.ServicerContext, failure: Failure) -> NoReturn:
