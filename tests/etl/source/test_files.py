@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from terarec.errors import ConfigError
+from terarec.errors import ConfigError, DataNotFoundError
 from terarec.etl.source.files import find_files, name_order, numbered_order
 from tests.errors import at
 
@@ -86,3 +87,48 @@ def test_a_file_that_is_named_twice_is_rejected(tmp_path: Path) -> None:
     for paths in (["a.csv", "./a.csv"], [".", "a.csv"], ["link.csv", "a.csv"], ["*.csv"]):
         with pytest.raises(ConfigError, check=at("sources")):
             find_files([tmp_path / path for path in paths])
+    (tmp_path / "link.csv").unlink()
+    for target in (".", "../day"):  # the first has no end
+        (tmp_path / "day").mkdir(exist_ok=True)
+        (tmp_path / "day" / "b.csv").write_text("1\n")
+        (tmp_path / "latest").symlink_to(tmp_path / "day" / target)
+        with pytest.raises(ConfigError, check=at("sources")):
+            find_files([tmp_path])
+        (tmp_path / "latest").unlink()
+
+
+def test_directories_behind_links_are_read(raw: Path) -> None:
+    """Their rows were missing without a word, while a pattern gave them."""
+    (raw.parent / "other").mkdir()
+    (raw.parent / "other" / "a.tsv").write_text("1\n")
+    (raw / "linked").symlink_to("../other")
+    (raw / ".hidden").symlink_to(".")
+    assert [Path(file.path) for file in find_files([raw])] == [*(raw / name for name in DAYS), raw / "linked/a.tsv"]
+
+
+@pytest.mark.parametrize("named", ["", "*", "gone.tsv"])
+def test_links_to_nothing_are_rejected(raw: Path, named: str) -> None:
+    """A day whose link has lost its file was left out without a word."""
+    (raw / "gone.tsv").symlink_to("nothing")
+    with pytest.raises(DataNotFoundError, check=at(raw / "gone.tsv")):
+        find_files([raw / named])
+
+
+def test_a_pipe_in_a_directory_is_rejected(raw: Path) -> None:
+    os.mkfifo(raw / "pipe")
+    with pytest.raises(ConfigError, check=at(raw / "pipe")):
+        find_files([raw])
+
+
+@pytest.mark.parametrize("name", ["out.partial", "out.partial-12-1", "out.former-12"])
+@pytest.mark.parametrize("pattern", ["", "*", "*/*/*.parquet"])
+def test_what_terarec_is_writing_is_no_source(raw: Path, name: str, pattern: str) -> None:
+    """An output inside the directory of its sources ended hours of work: the sources had changed."""
+    for folder in (raw / name / "train", raw / "day" / "2"):
+        folder.mkdir(parents=True)
+        (folder / "part-00000.parquet").write_text("1\n")
+    expected = [*([] if "/" in pattern else [raw / day for day in DAYS]), raw / "day" / "2" / "part-00000.parquet"]
+    for root in (str(raw), f"file://{raw}"):
+        found = [Path(file.path.removeprefix("file://")) for file in find_files([f"{root}/{pattern}"])]
+        assert sorted(found) == sorted(expected)
+    assert len(find_files([raw / name])) == 1  # asked for by its name

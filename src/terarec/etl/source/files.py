@@ -7,7 +7,7 @@ import glob
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path, PurePath, PurePosixPath
 from typing import NoReturn
@@ -22,19 +22,21 @@ from terarec.spec.dataset import GENERATED_FILE
 _READ_SEVERAL_TIMES = "the sources are read several times, which a pipe does not allow (save its rows to a file first)"
 _DIGITS = re.compile(r"[0-9]+")
 _NOT_ALPHANUMERIC = re.compile(r"[^0-9a-z]")
+_UNFINISHED = re.compile(rf"({re.escape(PARTIAL_SUFFIX)}(-\d+)*|\.former(-\d+)+)$")
+"""End of the names of files and directories that terarec is writing, or replaces."""
 
 
 def find_files(paths: Sequence[str | Path]) -> tuple[SourceFile, ...]:
     """Return the files that `paths` name, in the order of `paths`.
 
-    A directory means the files in it and below, a pattern for the files that it matches, both in the order of
-    `name_order`; names that begin with ``.`` or ``_`` in a directory are left out, and so are files of terarec under
-    construction. The side file that a generator
+    A directory means the files in it and below, also behind links, a pattern for the files that it matches, both in
+    the order of `name_order`; names that begin with ``.`` or ``_`` in a directory are left out, and so is what terarec
+    is writing there. The side file that a generator
     writes next to logs is never one of them, since a shell that expands ``raw/*`` names it, too.
 
     Raises:
-        ConfigError: No path, a file twice, a pipe or device, or a URL of a kind that fsspec does not know.
-        DataNotFoundError: A path or a glob without a file.
+        ConfigError: No path, a file or directory twice, a pipe or device, or a URL of a kind that fsspec does not know.
+        DataNotFoundError: A path or a glob without a file, or a link to nothing.
         FormatError: A directory without a file, or an empty file.
         MissingDependencyError: A URL without fsspec, or without the library that it needs for this kind of URL.
     """
@@ -49,9 +51,13 @@ def find_files(paths: Sequence[str | Path]) -> tuple[SourceFile, ...]:
             raise FormatError(file.path, "the file is empty, expected at least one row")
         place = file.path if is_remote(file.path) else os.path.realpath(file.path)
         if place in seen:
-            raise ConfigError("sources", f"name {file.path} twice, whose rows would count double, expected it once")
+            raise _named_twice(file.path)
         seen.add(place)
     return tuple(files)
+
+
+def _named_twice(path: str) -> ConfigError:
+    return ConfigError("sources", f"name {path} twice, whose rows would count double, expected it once")
 
 
 def _local(path: Path) -> Iterator[SourceFile]:
@@ -62,7 +68,7 @@ def _local(path: Path) -> Iterator[SourceFile]:
         # Only where no such file exists is the name a pattern: names may hold brackets.
         if not glob.has_magic(str(path)):
             raise DataNotFoundError(path, "no such file")
-        paths = sorted(map(Path, glob.glob(str(path))), key=name_order)
+        paths = list(map(Path, _matched(str(path), glob.glob(str(path)))))
         if not paths:
             raise DataNotFoundError(path, "matches no file")
     for entry in paths:
@@ -70,13 +76,23 @@ def _local(path: Path) -> Iterator[SourceFile]:
             if not _is_sidecar(entry):
                 yield _local_file(entry)
             continue
-        # Path.rglob would pass over a directory that it may not read.
-        below = [Path(folder, name) for folder, _, names in os.walk(entry, onerror=_unreadable) for name in names]
         # By name, and not as the disk lists them, so that row ids are the same on every machine.
-        inside = [file for file in below if file.is_file() and _is_data(file.relative_to(entry).parts)]
+        inside = sorted(_below(entry), key=name_order)
         if not inside:
             raise FormatError(entry, "the directory has no data file, expected at least one")
-        yield from map(_local_file, sorted(inside, key=name_order))
+        yield from map(_local_file, inside)
+
+
+def _below(directory: Path) -> Iterator[Path]:
+    walked: set[str] = set()
+    # Path.rglob would pass over a directory that it may not read.
+    for folder, folders, names in os.walk(directory, onerror=_unreadable, followlinks=True):
+        place = os.path.realpath(folder)
+        if place in walked:  # also behind a link to a directory above it, which has no end
+            raise _named_twice(folder)
+        walked.add(place)
+        folders[:] = filter(_is_data, folders)
+        yield from (Path(folder, name) for name in filter(_is_data, names))
 
 
 def _unreadable(error: OSError) -> NoReturn:
@@ -84,7 +100,10 @@ def _unreadable(error: OSError) -> NoReturn:
 
 
 def _local_file(path: Path) -> SourceFile:
-    status = path.stat()
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise DataNotFoundError(path, f"cannot be read ({error.strerror}), expected a file or a link to one") from None
     if not stat.S_ISREG(status.st_mode):
         raise ConfigError(path, f"is not a regular file, expected one: {_READ_SEVERAL_TIMES}")
     return SourceFile(str(path), status.st_size, str(status.st_mtime_ns))
@@ -95,26 +114,33 @@ def _remote(url: str) -> Iterator[SourceFile]:
     if not files.exists(path):
         if not glob.has_magic(path):
             raise DataNotFoundError(url, "no such file")
-        entries = [entry for entry in files.glob(path) if PurePosixPath(entry).name != GENERATED_FILE]
+        entries = [entry for entry in _matched(path, files.glob(path)) if PurePosixPath(entry).name != GENERATED_FILE]
         if not entries:
             raise DataNotFoundError(url, "matches no file")
     else:
         entries = [path]
-    for entry in sorted(entries, key=name_order):
+    for entry in entries:
         inside = [entry]
         if files.isdir(entry):
             below = sorted(files.find(entry), key=name_order)
-            inside = [file for file in below if _is_data(PurePosixPath(file).relative_to(entry).parts)]
+            inside = [file for file in below if all(map(_is_data, PurePosixPath(file).relative_to(entry).parts))]
             if not inside:
                 raise FormatError(url, "the directory has no data file, expected at least one")
         for file in inside:
             yield SourceFile(files.unstrip_protocol(file), int(files.size(file)), str(files.ukey(file)))
 
 
-def _is_data(parts: Sequence[str]) -> bool:
-    if parts[-1] == GENERATED_FILE or parts[-1].endswith(PARTIAL_SUFFIX):
-        return False
-    return not any(part.startswith((".", "_")) for part in parts)
+def _matched(pattern: str, paths: Iterable[str]) -> list[str]:
+    """Return in their order the paths that a pattern matches, without those that terarec is writing."""
+    named = set(PurePosixPath(pattern).parts)
+    return sorted(
+        (path for path in paths if not any(map(_UNFINISHED.search, set(PurePosixPath(path).parts) - named))),
+        key=name_order,
+    )
+
+
+def _is_data(name: str) -> bool:
+    return name != GENERATED_FILE and not name.startswith((".", "_")) and not _UNFINISHED.search(name)
 
 
 def _is_sidecar(path: Path) -> bool:
