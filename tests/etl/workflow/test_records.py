@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Served records are encoded as rows of files, whatever holds them; values that they may not hold are reported."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -249,7 +250,21 @@ def test_a_record_is_one_item_of_an_exploded_list_and_is_kept() -> None:
         categorical=["item"],
     )
     assert made.record_columns == {"tags": ColumnType("text")}
-    assert made.encode({"tags": ["a", "\u00fc-1", None]}).keys[0].tolist() == [717, 149, 0]  # type: ignore[union-attr]
+    for records in ({"tags": ["a", "\u00fc-1", None]}, pa.table({"tags": ["a", "\u00fc-1", None]})):
+        assert made.encode(records).keys[0].tolist() == [717, 149, 0]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("column", ["tags", "views"])
+def test_a_table_has_one_item_of_an_exploded_list(column: str) -> None:
+    """Its texts were cut into lists, and its integers no lists."""
+    views = SourceColumn(name="views", type="integer", separator=" ")
+    source = replace(SOURCE, columns=(*SOURCE.columns, views))
+    steps = [Explode(columns=(column,)), HashBucket(columns=(column,), buckets=1000)]
+    made = Workflow(steps, source=source, labels=[LabelSpec(name="clicks")], categorical=[column])
+    values = {column: ["a b", None, "a"] if column == "tags" else [3, None, 5]}
+    ids: list[int] = made.encode(values).keys[0].tolist()  # type: ignore[union-attr]
+    assert (len(ids), ids[1]) == (3, 0)
+    assert made.encode(pa.table(values)).keys[0].tolist() == ids  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

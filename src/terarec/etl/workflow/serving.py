@@ -79,7 +79,12 @@ class RecordEncoder:
             itemgetter(*names) if len(names) > 1 else lambda columns: [columns[name] for name in names]
         )
         source = plan.spec.source
-        self._sources = {name: source.column(name) if name in plan.types[0] else None for name in self.inputs}
+        self._sources = {
+            # A record has one item of a list that a step explodes, which nothing cuts.
+            one.name: one if self.inputs[one.name].is_list else dataclasses.replace(one, separator=None)
+            for one in source.columns
+            if one.name in self.inputs
+        }
         self._cleaning = Cleaning.of_records(source)
         self._accepted = frozenset(self.inputs) | {column.name for column in plan.spec.source.columns}
 
@@ -120,15 +125,14 @@ class RecordEncoder:
                 hint = did_you_mean(name, table.column_names)
                 raise ConfigError(f"column {name!r}", f"missing{hint}, expected {', '.join(self.inputs)}")
         source = self._plan.spec.source
-        known = tuple(column for column in self._sources.values() if column is not None)
-        # What grouped steps make of other rows is in no file.
-        missing_inputs = {name: self.inputs[name] for name, column in self._sources.items() if column is None}
         rows = Rows({}, np.arange(table.num_rows, dtype=np.int64))
-        if known:
+        if known := tuple(self._sources.values()):
             rows = _as_config_error(read_records, table, dataclasses.replace(source, columns=known))
+        # What grouped steps make of other rows is in no file.
         others = {
             name: read_raw_values(name, table.column(name), column_type, None, Cleaning())
-            for name, column_type in missing_inputs.items()
+            for name, column_type in self.inputs.items()
+            if name not in self._sources
         }
         return self._transformed(rows.with_columns(others))
 
@@ -182,8 +186,14 @@ class RecordEncoder:
 
     def _read(self, columns: Mapping[str, RawValues], num_records: int) -> Rows:
         read = {
-            name: read_raw_values(name, columns[name], column_type, source, self._cleaning if source else Cleaning())
-            for (name, column_type), source in zip(self.inputs.items(), self._sources.values(), strict=True)
+            name: read_raw_values(
+                name,
+                columns[name],
+                column_type,
+                self._sources.get(name),
+                self._cleaning if name in self._sources else Cleaning(),
+            )
+            for name, column_type in self.inputs.items()
         }
         return Rows(read, np.arange(num_records, dtype=np.int64))
 
