@@ -327,8 +327,8 @@ def numbers_of(array: pa.Array) -> NDArray[np.float64]:
 
 
 def write_numbers(array: pa.Array, out: NDArray[np.floating[Any]]) -> None:
-    """Write the `numbers_of` an array without lists into ``out[m]``."""
-    out[:] = numpy_values(array)
+    """Write the `numbers_of` an array without lists into ``out[m]``; rounded to float64 first, as in records."""
+    out[:] = numpy_values(array).astype(np.float64, copy=False)
     missing = null_mask(array)
     if missing is not None:
         out[missing] = np.nan

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Served records are encoded as rows of files, whatever holds them; values that they may not hold are reported."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -265,6 +266,23 @@ def test_a_table_has_one_item_of_an_exploded_list(column: str) -> None:
     ids: list[int] = made.encode(values).keys[0].tolist()  # type: ignore[union-attr]
     assert (len(ids), ids[1]) == (3, 0)
     assert made.encode(pa.table(values)).keys[0].tolist() == ids  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("form", [list, np.array, pa.array, lambda values: pa.array(values * 50)])
+def test_only_the_lowest_integer_is_missing(form: Callable[[list[int]], Any]) -> None:
+    """Its neighbours are the same float64."""
+    made = workflow(Bucketize(columns=("clicks",), boundaries=(0.0,), outputs=("band",)), categorical=["band"])
+    values = form([-(2**63) + 1, -(2**63), 2**62])
+    for records in ({"clicks": values}, pa.table({"clicks": pa.array(values)})):
+        assert made.encode(records).keys[0].tolist()[:3] == [1, 0, 2]  # type: ignore[union-attr]
+
+
+def test_dense_integers_are_rounded_as_in_records() -> None:
+    """By way of float64: directly this one becomes another float32."""
+    made, value = workflow(Clip(columns=("cost",), low=0), dense=["user"]), 1152921573326323713
+    rows = block_of(user=("integer", [value]), cost=("number", [0.0]), clicks=("integer", [1]))
+    prepared = made.encode_rows(made.apply(rows)).dense
+    assert prepared.tolist() == made.encode({"user": [value]}).dense.tolist() == [[float(np.float32(float(value)))]]
 
 
 @pytest.mark.parametrize(

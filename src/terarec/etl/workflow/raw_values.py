@@ -59,8 +59,11 @@ class _RejectedError(Exception):
 
 def _rejected(values: Any, row: int, accepted: str) -> _RejectedError:
     """Return the error for the value at position `row`."""
-    value = values[row]
-    return _RejectedError(quoted(value.as_py() if isinstance(value, pa.Scalar) else value), accepted, row)
+    return _RejectedError(quoted(_python_value(values[row])), accepted, row)
+
+
+def _python_value(value: Any) -> Any:
+    return value.as_py() if isinstance(value, pa.Scalar) else value
 
 
 def _mistyped(values: Any, accepted: str) -> _RejectedError:
@@ -204,7 +207,11 @@ def read_raw_values(
         if column_type.kind == "integer" and (source is None or source.type != "time"):
             read = without_lowest(read)
         elif column_type.kind == "number" and source is not None and source.type == "integer":
-            read = array_of(np.where(numbers_of(read) == MISSING_KEY, np.nan, numbers_of(read)))
+            numbers = numbers_of(read)
+            lowest = numbers == MISSING_KEY
+            # Larger integers may be rounded to it.
+            lowest[lowest] = [_python_value(plain[row]) == MISSING_KEY for row in np.flatnonzero(lowest).tolist()]
+            read = array_of(np.where(lowest, np.nan, numbers))
     except _RejectedError as error:
         where = f"column {name!r}"
         if error.row is not None:
