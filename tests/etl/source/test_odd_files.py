@@ -214,6 +214,44 @@ def test_deeply_nested_and_truncated_text_is_not_an_object(tmp_path, policy, lin
         assert source.bad_input.counts == {"json": 1}
 
 
+def as_text(values):
+    """Any bytes as the type of text, as writers that do not check them leave it."""
+    return pa.array(values, pa.binary()).view(pa.string())
+
+
+# Of a Parquet file Arrow reads no dictionary with such a text.
+WAYS = [(kind, form) for kind in ("text", "hex32", "separated", "lists") for form in ("parquet", "arrow")]
+
+
+@pytest.mark.parametrize("policy", BAD_INPUT_POLICIES)
+@pytest.mark.parametrize(("kind", "file_format"), [*WAYS, ("dictionary", "arrow")])
+def test_text_that_is_not_utf_8_is_bad_input(tmp_path, policy, kind, file_format):
+    """It went into vocabularies and shards that nothing could read."""
+    texts = as_text([b"1", b"2\xff ", None, b"3"])
+    values, good = texts, [1, None, None, 3] if kind == "hex32" else ["1", None, None, "3"]
+    if kind == "lists":
+        values, good = pa.ListArray.from_arrays(pa.array([0, 1, 3, 4], pa.int32()), texts), [["1"], [], ["3"]]
+    elif kind == "separated":
+        good = [["1"], [], [], ["3"]]
+    elif kind == "dictionary":
+        values = pa.DictionaryArray.from_arrays(pa.array([0, 1, None, 2], pa.int8()), texts.drop_null())
+    write = pq.write_table if file_format == "parquet" else partial(feather.write_feather, compression="uncompressed")
+    write(pa.table({"x": values}), str(tmp_path / "log"))
+    separator = "|" if kind in ("lists", "separated") else None
+    columns = (SourceColumn(name="x", type="hex32" if kind == "hex32" else "text", separator=separator),)
+    source = open_source(
+        SourceSpec(format=file_format, columns=columns, trim=file_format == "arrow"), [tmp_path / "log"], policy
+    )
+    if policy == "raise":
+        with pytest.raises(FormatError, check=at(f"{tmp_path}/log: row 2, column 'x'", "xff")):
+            rows_of(source)
+        return
+    if policy == "skip":
+        del good[1]
+    assert rows_of(source)[1]["x"] == good
+    assert source.bad_input.counts == {"hex" if kind == "hex32" else "utf8": 1}
+
+
 def test_the_sample_of_a_draft_has_columns_of_nulls(tmp_path):
     """Finding N6."""
     table = pa.table(

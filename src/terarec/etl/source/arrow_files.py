@@ -124,7 +124,9 @@ def _read_array(
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if column.separator is not None and is_string(array.type):
-        texts = array.cast(pa.large_string())
+        texts, bad = _unicode(array)
+        if bad is not None:
+            faults.append(without_bad(texts, column, bad, "utf8", _EXPECTED["utf8"], array)[1])
         array = pc.split_pattern(Cleaning.of_files(spec).texts(texts), column.separator)
     offsets = None
     if is_list(array.type):
@@ -164,7 +166,9 @@ class ReadValues(NamedTuple):
 def _read_values(array: Any, column: SourceColumn, spec: SourceSpec) -> ReadValues:
     """Read a plain array."""
     if is_string(array.type):
-        return read_texts(Cleaning.of_files(spec).texts(array.cast(pa.large_string())), column)
+        texts, bad = _unicode(array)
+        read = read_texts(Cleaning.of_files(spec).texts(texts), column)
+        return read if bad is None else read._replace(bad=bad if read.bad is None else bad | read.bad)
     if column.type == "number":
         # Integers of more than 53 bits are rounded, as text is.
         numbers = numbers_of(array.cast(pa.float64(), safe=False))
@@ -210,6 +214,29 @@ def _integers_of_floats(array: Any) -> ReadValues:
     floats = array.to_numpy(zero_copy_only=False)
     integers, bad = integers_of_floats(floats)
     return ReadValues(array_of(integers, bad | np.isnan(floats)), "integer", bad)
+
+
+def _unicode(array: Any) -> tuple[pa.LargeStringArray, NDArray[np.bool_] | None]:
+    """Return texts, null where they are not UTF-8, which a file may hold as text; and which are so, None for none."""
+    texts = array.cast(pa.large_string())
+    try:
+        texts.validate(full=True)
+    except pa.ArrowInvalid:
+        bad = np.array(
+            [text is not None and not _is_unicode(text) for text in texts.cast(pa.large_binary()).to_pylist()]
+        )
+        if not bad.any():
+            raise
+        return pc.if_else(pa.array(bad), pa.scalar(None, texts.type), texts), bad
+    return texts, None
+
+
+def _is_unicode(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def read_texts(texts: pa.LargeStringArray, column: SourceColumn) -> ReadValues:

@@ -349,7 +349,11 @@ def without_bad(
         rows, first = np.unique(np.searchsorted(offsets, items, side="right") - 1, return_index=True)
         items = items[first]
         array = _without_items(array, rows)
-    got = [show(str(values[int(item)].as_py())) for item in items[:FAULTS_SHOWN]]
+    shown = (values[int(item)] for item in items[:FAULTS_SHOWN])
+    # As bytes, since Python makes no text of those that are not UTF-8.
+    got = [
+        show(one.as_buffer().to_pybytes() if isinstance(one, pa.StringScalar) else str(one.as_py())) for one in shown
+    ]
     return array, FieldFaults(source.name, kind, expected, rows, got)
 
 
