@@ -8,8 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from terarec.checkpoint import load, save
-from terarec.checkpoint.table_files import keyed_of
+from terarec.checkpoint.directory import read_manifest
+from terarec.checkpoint.table_files import TableFiles, keyed_of
 from terarec.errors import DataNotFoundError, FormatError
+from terarec.formats.container import read_tensors, write_tensors
 from tests.checkpoint.small_state import make_state, make_tables
 from tests.errors import at
 from tests.params import examples
@@ -75,6 +77,17 @@ def test_a_damaged_file_is_named(whole_checkpoint, file, data):
 
 def test_the_untouched_checkpoint_reads(whole_checkpoint):
     read_everything(whole_checkpoint)
+
+
+@pytest.mark.parametrize("name", ["rows", "seed"])
+def test_numbers_that_python_does_not_read_are_damage(tmp_path, name):
+    """More digits than `int` takes; whoever asks for the sizes alone compares no checksums."""
+    path = save(tmp_path, STATE)
+    file, tables = path / "tables/movie-00000.safetensors", TableFiles(path, read_manifest(path))
+    arrays, metadata = read_tensors(file)
+    write_tensors(file, arrays, {**metadata, name: "9" * 5000})
+    with pytest.raises(FormatError, check=at(file)):
+        tables.shape("movie")
 
 
 def test_keys_for_a_static_table_are_damage():

@@ -65,6 +65,7 @@ def test_a_piece_comes_back(tmp_path: Path) -> None:
         ({"keys": np.zeros(2, dtype=np.int32)}, {}, "tensor 'keys': got int32[2]"),
         ({"keys": np.zeros(3, dtype=np.int64)}, {}, "tensor 'weights': got [2, 2]"),
         ({}, {"table_rows": "many"}, "table_rows"),
+        ({}, {"table_rows": "9" * 5000}, "table_rows"),
         ({}, {"first_row": "0"}, "first_row"),
     ],
 )

@@ -37,9 +37,9 @@ WEIGHTS = "weights"
 STATE_PREFIX = "state."
 USE_PREFIX = "use."
 # Five digits or more: several writers number their files in ranges of ten millions (`save_load.save_together`).
-_TABLE_FILE = re.compile(r"tables/(.+)-(\d{5,})\.safetensors")
-_MEMORY_FILE = re.compile(r"memory/(.+)-(\d{5,})\.safetensors")
-_CHANGES_FILE = re.compile(r"changes/(.+)-(\d{5,})\.safetensors")
+_TABLE_FILE = re.compile(r"tables/(.+)-(\d{5,18})\.safetensors")
+_MEMORY_FILE = re.compile(r"memory/(.+)-(\d{5,18})\.safetensors")
+_CHANGES_FILE = re.compile(r"changes/(.+)-(\d{5,18})\.safetensors")
 _STEP = re.compile(r"step-(\d{8,})")
 _UNFINISHED = re.compile(rf"{_STEP.pattern}{re.escape(PARTIAL_SUFFIX)}(-\d+){{0,2}}")
 _ENTRIES = (
@@ -289,7 +289,7 @@ def find(directory: Path, which: int | str = "last") -> Path:
                 "no checkpoint is marked as the best one (no evaluation gave the monitored metric a value, or "
                 "training.keep_best was false), expected 'last' or a step",
             )
-    elif str(which).isdecimal():
+    elif checks.is_count(str(which)):
         step = int(which)
     else:
         hint = did_you_mean(str(which), ("best", "last"))

@@ -42,6 +42,7 @@ from terarec.formats.container import tensor_shapes
 from terarec.formats.delta import TableChanges, read_changes, write_changes
 from terarec.kernels.hash_index import HashIndex, new_hash_index
 from terarec.memory.finite_rows import check_finite
+from terarec.spec.checks import is_count
 from terarec.storage import RowValues, Store
 
 _NO_KEYS = np.empty(0, dtype=np.int64)
@@ -171,7 +172,7 @@ class TableChain:
         path, files = self._deltas[-1]
         # Without its checksum: the reader of the rows compares it.
         num_rows = tensor_shapes(path / files[table][-1].file)[1].get("table_rows", "")
-        if not num_rows.isdecimal():
+        if not is_count(num_rows):
             raise FormatError(path / files[table][-1].file, f"has the table_rows {num_rows!r}, expected a number")
         return int(num_rows)
 

@@ -36,6 +36,7 @@ from terarec.memory import RowFormat
 from terarec.memory.finite_rows import check_finite
 from terarec.memory.row_file import MANIFEST_FILE, SEGMENT_SUFFIX, RowFile
 from terarec.memory.row_format import DESCRIPTION_FILE, RowFileLayout, read_description
+from terarec.spec.checks import is_count
 from terarec.storage import RowValues, Store
 from terarec.storage.store import KeyedRows, TableRows
 
@@ -259,10 +260,12 @@ class TableFiles:
             return TableShape(num_rows=entry.rows, width=width, seed=entry.seed)
         first = self.path / self._pieces[table][0].file
         shapes, metadata = tensor_shapes(first)
-        num_rows, seed = metadata.get("rows", ""), metadata.get("seed")
-        if len(shapes.get(WEIGHTS, ())) != 2 or not num_rows.isdecimal():
+        num_rows, seed = metadata.get("rows", ""), metadata.get("seed", "0")
+        if len(shapes.get(WEIGHTS, ())) != 2 or not (is_count(num_rows) and _is_seed(seed)):
             raise FormatError(first, f"got {shapes} and {metadata}, expected rows of a table")
-        return TableShape(num_rows=int(num_rows), width=shapes[WEIGHTS][1], seed=None if seed is None else int(seed))
+        return TableShape(
+            num_rows=int(num_rows), width=shapes[WEIGHTS][1], seed=int(seed) if "seed" in metadata else None
+        )
 
     def rows(self, table: str) -> Iterator[RowValues]:
         """Yield the keys and weights of a table, one piece at a time; errors are those of `pieces`."""
@@ -286,7 +289,7 @@ class TableFiles:
         if entry is not None:
             return shape.num_rows if entry.of_rows is None else entry.of_rows
         of_rows = tensor_shapes(self.path / self._pieces[table][0].file)[1].get("of_rows", str(shape.num_rows))
-        return int(of_rows) if of_rows.isdecimal() else -1
+        return int(of_rows) if is_count(of_rows) else -1
 
     def load(self, table: Store, *, with_state: bool, of_rows: int | None = None) -> None:
         """Overwrite the rows of a table, one piece at a time, but not its memory; see `Checkpoint.load_tables`.
@@ -413,13 +416,17 @@ class TableFiles:
         size = metadata.get("of_rows", num_rows)
         if not table.is_dynamic and size != str(of_rows):
             raise ConfigError(self.path, f"table {table.name!r} has {size} rows, expected {of_rows}")
-        if "of_rows" in metadata and not metadata.get("seed", "").removeprefix("-").isdecimal():
+        if "of_rows" in metadata and not _is_seed(metadata.get("seed", "")):
             raise FormatError(self.path, f"table {table.name!r}: got seed {metadata.get('seed')!r}, expected a number")
         # -1 differs from all counts, so that the comparison of the metadata fails and names the file.
-        return int(num_rows) if num_rows.isdecimal() else -1
+        return int(num_rows) if is_count(num_rows) else -1
 
     def _read(self, entry: FileEntry) -> tuple[Arrays, dict[str, str]]:
         return read_tensors(self.path / entry.file, sha256=entry.sha256)
+
+
+def _is_seed(text: str) -> bool:
+    return is_count(text.removeprefix("-"))
 
 
 def files_by_table(manifest: Manifest, parse: Callable[[str], tuple[str, int] | None]) -> dict[str, list[FileEntry]]:

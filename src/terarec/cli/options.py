@@ -19,7 +19,7 @@ import typer
 
 from terarec.errors import ConfigError
 from terarec.spec import Numbers, RunSpec, TrainingSpec
-from terarec.spec.checks import quoted
+from terarec.spec.checks import is_count, quoted
 from terarec.spec.codec import documentation_of, hints_of, kinds_of, members, present, specs_of, words_of
 
 _MOST_KINDS = 3
@@ -337,7 +337,7 @@ def numbers_by_name(option: str, texts: Sequence[str], expected: str) -> dict[st
     """
     numbers = distinct_pairs(option, texts, expected, last=True)
     for name, count in numbers.items():
-        if not count.isdecimal():
+        if not is_count(count):
             raise ConfigError(option, f"got '{name}={count}', expected {expected}")
     return {name: int(count) for name, count in numbers.items()}
 

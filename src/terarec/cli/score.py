@@ -28,6 +28,7 @@ from terarec.errors import ConfigError
 from terarec.reports.text import Show
 from terarec.spec import Numbers, PrepareOptions, ServingSpec, TrainingSpec
 from terarec.spec.calibration import CalibrationMethod
+from terarec.spec.checks import is_count
 from terarec.spec.dataset import MISSING_KEY
 
 if TYPE_CHECKING:
@@ -314,7 +315,7 @@ def _counts(results: RetrievalResults) -> dict[str, int]:
 
 def _lengths(text: str) -> list[int]:
     words = comma_separated([text])
-    if not words or not all(word.isdecimal() and int(word) for word in words):
+    if not words or not all(is_count(word) and int(word) for word in words):
         raise ConfigError("--k", f"got {text!r}, expected numbers of items such as 10,50,100")
     return [int(word) for word in words]
 

@@ -17,7 +17,7 @@ from terarec.formats.urls import check_url
 from terarec.io.files import read_json, read_versioned_json, write_bytes, write_versioned_json
 from terarec.io.remote import file_system, is_remote, read_text
 from terarec.spec import DatasetSpec, from_data, to_data
-from terarec.spec.checks import quoted
+from terarec.spec.checks import is_count, quoted
 
 DATASET_FILE = "dataset.json"
 FORMAT = "terarec.dataset"
@@ -120,7 +120,7 @@ def read_file_list(path: str | Path) -> tuple[str, ...]:
         lines.pop()
     first = lines[0] if lines else ""
     # `int` takes signs, underscores and digits of every script.
-    if not (first.isascii() and first.isdigit()):
+    if not is_count(first):
         raise FormatError(f"{path}: line 1", f"got {first!r}, expected the number of files")
     names = lines[1:]
     if len(names) != int(first):

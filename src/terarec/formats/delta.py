@@ -140,6 +140,6 @@ def read_changes(path: Path, *, sha256: str | None = None) -> TableChanges:
         if array.shape[:1] != keys.shape:
             raise FormatError(path, f"tensor {name!r}: got {list(array.shape)}, expected {len(keys)} rows")
     table_rows = metadata.get("table_rows", "")
-    if set(metadata) != {"table", "table_rows"} or not table_rows.isdecimal():
+    if set(metadata) != {"table", "table_rows"} or not checks.is_count(table_rows):
         raise FormatError(path, f"describes itself as {metadata}, expected table and table_rows")
     return TableChanges(table=metadata["table"], table_rows=int(table_rows), removed=removed, keys=keys, rows=arrays)

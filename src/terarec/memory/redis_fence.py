@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from terarec.errors import StaleRowsError
 from terarec.memory.redis_server import RedisServer, Request, request, request_on
 from terarec.memory.redis_users import RedisUsers, users_of
+from terarec.spec.checks import is_count
 
 LEASE_SECONDS = 60
 """After which a writer that wrote no row of its change counts as dead."""
@@ -37,7 +38,7 @@ class _Mark(NamedTuple):
     @classmethod
     def read(cls, value: bytes | None) -> _Mark:
         number, _, state = (value or b"").decode(errors="replace").partition(" ")
-        if not number.isdigit():
+        if not is_count(number):
             return cls()  # nothing, or what another program wrote: no state of ours
         return cls(int(number), state.removeprefix(">"), not state.startswith(">"))
 

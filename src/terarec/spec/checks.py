@@ -301,6 +301,11 @@ def shortened(text: str, most: int = QUOTED_CHARACTERS) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
+def is_count(text: str) -> bool:
+    """Return whether a text is an integer >= 0 in up to 20 ASCII digits, as 64 bits have; `int` rejects thousands."""
+    return text.isascii() and text.isdecimal() and len(text) <= 20
+
+
 def is_unicode(text: str) -> bool:
     """Return whether `text` has no lone surrogates, which JSON can spell and UTF-8 cannot."""
     try:

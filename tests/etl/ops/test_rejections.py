@@ -23,8 +23,10 @@ from terarec.etl.ops import (
     Pad,
     SplitText,
 )
+from terarec.kernels.cpu.encoding import InvalidValueError
 from tests.errors import at
 from tests.etl.column_values import block_of
+from tests.etl.ops.fitting import run_record_functions
 
 TYPES = {
     "n": ColumnType("number"),
@@ -85,6 +87,18 @@ def texts(array: pa.Array) -> pa.Array:
 def test_columns_of_other_types(step: Operator, place: tuple[str, str]) -> None:
     with pytest.raises(ConfigError, check=at(*place)):
         step.output_types(TYPES)
+
+
+def test_integers_of_more_digits_than_python_reads() -> None:
+    step = SplitText(columns=("t",), separator=",", outputs=("n",), types=("integer",))
+    zeros = block_of(t=("text", ["0" * 5000 + "7", "-" + "0" * 5000, "-" + "0" * 5000 + "12"]))
+    assert step.transform(zeros, None).columns["n"].to_pylist() == [7, 0, -12]
+    assert run_record_functions(step, None, zeros) == [("n", [7, 0, -12])]
+    nines = block_of(t=("text", ["9" * 5000]))
+    with pytest.raises(FormatError, check=at("column 't', row 0")):
+        step.transform(nines, None)
+    with pytest.raises(InvalidValueError):
+        run_record_functions(step, None, nines)
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ def test_blanks_around_lines_do_not_count(tmp_path):
         ("", (1, "got ''")),
         ("a.data\n", (1, "got 'a.data'")),
         ("-1\n", (1, "got '-1'")),
+        ("9" * 5000, (1, "expected the number of files")),
         ("2\na.data\n", (1, "got 2 files, 1 paths follow")),
         ("1\na.data\nb.data\n", (1, "got 1 files, 2 paths follow")),
         ("2\n\na.data\n", (2, "empty")),

@@ -36,7 +36,7 @@ from terarec.spec import checks
 from terarec.spec.registry import register
 
 _FORMS = {
-    "integer": "-?[0-9]+",
+    "integer": "-?0*[0-9]{1,19}",
     "hex32": HEX_DIGITS.pattern,
     "number": r"-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?",
 }
@@ -145,7 +145,7 @@ def _read_parts(part: list[str | None], kind: Kind) -> Any:
         if not (re.fullmatch(_FORMS[kind], text) and _is_held(text, kind)):
             raise InvalidValueError(row)
     if kind == "integer":
-        return [None if text is None else int(text) for text in part]
+        return [None if text is None else _integer(text) for text in part]
     if kind == "number":
         return np.array([np.nan if text is None else float(text) for text in part], dtype=np.float64)
     return part
@@ -157,10 +157,15 @@ def _numbers(part: pa.Array, kind: Kind) -> pa.Array:
     return from_arrow(part, kind)
 
 
+def _integer(text: str) -> int:
+    # Python counts zeros before the number among its 4,300 digits.
+    return int(re.sub("^(-?)0+(?=[0-9])", r"\1", text))
+
+
 def _is_held(text: str, kind: Kind) -> bool:
     """Return whether `text`, which has the form of a value of `kind`, is in its range."""
     if kind == "integer":
-        return -(2**63) <= int(text) < 2**63
+        return -(2**63) <= _integer(text) < 2**63
     return kind == "hex32" or bool(np.isfinite(float(text)))
 
 

@@ -25,7 +25,7 @@ from terarec.serve.http.routes import Route, Routes
 from terarec.serve.json_codec import decode_object
 from terarec.serve.protocol import InferRequest
 from terarec.serve.request_layouts import RequestLayouts
-from terarec.spec.checks import quoted
+from terarec.spec.checks import is_count, quoted
 
 Result = TypeVar("Result")
 
@@ -247,7 +247,7 @@ def _header_bytes(request: Request) -> int | None:
     text = request.headers.get(_HEADER_BYTES)
     if text is None:
         return None
-    if not text.isdecimal() or not text.isascii() or len(text) > 18:
+    if not is_count(text):
         raise ConfigError("Inference-Header-Content-Length", f"got {quoted(text)}, expected a number of bytes")
     return int(text)
 
