@@ -48,6 +48,29 @@ def test_a_loaded_model_equals_the_saved_one(tmp_path: Path) -> None:
         Workflow.load(tmp_path / "workflow")
 
 
+def test_a_save_leaves_nothing_of_an_earlier_one(tmp_path: Path) -> None:
+    """A workflow was fitted by the states of another that was saved there before."""
+    fitted, place = fit(shop(), rows_of(raw()), tmp_path / "fitting"), tmp_path / "w"
+    fitted.earlier_rows = tmp_path / "rows"
+    fitted.earlier_rows.mkdir()
+    (fitted.earlier_rows / "01.parquet").write_bytes(b"rows")
+    (tmp_path / "w").mkdir()
+    (place / "notes.txt").write_text("of somebody else")
+    fitted.save(place)
+    again = Workflow.load(place)
+    again.save(place)  # over what it was read from
+    assert (place / "earlier_rows" / "01.parquet").read_bytes() == b"rows"
+    assert Workflow.load(place).is_fitted
+    shop().save(place)
+    assert sorted(path.name for path in place.iterdir()) == ["notes.txt", "workflow.json"]
+    assert not Workflow.load(place).is_fitted
+    fitted.save(place)
+    (place / "states" / "notes.txt").write_text("of somebody else")
+    with pytest.raises(ConfigError, check=at("out")):
+        shop().save(place)
+    assert Workflow.load(place).is_fitted
+
+
 def test_records_get_what_rows_outside_the_training_part_get(tmp_path: Path) -> None:
     made = fit(shop(), rows_of(raw()), tmp_path)
     assert set(made.record_columns) == {"user", "price", "brand", "model", "tags"}

@@ -22,7 +22,7 @@ from terarec.etl.workflow import Workflow
 from terarec.etl.workflow.earlier_rows import open_earlier_rows
 from terarec.etl.workflow.plan import Plan, source_types
 from terarec.etl.workflow.transform import WORKFLOW_DIRECTORY
-from terarec.etl.workflow.workflow import STATES, save_states, state_name
+from terarec.etl.workflow.workflow import STATES, WORKFLOW_FILE, save_states, state_name
 from terarec.formats.dataset import EARLIER_ROWS
 from terarec.io.files import flush_tree
 from terarec.io.removal import remove_tree, work_directory
@@ -56,8 +56,9 @@ class EngineRun(ABC):
         self._work = directory / WORK
         self._work.mkdir(exist_ok=True)
         saved = directory / WORKFLOW_DIRECTORY
-        # States that phases fit are added to it, and the rows that grouped steps keep.
-        Workflow.of(workflow.spec, workflow.states).save(saved)
+        # States that phases fit are added to those of an interrupted run, and the rows that grouped steps keep.
+        save_states(workflow.plan, workflow.states, saved)
+        workflow.to_json(saved / WORKFLOW_FILE)
         self._workflow = workflow
         self._plan = workflow.plan
         self._source = source

@@ -29,7 +29,9 @@ from terarec.etl.workflow.transform import column_block, data_set, state_of, wit
 from terarec.formats.block import ColumnBlock
 from terarec.formats.dataset import EARLIER_ROWS
 from terarec.formats.frames import Frame, as_table, is_frame
+from terarec.io.directories import atomic_entries, check_replaceable
 from terarec.io.files import flush, flush_tree, read_versioned_json, write_versioned_json
+from terarec.io.removal import remove_tree
 from terarec.spec import DatasetSpec, LabelSpec, SourceSpec, Split, WorkflowSpec, from_data, to_data
 from terarec.spec.dataset import DatasetStorage
 from terarec.spec.registry import OperatorSpec, check_allowed, imported
@@ -38,6 +40,8 @@ FORMAT = "terarec.workflow"
 VERSION = 4
 WORKFLOW_FILE = "workflow.json"
 STATES = "states"
+_FILES = r"(?s)\d{2,}[-.].+"
+"""Names of the files of states and of earlier rows."""
 _ROW_FUNCTIONS = "terarec.etl.ready.row_functions"
 _NAMES = ("hour_and_weekday", "avazu_hour_and_weekday", "length", "modulo_10_million", "modulo_40_million")
 PRESET_FUNCTIONS = frozenset(f"{_ROW_FUNCTIONS}:{name}{of}" for name in _NAMES for of in ("", "_of_record"))
@@ -258,15 +262,25 @@ class Workflow:
     def save(self, directory: Path | str) -> None:
         """Write ``workflow.json`` and the states of the steps to `directory`, which is made if necessary.
 
+        They take the place of a workflow that is there, with its states and earlier rows.
+
         Raises:
+            ConfigError: The folder of its states or earlier rows holds files of others.
             StorageError: The disk is full.
         """
-        save_states(self.plan, self.states, Path(directory))
-        source, target = self.earlier_rows, Path(directory) / EARLIER_ROWS
-        if source is not None and source.is_dir() and source.resolve() != target.resolve():
-            copy_earlier_rows(source, target)
-        # Last: a directory without it is not a workflow.
-        self.to_json(Path(directory) / WORKFLOW_FILE)
+        path = Path(directory)
+        with atomic_entries(path, replaceable=_FILES) as partial:
+            save_states(self.plan, self.states, partial)
+            if self.earlier_rows is not None and self.earlier_rows.is_dir():
+                copy_earlier_rows(self.earlier_rows, partial / EARLIER_ROWS)
+            for folder in (STATES, EARLIER_ROWS):
+                check_replaceable(path / folder, _FILES)
+            # A directory without it is not a workflow: states of one never meet the steps of another.
+            (path / WORKFLOW_FILE).unlink(missing_ok=True)
+            for folder in (STATES, EARLIER_ROWS):
+                if not (partial / folder).exists():
+                    remove_tree(path / folder, names=_FILES)
+        self.to_json(path / WORKFLOW_FILE)
 
     def with_split(self, split: Split | None) -> Workflow:
         """Return this workflow with its state and another split: `OneSplit` for files that it only transforms.
