@@ -77,6 +77,14 @@ def test_log_with_a_learnt_shift(train, later):
     assert code.inverse("x", np.array(present(made)), state) == pytest.approx(raised, rel=1e-7, abs=1e-6)
 
 
+def test_a_learnt_shift_of_large_numbers():
+    """The shift is rounded: the least value had the logarithm of 0."""
+    least = 1.7e18
+    made, _, _ = outcome(LogOp(columns=("x",), shift=None), [least, least + 1e9], [0.0, least, least + 1e9])
+    assert made[:2] == [0.0, 0.0]
+    assert made[2] == pytest.approx(math.log(1e9 + 1))
+
+
 @given(train=NUMBERS, later=NUMBERS)
 def test_fill_with_the_median(train, later):
     made, _, _ = outcome(FillMissing(columns=("x",), median=True), train, later)

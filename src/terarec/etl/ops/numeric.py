@@ -171,8 +171,8 @@ class LogOp(NumberOperator):
         (shift,) = params
         if self.shift is not None:
             return np.asarray(np.log(numbers + shift))
-        shifted = np.asarray(np.maximum(numbers, 1.0 - shift))
-        shifted += shift
+        # The sum is bounded, and not x: where the least value is beyond 2^53, its sum with the shift may be 0.
+        shifted = np.asarray(np.maximum(numbers + shift, 1.0))
         return np.asarray(np.log(shifted, out=shifted))
 
     @override
