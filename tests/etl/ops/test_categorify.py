@@ -155,3 +155,10 @@ def test_a_vocabulary_beyond_memory_is_rejected_with_its_size_and_what_helps():
     message = str(caught.value)
     assert message.startswith(f"column 'x': its vocabulary of {size:,} values needs about ")
     assert " KiB are left; a greater min_count (now 1), a max_size (now none), HashBucket or more memory" in message
+
+
+def test_no_more_buckets_than_the_core_takes():
+    """More of them ended the run after the fit."""
+    assert Categorify(columns=("x",), hash_buckets=2**31 - 1).hash_buckets == 2**31 - 1
+    with pytest.raises(ConfigError, check=at("Categorify.hash_buckets")):
+        Categorify(columns=("x",), hash_buckets=2**31)

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from terarec.errors import ConfigError
-from terarec.etl.columns import ColumnType, Rows, kind_of
-from terarec.etl.ops import DifferenceLag, History
+from terarec.etl.columns import ColumnType, Rows, array_of, ids_as_integers, kind_of, lists_of
+from terarec.etl.ops import DifferenceLag, History, Pad
 from tests.errors import at
 from tests.etl.column_values import column_of, values_of
 from tests.params import examples
@@ -102,6 +102,34 @@ def test_difference_to_an_earlier_row(kind, data, lag):
         expected.append(None if item is None or other is None else item - other)
     assert kind_of(made) == kind
     assert values_of(made) == expected
+
+
+LAST = 2**63 - 1
+
+
+@pytest.mark.parametrize(
+    ("values", "unit", "expected"),
+    [
+        ([LAST, -LAST, -1, -LAST, 2], None, [None, None, LAST - 1, 1 - LAST, None]),
+        ([-5, LAST, LAST - 1], None, [None, None, -1]),
+        ([0, 9_000_000_000, 18_300_000_000, 0], "ns", [None, 9 * 10**18, None, None]),
+        ([0, 9_300_000_000, 0], "s", [None, 9_300_000_000, -9_300_000_000]),
+    ],
+)
+def test_a_difference_beyond_64_bits_is_missing(values, unit, expected):
+    """It wrapped around."""
+    columns = {"user": column_of("integer", [1] * len(values)), "time": column_of("integer", list(range(len(values))))}
+    rows = Rows({**columns, "item": column_of("integer", values)}, np.arange(len(values)))
+    step = DifferenceLag(columns=("item",), group="user", order="time", outputs=("gap",), unit=unit)
+    assert values_of(step.transform(rows, None).columns["gap"]) == expected
+
+
+def test_padding_beyond_the_ids_of_a_vocabulary():
+    """Vocabularies give ids of 32 bits."""
+    ids = lists_of(array_of(np.array([1, 2, 3], dtype=np.int32), are_ids=True), np.array([0, 2, 3]))
+    step = Pad(columns=("ids",), length=2, value=2**31)
+    made = step.transform(Rows({"ids": ids}, np.arange(2)), None).columns["ids"]
+    assert values_of(ids_as_integers(made)) == [[1, 2], [3, 2**31]]
 
 
 def test_nothing_later_or_simultaneous_leaks_into_a_history():

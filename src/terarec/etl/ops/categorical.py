@@ -72,7 +72,7 @@ class Categorify(MappedColumns):
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.positive_int(self, "min_count")
-        checks.int64(self, "hash_buckets", minimum=1)
+        checks.positive_int(self, "hash_buckets", maximum=2**31 - 1)
         if self.max_size is not None:
             checks.positive_int(self, "max_size")
         checks.one_of(self, "joint", (False, True))

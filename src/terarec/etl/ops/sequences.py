@@ -167,6 +167,8 @@ class Pad(MappedColumns):
         for name, output in self.pairs:
             array = rows.columns[name]
             values, lengths, places = flat(array), list_lengths(array), np.arange(self.length)
+            if kind_of(array) == "id" and float(self.value) >= 2**31:  # vocabularies give ids of 32 bits
+                values = array_of(numpy_values(values).astype(np.int64), are_ids=True)
             # The padding is one more value behind the others.
             items = offsets_of(lengths)[:-1, None] + places
             items = np.where(places < lengths[:, None], items, len(values)).ravel()
@@ -377,7 +379,8 @@ class DifferenceLag(GroupedColumns):
         group: Column whose equal values make a group; a row with a missing one has a missing difference.
         lag: Number of rows between the two; the first ones of a group are missing.
         unit: Unit of the difference of times, as the source has them: "s", "ms", "us" or "ns". It is exact, and rounded
-            down to whole units. None for columns of any numbers; of times it is "s".
+            down to whole units. None for columns of any numbers; of times it is "s". Differences beyond 64 bits are
+            missing: in "ns" those of more than 292 years.
     """
 
     accepted: ClassVar[tuple[str, ...]] = ("number", "integer")
@@ -420,9 +423,13 @@ class DifferenceLag(GroupedColumns):
             absent[later] = missing[later] | missing[earlier]
             difference = np.zeros_like(values)
             difference[later] = values[later] - values[earlier]
+            if kind_of(array) == "integer":  # whose difference wraps around where it has not the sign of the order
+                absent[later] |= (difference[later] < 0) != (values[later] < values[earlier])
             if name in rows.nanoseconds or self.unit is not None:
                 per_second = _PER_SECOND[self.unit or "s"]
                 parts = rows.nanoseconds.get(name, np.zeros(rows.num_rows, dtype=np.int32)).astype(np.int64)
+                most = np.iinfo(np.int64).max // per_second - 1  # with room for the parts
+                absent[later] |= (difference[later] > most) | (difference[later] < -most)
                 difference[later] *= per_second
                 difference[later] += (parts[later] - parts[earlier]) // (_PER_SECOND["ns"] // per_second)
             if kind_of(array) == "number":
