@@ -100,6 +100,22 @@ def test_a_column_of_the_files_is_read_from_them(tmp_path: Path) -> None:
     assert rows_of(open_source(spec("json_lines", country="text"), [folder]))[1]["country"] == ["FR", "DE"]
 
 
+def test_a_bad_field_does_not_become_the_value_of_the_directory(tmp_path: Path) -> None:
+    folder = tmp_path / "country=DE" / "hour=7"
+    folder.mkdir(parents=True)
+    lines = [
+        '{"x": 1, "country": 5}',
+        '{"x": 2}',
+        '{"x": 3, "country": null, "hour": "x"}',
+        '{"x": 4, "country": "FR"}',
+    ]
+    (folder / "a.json").write_text("\n".join(lines) + "\n")
+    source = open_source(spec("json_lines", country="text", hour="integer"), [tmp_path], "missing")
+    found = rows_of(source)[1]
+    assert (found["country"], found["hour"]) == ([None, "DE", "DE", "FR"], [7, 7, None, 7])
+    assert source.bad_input.counts == {"integer": 1, "text": 1}
+
+
 def test_wrong_directories(tmp_path: Path) -> None:
     for name in ("hour=7", "hour=x"):
         (tmp_path / name).mkdir()
@@ -112,8 +128,12 @@ def test_wrong_directories(tmp_path: Path) -> None:
 
 
 def test_names_of_directories() -> None:
-    assert directory_values("/data/a=1/b=x%3Dy/c") == {"a": "1", "b": "x=y"}
-    assert directory_values("data/a=1.parquet") == {}
+    assert directory_values("/data/a=1/b=x%3Dy/c", "ab") == {"a": "1", "b": "x=y"}
+    assert directory_values("data/a=1.parquet", "a") == {}
+    assert directory_values("/x/a=1/y/a=2/f.csv", "a") == {"a": "2"}
+    assert directory_values("/x/a=1/q=%ff/b=/a=2/f.csv", ()) == {}
+    with pytest.raises(FormatError, check=at("q=%ff/f.csv")):
+        directory_values("q=%ff/f.csv", "q")
 
 
 @pytest.mark.parametrize(

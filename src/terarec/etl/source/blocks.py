@@ -237,6 +237,7 @@ class ParsedPart:
         faults: First ones, in order. With the policy "raise" any is to be raised.
         zero_nulls: See `Rows`.
         nanoseconds: See `Rows`.
+        bad_fields: Column -> rows, int64[k], whose field is missing since it is bad, and not absent.
     """
 
     columns: Mapping[str, pa.Array]
@@ -245,6 +246,7 @@ class ParsedPart:
     faults: Sequence[InputFault] = ()
     zero_nulls: frozenset[str] = frozenset()
     nanoseconds: Mapping[str, NDArray[np.int32]] = field(default_factory=dict)
+    bad_fields: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
 
     def rows(self, raw: RawBlock) -> Rows:
         """Return the rows with their ids."""
@@ -321,7 +323,13 @@ def apply_error_policy(
     faults.sort(key=lambda fault: fault.number)
     # Under "raise" the caller raises the first fault; under "missing" the columns have nulls there already.
     if policy != "skip":
-        return replace(parsed, counts=counts, faults=faults[:FAULTS_SHOWN], zero_nulls=frozenset())
+        bad_fields = {
+            name: np.concatenate([fields.rows for fields in field_faults if fields.column == name])
+            for name in {fields.column for fields in field_faults}
+            if name is not None
+        }
+        faults = faults[:FAULTS_SHOWN]
+        return replace(parsed, counts=counts, faults=faults, zero_nulls=frozenset(), bad_fields=bad_fields)
     good = np.flatnonzero(~bad)
     columns = {name: array.take(array_of(good)) for name, array in parsed.columns.items()}
     kept = good if parsed.kept is None else parsed.kept[good]

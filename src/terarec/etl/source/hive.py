@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 
@@ -24,14 +24,23 @@ from terarec.spec import SourceColumn, SourceSpec
 from terarec.spec.preparation import BadInputPolicy
 
 
-def directory_values(path: str) -> Mapping[str, str | None]:
-    """Return the columns in the names of the directories of a file, decoded; None is a missing value."""
-    segments = [part for part in PurePosixPath(path).parent.parts if "=" in part]
+def directory_values(path: str, names: Collection[str]) -> Mapping[str, str | None]:
+    """Return the columns among `names` in the names of the directories of a file, decoded; None is a missing value.
+
+    Raises:
+        FormatError: A value that is not UTF-8.
+    """
+    # The last directory of a name counts. Others may have any name: one of no column is no error.
+    parts = (part for part in PurePosixPath(path).parent.parts if "=" in part)
+    segments = {name: part for part in parts if (name := part.partition("=")[0]) in names}
     if not segments:
         return {}
-    schema = pa.schema([(segment.partition("=")[0], pa.string()) for segment in dict.fromkeys(segments)])
-    expression = dataset.partitioning(schema, flavor="hive").parse("/".join((*segments, "")))
-    values: dict[str, str | None] = dict.fromkeys(schema.names)
+    schema = pa.schema([(name, pa.string()) for name in segments])
+    try:
+        expression = dataset.partitioning(schema, flavor="hive").parse("/".join((*segments.values(), "")))
+    except pa.ArrowInvalid as error:
+        raise FormatError(path, f"the names of its directories cannot be read ({error}), expected UTF-8") from None
+    values: dict[str, str | None] = dict.fromkeys(segments)
     values.update(dataset.get_partition_keys(expression))
     return values
 
@@ -51,7 +60,7 @@ def with_directories(
     reader = reader_of(files_spec(spec, files))
     if not columns:
         return reader
-    values = {file.path: directory_values(file.path) for file in files}
+    values = {file.path: directory_values(file.path, [column.name for column in columns]) for file in files}
     for file in files:
         for column in columns:
             if column.name not in values[file.path] and spec.format != "json_lines":
@@ -74,8 +83,9 @@ def files_spec(spec: SourceSpec, files: Sequence[SourceFile]) -> SourceSpec:
 
 def _directory_columns(spec: SourceSpec, files: Sequence[SourceFile]) -> Sequence[SourceColumn]:
     """Return the columns that are in the names of directories."""
-    named = {name for file in files for name in directory_values(file.path)}
-    columns = [column for column in spec.columns if column.name in named and column.separator is None]
+    names = {column.name for column in spec.columns if column.separator is None}
+    named = {name for file in files for name in directory_values(file.path, names)}
+    columns = [column for column in spec.columns if column.name in named]
     if not columns or spec.format == "json_lines":
         return columns
     there = _names_in(files[0], spec)
@@ -141,7 +151,9 @@ class DirectoryReader(FormatReader):
             # Row i of [value] or of (rows of the file, value).
             places = np.zeros(num_rows, dtype=np.int64)
             if array is not None:
-                places = np.where(array.is_null().to_numpy(zero_copy_only=False), num_rows, np.arange(num_rows))
+                absent = array.is_null().to_numpy(zero_copy_only=False)
+                absent[parsed.bad_fields.get(column.name, [])] = False
+                places = np.where(absent, num_rows, np.arange(num_rows))
                 value = pa.concat_arrays([array, value])
                 parts = np.concatenate([nanoseconds.get(column.name, np.zeros(num_rows, np.int32)), parts])
             columns[column.name] = value.take(array_of(places))

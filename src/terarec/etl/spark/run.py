@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -67,7 +68,7 @@ class SparkRun(EngineRun):
         self._files = source.files
         if not str(self._context.master).startswith("local"):  # executors run in directories of their own
             self._files = tuple(
-                file if is_remote(file.path) else dataclasses.replace(file, path=str(Path(file.path).resolve()))
+                file if is_remote(file.path) else dataclasses.replace(file, path=os.path.abspath(file.path))
                 for file in source.files
             )
         # Results of the first phases, which the later ones need.
