@@ -190,7 +190,7 @@ def _layouts(form: str) -> tuple[_Layout, ...]:
 @lru_cache(maxsize=256)
 def _pattern(form: str) -> re.Pattern[str]:
     """Return the pattern that tells where a text of a form has its %f."""
-    patterns = {"Y": r"\d{4}", "p": "[AaPp][Mm]", "f": r"(?P<f>\d{1,9})", "z": r"[Zz]|[+-]\d\d:?\d\d"}
+    patterns = {"Y": r"\d{4}", "p": "[AaPp][Mm]", "f": r"(?P<f>\d{1,9})", "z": r"Z|[+-]\d\d:?\d\d"}
     pieces = [
         f"(?:{patterns.get(name, '[0-9]{1,2}')})" if name else re.sub(r"(?:\\?\s)+", r"\\s+", re.escape(literal))
         for name, literal in _DIRECTIVE.findall(form)
@@ -239,7 +239,7 @@ def _numbers(cells: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.bo
 def _offsets(cells: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Return the seconds by which zones are ahead of UTC, int64[k], and which are zones, bool[k]."""
     if cells.shape[1] == 1:
-        is_utc: NDArray[np.bool_] = np.equal(cells[:, 0] | 0x20, ord("z"))
+        is_utc: NDArray[np.bool_] = np.equal(cells[:, 0], ord("Z"))  # as in Python; ISO 8601 reads z, too, one by one
         return np.zeros(len(cells), dtype=np.int64), is_utc
     (hours, are_hours), (minutes, are_minutes) = _numbers(cells[:, 1:3]), _numbers(cells[:, -2:])
     sign = cells[:, 0]
