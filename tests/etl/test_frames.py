@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finding P2: tables in memory, of pandas, Polars and Arrow, are read as files with the same content."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -228,6 +229,11 @@ def test_a_reader_of_a_table(prepared: Path) -> None:
         Reader(shards, batch_size=9)
     with pytest.raises(FormatError, check=at("the table, column 'price'")):
         InMemorySource.of_table(spec, shards.drop_columns("price"))
+    for value in (1e39, math.nan):  # which no preparation writes either
+        prices = pa.array([*[1.0] * (shards.num_rows - 1), value])
+        wrong = shards.set_column(shards.column_names.index("price"), "price", prices)
+        with pytest.raises(FormatError, check=at(f"the table, row {shards.num_rows - 1}, column 'price'")):
+            InMemorySource.of_table(spec, wrong)
 
 
 @pytest.mark.parametrize("kind", [pa.float16(), pa.float32(), pa.float64()])

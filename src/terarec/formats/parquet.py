@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from typing_extensions import override
@@ -321,7 +322,7 @@ def cast_table(table: pa.Table, spec: DatasetSpec, where: str) -> pa.Table:
     """Return the file columns of a data set from a table of any writer, in the types of its shards.
 
     Raises:
-        FormatError: A column that is missing, or does not cast without loss.
+        FormatError: A column that is missing, or does not cast without loss; NaN, or a number beyond float32.
     """
     arrays = []
     schema = arrow_schema(spec)
@@ -336,12 +337,17 @@ def cast_table(table: pa.Table, spec: DatasetSpec, where: str) -> pa.Table:
             if pa.types.is_integer(value_type(field.type)):
                 _check_integers(column)
             # Numbers are rounded to float32, as preparation rounds them.
-            arrays.append(column.cast(field.type, safe=field.type != pa.float32()))
+            array = column.cast(field.type, safe=field.type != pa.float32())
         except pa.ArrowException as error:
             reason = " ".join(str(error).split())
             raise FormatError(
                 f"{where}, column {field.name!r}", f"type is {column.type} ({reason}), expected {field.type}"
             ) from None
+        row = pc.index(pc.is_finite(array), False).as_py() if field.type == pa.float32() else -1
+        if row >= 0:
+            problem = f"got {column[row]}, expected a number that float32 holds"
+            raise FormatError(f"{where}, row {row}, column {field.name!r}", problem)
+        arrays.append(array)
     return pa.Table.from_arrays(arrays, schema=schema)
 
 

@@ -72,6 +72,17 @@ def test_round_trip_of_raw(tmp_path_factory, layout, floats, num_rows, seed):
     assert_same_rows(FixedRecordFile(path, layout, types, num_rows).read(0, num_rows), label, expected, keys)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64])
+def test_labels_beyond_32_bits_are_rejected(tmp_path, dtype):
+    """As float32 the first one is the largest that fits, rounded."""
+    layout = make_layout(dense=0, slots=())
+    types = raw_types(layout, float_label_dense=False)
+    with pytest.raises(FormatError):
+        write(tmp_path / "x.bin", layout, types, (np.array([[2**31]], dtype=dtype), np.empty((1, 0)), []))
+    write(tmp_path / "x.bin", layout, types, (np.array([[2**31 - 128]], dtype=dtype), np.empty((1, 0)), []))
+    assert (tmp_path / "x.bin").read_bytes() == struct.pack("<i", 2**31 - 128)
+
+
 def test_any_piece_of_a_file(tmp_path):
     layout = make_layout(slots=ONE_HOT)
     types = raw_types(layout, float_label_dense=True)

@@ -231,8 +231,8 @@ def _as_integers(values: NDArray[Any], dtype: np.dtype[Any], what: str, where: s
         return values
     limits = np.iinfo(dtype)
     low = 0 if what == "dense" else limits.min
-    # A cast would cut fractions and wrap around silently.
-    wrong = (values != np.floor(values)) | (values < low) | (values > limits.max)
+    # A cast would cut fractions and wrap around silently. Floats hold the power of 2 behind the largest integer.
+    wrong = (values != np.floor(values)) | (values < low) | (values >= limits.max + 1.0)
     if wrong.any():
         value = values[np.unravel_index(int(np.argmax(wrong)), wrong.shape)]
         raise FormatError(where, f"{what} {value:g}, expected integers from {low} to {limits.max}")
