@@ -7,7 +7,7 @@ from concurrent.futures import Future
 import pytest
 import torch
 
-from terarec.errors import StorageError
+from terarec.errors import NoSpaceError, StorageError
 from terarec.kernels.slots import RowBatch
 from terarec.memory.cache import Cache
 from terarec.memory.cached_part import BudgetError
@@ -99,6 +99,35 @@ def test_rows_that_were_read_stay_where_they_are_to_be_kept() -> None:
         assert level.num_read == num_read
     assert len(cache) == 4
     assert not cache.parts[0].slots.is_dirty.any()
+
+
+class Full(TableStores):
+    """Stores that take no rows on demand."""
+
+    is_full = False
+
+    def write(self, held: RowBatch, values: torch.Tensor) -> None:
+        if self.is_full:
+            raise NoSpaceError("disk", "full")
+        super().write(held, values)
+
+
+def test_reads_need_no_room_below() -> None:
+    """Rows that were read took the slots of changed ones, which were written first: on a full disk reads failed."""
+    level = Full([TableStore(MemoryRowStore(ROW_BYTES))])
+    level.write(batch(*range(8)), rows(*range(8)))
+    cache = Cache(ROW_BYTES, [4], level, slot_bytes=10, name="host", keeps_read=True)
+    cache.write(batch(0, 1, 2), rows(10, 11, 12))
+    level.is_full = True
+    for wanted in (batch(5, 6), batch(7, 0), batch(4, 3)):
+        out = rows(0, 0)
+        assert cache.read(wanted, out).all()
+        assert out[:, 0].tolist() == [key + 10 * (key < 3) for key in wanted.keys.tolist()]
+    level.is_full = False
+    cache.commit({})
+    out = rows(0, 0, 0)
+    assert level.read(batch(0, 1, 2), out).all()
+    assert out[:, 0].tolist() == [10, 11, 12]
 
 
 class Gated(TableStores):

@@ -178,7 +178,7 @@ class Cache:
                 # After a write or an erasure meanwhile, what was read may be old. The next read of these rows finds the
                 # new ones.
                 if self._changes.may_keep(number, seen):
-                    part.keep(kept.part(places), kept_values[places], self._write_back_of(part))
+                    part.keep(kept.part(places), kept_values[places])
 
     def write(self, batch: RowBatch, values: Tensor) -> None:
         """Set rows; see `Level.write`."""

@@ -176,13 +176,13 @@ class CachedPart:
         if self._overflow is not None:
             self._evict_overflow(self._overflow, slots)
 
-    def keep(self, batch: RowBatch, values: Tensor, write_back: Callable[[Tensor], None] | None) -> None:
-        """Hold rows of the level below, which may repeat, as far as there is room for them."""
+    def keep(self, batch: RowBatch, values: Tensor) -> None:
+        """Hold rows of the level below, which may repeat, in place of others that it has: nothing is written there."""
         # At most half of the slots, so that one large read leaves a part of what was here.
         firsts = row_set(batch.rows).firsts[: self._limit.limit // 2]
         firsts = firsts[self.slots.find(batch.rows[firsts]) < 0]  # another thread may have read the others
         if firsts.numel() > self._limit.room:
-            self._make_room(firsts.numel(), write_back)
+            self.slots.release(self._least_used(firsts.numel(), keeps_dirty=True))
         firsts = firsts[: self._limit.room]
         slots = self._assign(batch.part(firsts))
         # `assign` pins what it places, for rows that gradients wait for; here nothing waits.
@@ -224,7 +224,6 @@ class CachedPart:
         self._rows.grow(target)
 
     def _make_room(self, wanted: int, write_back: Callable[[Tensor], None] | None) -> None:
-        missing = wanted - self._limit.room
         if write_back is None:
             num_rows = len(self.slots)
             needed = (num_rows + wanted) * (self._row_bytes + self._slot_bytes)
@@ -235,10 +234,15 @@ class CachedPart:
                 capacity=num_rows,
                 needed_bytes=needed,
             )
-        victims = self.slots.victims(max(missing, self._limit.limit // _VICTIMS_SHARE), 0)
+        victims = self._least_used(wanted)
         # Written before they are released: if the level below fails, the rows are still here.
         write_back(victims[self.slots.is_dirty[victims]])
         self.slots.release(victims)
+
+    def _least_used(self, wanted: int, *, keeps_dirty: bool = False) -> Tensor:
+        """Return slots to release so that `wanted` more rows have room."""
+        missing = wanted - self._limit.room
+        return self.slots.victims(max(missing, self._limit.limit // _VICTIMS_SHARE), 0, keeps_dirty=keeps_dirty)
 
     def _evict_overflow(self, overflow: OverflowSpec, new: Tensor) -> None:
         """Evict rows while there are more than the bound; those of the slots `new`, just written, go last."""
