@@ -437,7 +437,7 @@ def test_caches_of_a_version_that_goes_while_they_are_made_end(tmp_path: Path) -
 
     def unload() -> None:
         unloading.start()
-        wait_for(lambda: version.groups[0]._is_retired)
+        wait_for(lambda: version.groups[0].stack.is_retired)
         unloading.join(0.2)  # it ended before the caches were there, which nobody closed then
 
     source = source_of(tmp_path, unload)

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables in several tiers."""
 
+import threading
+
 import pytest
 import torch
 
-from terarec.errors import ConfigError
+from terarec.errors import ConfigError, StorageError
 from tests.errors import at
 from tests.ps.tiers import Tier, host, table_of
 
@@ -49,6 +51,23 @@ def test_insertions_and_erasures_reach_all_tiers() -> None:
     table.flush()
     assert (fast.count(), slow.count()) == (4, 4)
     assert table.find(torch.arange(5)).mask.tolist() == [True, True, False, True, True]
+
+
+def test_rows_are_removed_after_a_change_that_is_under_way_and_none_comes_later() -> None:
+    """What a change wrote after the removal stayed for good."""
+    held = host(4)
+    table = table_of([held])
+    with table.changing():
+        table.insert(torch.arange(3), torch.ones(3, 4))
+        table.group.retire()
+        clearing = threading.Thread(target=table.clear)
+        clearing.start()
+        clearing.join(0.2)
+        table.insert(torch.arange(3, 5), torch.ones(2, 4))
+    clearing.join()
+    with pytest.raises(StorageError):
+        table.insert(torch.arange(3), torch.ones(3, 4))
+    assert held.count() == 0
 
 
 def test_other_keys_are_rejected() -> None:

@@ -26,6 +26,7 @@ class Stack:
     Attributes:
         levels: The levels, the fastest first.
         num_tables: Number of tables.
+        is_retired: Whether rows may change no more, as they are about to be removed; once True, for good.
 
     Args:
         levels: At least one.
@@ -36,6 +37,7 @@ class Stack:
     def __init__(self, levels: Sequence[Guarded], num_tables: int, row_bytes: int) -> None:
         self.levels = tuple(levels)
         self.num_tables = num_tables
+        self.is_retired = False
         self._row_bytes = row_bytes
         # Held while a level keeps what a slower one had, and where an update begins or ends.
         self._keeping = threading.Lock()
@@ -94,12 +96,15 @@ class Stack:
                 change as well.
 
         Raises:
-            StorageError: No level with all rows can be changed.
+            StorageError: No level with all rows can be changed, or rows may change no more.
         """
         with self._changing[table]:
             if self._changed[table] is not None:  # part of a change
                 yield
                 return
+            # Under the lock, which `clear` takes: a change that begins later would leave rows where all were removed.
+            if self.is_retired:
+                raise StorageError("tables", "were closed or unloaded, expected a loaded version")
             self._changed[table] = []
             try:
                 with self._updating_tables([table]):
@@ -190,7 +195,8 @@ class Stack:
         if not any(level.is_stale(table) for level in self.levels):
             return 0
         with self._changing[table], self._updating_tables([table]):
-            stale = [level for level in self.levels if level.is_stale(table) and level.is_writable[table]]
+            writable = () if self.is_retired else [level for level in self.levels if level.is_writable[table]]
+            stale = [level for level in writable if level.is_stale(table)]
             return sum(self._renew(level, table, state, source) for level in stale)
 
     def _renew(self, level: Guarded, table: int, state: str | None, source: RowSource | None) -> bool:
@@ -220,7 +226,7 @@ class Stack:
         self._clear(table, lambda fence: fence.give_up() and not fence.leave())
 
     def _clear(self, table: int, clears: Callable[[Fence], bool]) -> None:
-        with self._updating_tables([table]):
+        with self._changing[table], self._updating_tables([table]):
             for level in self.levels:
                 if level.is_writable[table] and clears(level.fences[table]):
                     # Past the guard: who removes a table has to know that rows stay.

@@ -120,7 +120,6 @@ class TableGroup:
         self.width = width
         self.stack = Stack(levels, len(self.names), 4 * width)
         self.defaults = tuple(defaults) or (constant_rows(width),) * len(self.names)
-        self._is_retired = False  # once True, for good
         self._lock = threading.Lock()
         self._num_keys, self._num_defaults = [0] * len(self.names), [0] * len(self.names)
 
@@ -150,12 +149,12 @@ class TableGroup:
         return Found(rows, mask)
 
     def _check_use(self) -> None:
-        if self._is_retired:
+        if self.stack.is_retired:
             raise StorageError(f"tables {', '.join(self.names)}", "were closed or unloaded, expected a loaded version")
 
     def retire(self) -> None:
-        """Let all lookups raise from here on, before rows are removed or levels closed."""
-        self._is_retired = True
+        """Let all lookups and changes raise from here on, before rows are removed or levels closed."""
+        self.stack.is_retired = True
 
     def close(self) -> None:
         """Close the levels; lookups raise then."""
