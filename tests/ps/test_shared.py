@@ -14,13 +14,15 @@ import torch
 from terarec.errors import NoSpaceError, StorageError
 from terarec.formats.hugectr.weights import SparseRows, write_sparse_folder
 from terarec.io.removal import remove_tree
+from terarec.kernels.slots import RowBatch
 from terarec.memory.batch_parts import batch_of
 from terarec.memory.guarded import STATE, Guarded
-from terarec.memory.shared import MEMORY
+from terarec.memory.shared import MEMORY, SharedStores
+from terarec.memory.table_stores import TableStores
 from terarec.ps import ParameterServer
 from terarec.ps.levels import shared_level
 from terarec.ps.loading import source_identity
-from terarec.spec import ParameterServerSpec, ServedModelSpec, ServedTableSpec, SharedMemorySpec
+from terarec.spec import HostMemorySpec, ParameterServerSpec, ServedModelSpec, ServedTableSpec, SharedMemorySpec
 from tests.processes import Python
 from tests.waiting import wait_for
 
@@ -53,10 +55,12 @@ def source(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def serve(name: str, source: Path | str, share: float = 1.0, **options: bool | int) -> ParameterServer:
+def serve(
+    name: str, source: Path | str, share: float = 1.0, *faster: HostMemorySpec, **options: bool | int
+) -> ParameterServer:
     tables = tuple(ServedTableSpec(name=table, width=4, source=str(Path(source) / table)) for table in VECTORS)
-    tier = SharedMemorySpec(name=name, load_share=share, **options)  # type: ignore[arg-type]
-    return ParameterServer(ParameterServerSpec(tiers=(tier,), models=(ServedModelSpec(name="m", tables=tables),)))
+    tiers = (*faster, SharedMemorySpec(name=name, load_share=share, **options))  # type: ignore[arg-type]
+    return ParameterServer(ParameterServerSpec(tiers=tiers, models=(ServedModelSpec(name="m", tables=tables),)))
 
 
 def looked_up(server: ParameterServer, table: str = "a") -> np.ndarray:
@@ -80,6 +84,17 @@ def test_one_process_loads_and_all_read(name: str, source: Path, share: float) -
         second.update("m", "b", KEYS[:1], KEYS[1:2], torch.ones(1, 4))  # which is the other one's to do
         assert np.array_equal(looked_up(second, "b"), VECTORS["b"])
     assert not (MEMORY / name).exists()
+
+
+def test_host_memory_in_front_sees_updates(name: str, source: Path) -> None:
+    """It kept what it had found, and lookups that found all there never looked for a commit."""
+    host = HostMemorySpec(load_share=0.0, keeps_found=True)
+    with serve(name, source) as first, serve(name, source, 0.0, host) as second:
+        assert np.array_equal(looked_up(second), VECTORS["a"])
+        assert inserted(second) == 100
+        first.update("m", "a", KEYS[:10], KEYS[10:20], torch.ones(10, 4))
+        expected = np.concatenate([np.zeros((10, 4)), np.ones((10, 4)), VECTORS["a"][20:]])
+        wait_for(lambda: np.array_equal(looked_up(second), expected))
 
 
 def test_nobody_gets_default_vectors_for_rows_that_nobody_loads(name: str, source: Path) -> None:
@@ -147,6 +162,31 @@ def test_rows_are_waited_for(name: str) -> None:
     with pytest.raises(StorageError):
         left.wait(looks.set)
     for each in (writer, reader, left, late):
+        each.level.close()
+
+
+def test_a_read_beside_one_that_moves_on_is_tried_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It raised what the former commit lacked: another thread had just moved on."""
+    spec = SharedMemorySpec(name=name)
+    writer, reader = (shared_level(spec, "m", ["t"], [""], 4) for _ in range(2))
+    wanted, read, failed = batch_of(KEYS[:1], 0), TableStores.read, list[StorageError]()
+    writer.write(wanted, torch.ones(1, 16, dtype=torch.uint8))
+    writer.level.commit({}, 0)
+    reader.refresh()
+
+    def fail_once(stores: TableStores, batch: RowBatch, out: torch.Tensor) -> torch.Tensor:
+        if failed:
+            return read(stores, batch, out)
+        writer.level.commit({}, 0)
+        failed.append(StorageError("rows", "cannot open"))
+        assert isinstance(stores, SharedStores)
+        assert stores._look()  # as another thread does
+        raise failed[0]
+
+    monkeypatch.setattr(TableStores, "read", fail_once)
+    assert reader.level.read(wanted, torch.zeros(1, 16, dtype=torch.uint8)).tolist() == [True]
+    assert reader.refresh()
+    for each in (writer, reader):
         each.level.close()
 
 

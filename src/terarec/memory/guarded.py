@@ -105,7 +105,8 @@ class Guarded:
         retain: Removes all rows of a table but those of keys int64[n]; None where no other process reads meanwhile.
         await_rows: Returns once the rows that another process loads are there, and calls its argument until then; None
             where none does.
-        stay: Lets reads see what another process commits by `refresh` alone; None where they do so from the beginning.
+        is_due: Returns whether it is time to look by `refresh` for what another process has committed; None where that
+            is left to the caller.
 
     Args:
         level: As above.
@@ -144,7 +145,7 @@ class Guarded:
         self.join: Callable[[], None] | None = None
         self.retain: Callable[[int, Tensor], None] | None = None
         self.await_rows: Callable[[Callable[[], None]], None] | None = None
-        self.stay: Callable[[], None] | None = None
+        self.is_due: Callable[[], bool] | None = None
         self._losses = losses or (lambda table: (0, 0))
         self._clock = clock
         self._lock = threading.Lock()

@@ -168,8 +168,8 @@ class SharedStores(TableStores):
         self._directory = SharedDirectory(spec)
         self._looking = threading.Lock()
         self._looked = 0.0
-        self._looks = True
-        self._has_moved = False
+        # Commits of others that were moved on to, and those of them that `refresh` has told of.
+        self._moves = self._told = 0
         super().__init__([TableStore(None, is_writable=False) for _ in tables], reader)
         try:
             with _changing(self._directory.path):
@@ -190,14 +190,13 @@ class SharedStores(TableStores):
         return self._open_file(path / "rows", self._table_names[number], self._pages, read_only=not is_writer)
 
     def read(self, batch: RowBatch, out: Tensor) -> Tensor:
-        """Copy rows of the last commit; see `Level.read`."""
-        if self._looks and time.monotonic() - self._looked >= _LOOK_SECONDS:
-            self._look(waits=False)
+        """Copy rows of the commit that `refresh` has moved on to; see `Level.read`."""
+        moves = self._moves
         try:
             return super().read(batch, out)
         except StorageError:
-            # The writer may have removed what a newer commit does without.
-            if not self._look():
+            # The writer may have removed what a newer commit does without, to which another thread may have moved on.
+            if not self._look() and moves == self._moves:
                 raise
             return super().read(batch, out)
 
@@ -219,18 +218,16 @@ class SharedStores(TableStores):
     def refresh(self) -> bool:
         """Read the last commits of the writer; return whether there was one since the last call."""
         self._look()
-        has_moved, self._has_moved = self._has_moved, False
-        return has_moved
+        told, self._told = self._told, self._moves
+        return told != self._told
 
-    def stay(self) -> None:
-        """See newer commits by `refresh` alone from now on, so that rows change together with what goes with them."""
-        self._looks = False
+    def is_due(self) -> bool:
+        """Return whether it is time for a `refresh`, and nobody is about to."""
+        return time.monotonic() - self._looked >= _LOOK_SECONDS and not self._looking.locked()
 
-    def _look(self, *, waits: bool = True) -> bool:
-        """Move on to the last commits; return whether there was a new one. Another thread may be about to."""
-        if not self._looking.acquire(blocking=waits):
-            return False
-        try:
+    def _look(self) -> bool:
+        """Move on to the last commits; return whether there was a new one."""
+        with self._looking:
             self._looked = time.monotonic()
             has_moved = super().refresh()
             for number, table in enumerate(self.tables):
@@ -239,10 +236,8 @@ class SharedStores(TableStores):
                     opened = self._open(number, is_writer=False)
                     table.form, table.store = opened.form, opened.store
                     has_moved = True
-            self._has_moved |= has_moved
+            self._moves += has_moved
             return has_moved
-        finally:
-            self._looking.release()
 
     def _is_there(self, number: int) -> bool:
         return (self._directory.path / self._names[number] / "rows").is_dir()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 
 import torch
@@ -47,6 +47,8 @@ class Stack:
         self._changed: list[list[Tensor] | None] = [None] * num_tables
         # For which levels another process has made that change.
         self._made: list[list[Guarded]] = [[] for _ in range(num_tables)]
+        # Levels of which reads look for what other processes have committed.
+        self._looking = [(place, level.is_due) for place, level in enumerate(self.levels) if level.is_due is not None]
         complete = [level for level in self.levels if level.is_complete]
         for level in self.levels:
             for fence in level.fences:
@@ -54,6 +56,10 @@ class Stack:
 
     def read(self, batch: RowBatch, out: Tensor) -> Tensor:
         """Copy rows; see `Level.read`. Levels that fail are passed over."""
+        for place, is_due in self._looking:
+            if is_due():
+                with suppress(StorageError):  # which reads of the level raise, too
+                    self._refresh(place)
         # Without the lock, which is held while a server takes rows.
         seen = self._changes.seen()
         is_there = self.levels[0].read(batch, out)
@@ -253,14 +259,17 @@ class Stack:
 
     def refresh(self) -> bool:
         """Read the last commits of other processes, and renew stale levels from others; see `Level.refresh`."""
-        tables, has_moved = range(self.num_tables), False
-        for place, level in enumerate(self.levels):
-            with self._updating_tables(tables):  # what was read before is not kept
-                if level.refresh():
-                    has_moved = True
-                    self._forget_kept(place, tables)  # which rows the other process changed is not known
-        for table in tables:
+        moved = [self._refresh(place) for place in range(len(self.levels))]
+        for table in range(self.num_tables):
             self.renew(table)
+        return any(moved)
+
+    def _refresh(self, place: int) -> bool:
+        tables = range(self.num_tables)
+        with self._updating_tables(tables):  # what was read before is not kept
+            has_moved = self.levels[place].refresh()
+            if has_moved:
+                self._forget_kept(place, tables)  # which rows the other process changed is not known
         return has_moved
 
     def follow(self, state: str) -> bool:
@@ -273,9 +282,8 @@ class Stack:
         Raises:
             StorageError: A level is damaged.
         """
+        self._looking = []
         for place, level in enumerate(self.levels):
-            if level.stay is not None:
-                level.stay()
             behind = self._behind(level, state)
             with self._updating_tables(behind):
                 if behind and level.refresh():

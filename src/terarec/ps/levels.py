@@ -137,7 +137,7 @@ def shared_level(
         has_all=spec.load_share in (0.0, 1.0),
         fences=fences,
     )
-    level.await_rows, level.stay = stores.wait, stores.stay
+    level.await_rows, level.is_due = stores.wait, stores.is_due
     for table, fence in enumerate(fences):
         if is_writable[table]:
             fence.at_end = partial(level.commit, table)  # others see a change once it is committed
