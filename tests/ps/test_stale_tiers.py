@@ -106,6 +106,24 @@ def test_an_update_goes_on_without_a_tier_that_fails(place: int) -> None:
     assert torch.equal(values.view(torch.float32), newest(2.0))
 
 
+class Repeating(Delegating):
+    """A level that names its first rows twice, as a server may while others write."""
+
+    def items(self, table: int, chunk_rows: int) -> Iterator[tuple[Tensor, Tensor]]:
+        chunks = list(self.level.items(table, 50))
+        return iter([chunks[0], *chunks])
+
+
+def test_a_tier_gets_all_rows_of_one_that_names_some_twice() -> None:
+    """It stopped after as many as there were: the last ones got default vectors."""
+    tiers = [host(4), host(4, kind=Repeating)]
+    table = table_of(tiers)
+    table.insert(KEYS, distinct_rows(4, KEYS))
+    tiers[0].guarded.miss(0, None)
+    assert table.renew() == 1
+    assert tiers[0].count() == KEYS.numel()
+
+
 def test_an_update_that_no_tier_with_all_rows_takes_is_an_error() -> None:
     tiers = [host(4), failing(Clock())]
     table = table_of(tiers, keeps_found=[True, False])

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple, Protocol
 
@@ -144,8 +145,9 @@ def _fill(stale: StaleTable, state: str | None, donor: Guarded | None, source: R
         chunks, num_rows = map(_as_bytes, source.read()), source.num_rows
     else:
         chunks, num_rows = iter(()), 0  # lookups find the rows in slower levels
-    # A complete level with a share of 0 has rows that others wrote there, and now has to get them from here.
-    room = num_rows if level.is_complete else round(level.share * num_rows)
+    # A complete level with a share of 0 has rows that others wrote there, and now has to get them from here. It gets
+    # all that come: a server may name a key twice, and has others than those counted by then.
+    room = sys.maxsize if level.is_complete else round(level.share * num_rows)
     for keys, values in chunks:
         if room <= 0:
             break
