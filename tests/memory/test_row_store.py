@@ -180,6 +180,18 @@ def test_a_snapshot_holds_the_last_commit(kind: Kind, tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_closed_store_says_so(kind: Kind, tmp_path: Path) -> None:
+    """RocksDB raised errors of its own, which no tier expects: so would a damaged database."""
+    held = kind.create(tmp_path / "rows", 16)
+    if isinstance(held, MemoryRowStore):
+        pytest.skip("closing it empties it")
+    held.close()
+    out = np.zeros((1, 16), np.uint8)
+    for use in (lambda: held.read(np.array([1]), out), lambda: len(held), lambda: list(held.items())):
+        with pytest.raises(StorageError):
+            use()
+
+
 @pytest.mark.parametrize("row_bytes", [15, 4097, 0, -1])
 def test_rows_have_16_to_4096_bytes(kind: Kind, tmp_path: Path, row_bytes: int) -> None:
     with pytest.raises(ConfigError):

@@ -212,6 +212,13 @@ def test_host_memory_before_files_of_another_process_forgets_what_that_changed(t
             assert np.array_equal(looked_up(replica), expected)
 
 
+@pytest.mark.parametrize("kind", [RowFileSpec, RocksDBSpec])
+def test_rows_that_are_not_there_cannot_be_read(tmp_path: Path, kind: type[RowFileSpec | RocksDBSpec]) -> None:
+    """A missing database of RocksDB gave default vectors."""
+    with pytest.raises(FormatError):
+        serve(model(folder(tmp_path / "0")), tiers=(kind(path=str(tmp_path / "rows"), read_only=True),))
+
+
 @pytest.mark.parametrize("by", ["update", "another process"])
 def test_a_cache_that_is_made_after_an_update_has_the_new_rows(tmp_path: Path, by: str) -> None:
     """It was filled from the source, whose rows the update had replaced and removed."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -70,13 +71,19 @@ class RocksDBStore:
     def _open(self, *, is_new: bool) -> Any:
         options = self._library.Options(raw_mode=True)
         options.create_if_missing(is_new)
-        try:
+        with self._errors("open it"):
             return self._library.Rdict(str(self._directory), options)
+
+    @contextmanager
+    def _errors(self, what: str) -> Iterator[None]:
+        try:
+            yield
         except Exception as error:  # the library has no class of its own for errors
-            raise StorageError(self._directory, f"RocksDB cannot open it ({error})") from error
+            raise StorageError(self._directory, f"RocksDB cannot {what} ({error})") from error
 
     def _read_header(self) -> dict[str, Any]:
-        text = self._database.get(_HEADER)
+        with self._errors("read"):
+            text = self._database.get(_HEADER)
         if text is None:
             raise FormatError(self._directory, "got another RocksDB database, expected one of a row store")
         header: dict[str, Any] = json.loads(text)
@@ -94,10 +101,8 @@ class RocksDBStore:
         # Without `sync` a write returns before RocksDB's log is on the disk.
         durable = self._library.WriteOptions()
         durable.sync = True
-        try:
+        with self._errors("write"):
             self._database.write(batch, durable)
-        except Exception as error:
-            raise StorageError(self._directory, f"RocksDB cannot write ({error})") from error
         self._header = header
 
     @property
@@ -132,15 +137,18 @@ class RocksDBStore:
         with self._lock:
             if self._committed_rows is None:
                 # The header is among the rows, under a key of another length.
-                self._committed_rows = sum(1 for key in self._database.keys() if len(key) == KEY_BYTES)  # noqa: SIM118
+                with self._errors("read"):
+                    names = self._database.keys()
+                    self._committed_rows = sum(1 for key in names if len(key) == KEY_BYTES)
             values = self._committed_values(list(self._pending))
             gone = sum(1 for old, new in zip(values, self._pending.values(), strict=True) if old and new is None)
             new = sum(1 for old, new in zip(values, self._pending.values(), strict=True) if not old and new is not None)
             return self._committed_rows + new - gone
 
     def _committed_values(self, keys: list[int]) -> list[bytes | None]:
-        values: list[bytes | None] = self._database.get([_encoded(key) for key in keys]) if keys else []
-        return values
+        with self._errors("read"):
+            values: list[bytes | None] = self._database.get([_encoded(key) for key in keys]) if keys else []
+            return values
 
     def read(self, keys: NDArray[np.int64], out: NDArray[np.uint8]) -> NDArray[np.bool_]:
         """Copy rows to ``out``; see `RowStore.read`."""
@@ -197,7 +205,14 @@ class RocksDBStore:
             yield _arrays(chunk, self.row_bytes)
 
     def _all_items(self) -> Iterator[tuple[int, bytes]]:
-        for encoded, row in self._database.items():
+        with self._errors("read"):
+            items = self._database.items()
+        while True:
+            with self._errors("read"):
+                item = next(items, None)
+            if item is None:
+                break
+            encoded, row = item
             if len(encoded) == KEY_BYTES:
                 key = int.from_bytes(encoded, "little", signed=True)
                 if key not in self._pending:
@@ -210,7 +225,8 @@ class RocksDBStore:
         """Write the last commit as a database of its own, by hard links; see `RowStore.snapshot`."""
         with atomic_dir(directory) as partial, self._lock:
             partial.rmdir()  # which RocksDB makes itself
-            self._library.Checkpoint(self._database).create_checkpoint(str(partial))
+            with self._errors("copy it"):
+                self._library.Checkpoint(self._database).create_checkpoint(str(partial))
 
     def close(self) -> None:
         """Close the database; changes that were not committed are lost."""

@@ -275,7 +275,9 @@ def _database(spec: RocksDBSpec, width: int, directory: Path, table: str) -> Tab
     row_bytes = _row_bytes(width)
     form = _Vectors(width).form(row_bytes)
     if not directory.is_dir():
-        return TableStore(None, create, is_writable=not spec.read_only, form=form)
+        if spec.read_only:
+            raise FormatError(directory, "no such database, expected one to open for reading only")
+        return TableStore(None, create, form=form)
     store = RocksDBStore.open(directory)
     if store.row_bytes != row_bytes:
         got = store.row_bytes
