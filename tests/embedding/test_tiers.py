@@ -7,6 +7,7 @@ import gc
 import itertools
 import math
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +40,7 @@ from terarec.spec import (
     lru,
     ttl,
 )
+from terarec.storage import RowValues
 from tests.embedding.plain import random_jagged
 from tests.embedding.test_dynamic_tables import FEATURES, NAMES, OPTIMIZERS, ROWS, STATIC, dynamic_twin, step
 from tests.errors import at
@@ -237,6 +239,18 @@ def test_rows_that_are_read_ahead(tmp_path: Path, monkeypatch, kind: str, pieces
         assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
     assert_same(plain, tiered)
     assert 0 < use_of(tiered).staged <= use_of(tiered).rows_read
+
+
+def test_former_tiers_give_their_memory_back() -> None:
+    """The host tier of rows without optimizer state stayed beside the one with it."""
+    table = TableSpec(name="t", rows=1000, width=8, tiers=Tiers(device="64KiB", host="1MiB"))
+    tiered = EmbeddingCollection([table], [FeatureSpec(name="t", table="t")])
+    tiered.tables["t"].import_(RowValues(keys=torch.arange(1000), weights=torch.ones(1000, 8)))
+    former = weakref.ref(tiered.arenas[0].data.stack.memory.below)  # type: ignore[union-attr]
+    RowOptimizer(tiered, AdamSpec())
+    gc.collect()
+    assert former() is None
+    assert torch.equal(tiered.tables["t"].export(torch.arange(1000)).weights, torch.ones(1000, 8))
 
 
 @pytest.mark.parametrize(

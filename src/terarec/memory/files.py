@@ -119,8 +119,9 @@ class TierFiles:
         return store
 
     def drop_former(self) -> None:
-        """Remove all files but those of the last `level`."""
+        """Remove all files but those of the last `level`, and forget the writers but the last, which have ended."""
         keep = len(self._tables)
+        del self.writers[:-1]
         self._remove(self._open[:-keep])
         self._open = self._open[-keep:]
 
