@@ -2,6 +2,7 @@
 """Rows of tables in tiers that ranks read ahead for each other."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -23,6 +24,7 @@ def requested(ranks: Ranks, files: Path) -> tuple[dict[str, list[int]], list[dic
     assert isinstance(tables, ShardedCollection)
     share = ranks.share(BATCH)
     jagged, labels = samples(0, NAMES).part(share.start, share.stop)
+    tables.prefetch_rows(tables.requested_rows(replace(jagged, names=("renamed", "columns"))))  # ranks request nothing
     alone = tables.requested_rows(jagged)
     sent = ranks.sent_bytes["rows to read ahead"]
     tables.read_ahead_apart()

@@ -241,6 +241,14 @@ def test_rows_that_are_read_ahead(tmp_path: Path, monkeypatch, kind: str, pieces
     assert 0 < use_of(tiered).staged <= use_of(tiered).rows_read
 
 
+def test_features_that_a_batch_does_not_have_are_not_read_ahead(tmp_path: Path) -> None:
+    """A graph may read a column under another name: its training ended."""
+    tiered = in_tiers(STATIC, Tiers(host=TIGHT, file=str(tmp_path)))
+    for number in (1, len(NAMES)):
+        tiered.prefetch(replace(BATCHES[1], names=(*map(str, range(number)), *NAMES[number:])))
+    assert tiered(BATCHES[1]).pooled.shape[0] == BATCHES[1].batch_size
+
+
 def test_former_tiers_give_their_memory_back() -> None:
     """The host tier of rows without optimizer state stayed beside the one with it."""
     table = TableSpec(name="t", rows=1000, width=8, tiers=Tiers(device="64KiB", host="1MiB"))

@@ -279,6 +279,8 @@ class ShardedCollection(nn.Module):
             [keys[table.is_on(keys, rank)] for table, keys in zip(tables, wanted.values(), strict=True)]
             for rank in range(ranks.size)
         ]
+        if not tables:  # on no rank: their batches have the same features
+            return {}
         # Counts first: a rank has to know how many rows come.
         counts = torch.tensor([[part.numel() for part in of_rank] for of_rank in parts])
         each = [len(tables)] * ranks.size

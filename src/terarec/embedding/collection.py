@@ -280,7 +280,7 @@ class EmbeddingCollection(nn.Module):
         """Read the rows of a coming batch into memory, for tables in tiers; another thread may train at the same time.
 
         Args:
-            jagged: Keys of the batch; those that no table has are ignored.
+            jagged: Keys of the batch; those that no table has are ignored, and so are features that it does not have.
             number: Number of lookups from now on to that of the batch: 1 for the next.
         """
         RowLoading(self.arenas, self._readers, self.tables).prefetch(jagged, number)

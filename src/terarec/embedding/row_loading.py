@@ -40,7 +40,9 @@ class RowLoading:
     def prefetch(self, jagged: Jagged, number: int) -> None:
         """Read the rows of a coming batch; see `EmbeddingCollection.prefetch`."""
         for _, tiers, readers in self._in_tiers():
-            part = translate(jagged, readers, self._tables, train=False)
+            # A model may read a column under another name: its rows are read when they are looked up.
+            there = [feature for feature in readers if feature.name in jagged.names]
+            part = translate(jagged, there, self._tables, train=False)
             batch = RowBatch(part.rows, part.part.keys, part.tables)
             tiers.coming.ahead(batch.part((part.rows >= 0).nonzero()[:, 0]), number)
 
