@@ -3,8 +3,10 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
+import pytest
 import torch
 
 from terarec.dist import Ranks, RowWise, same_for_all, shard
@@ -35,6 +37,29 @@ def requested(ranks: Ranks, files: Path) -> tuple[dict[str, list[int]], list[dic
         found = [each.result() for each in ahead]
     listed = [{name: rows.tolist() for name, rows in each.items()} for each in (alone, *found)]
     return listed[0], listed[1:], ranks.sent_bytes["rows to read ahead"] - sent
+
+
+def steps_ahead(ranks: Ranks) -> list[float]:
+    """Return the losses of steps of which one rank passes copies of its batches."""
+    model = Model(trains_layer=False, names=("sum.static",))
+    shard(model, same_for_all(model.tables.specs, RowWise(), ranks.size), ranks)
+    tables, share, losses = model.tables, ranks.share(BATCH), []
+    assert isinstance(tables, ShardedCollection)
+    batches = [samples(step, model.names).part(share.start, share.stop) for step in range(4)]
+    for (jagged, labels), (following, _) in pairwise(batches):
+        tables.start(jagged)
+        tables.announce(following)
+        loss = model(jagged if ranks.is_first else replace(jagged), labels)
+        loss.backward()
+        losses.append(float(ranks.all_reduce_("loss", loss.detach())))
+    return losses
+
+
+def test_lookups_begin_ahead_on_all_ranks_or_on_none() -> None:
+    """Each rank decided by its own call; then they took part in different collectives."""
+    first, second = run_ranks(2, steps_ahead)
+    assert isinstance(first, list), first
+    assert first == second == pytest.approx(steps_ahead(Ranks()))
 
 
 def test_a_thread_of_its_own_requests_rows_next_to_steps(tmp_path: Path) -> None:

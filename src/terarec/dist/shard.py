@@ -376,7 +376,9 @@ class ShardedCollection(nn.Module):
     def _pending(self, jagged: Jagged, *, is_trained: bool) -> PendingLookups:
         """Return the lookups of a batch, which may have begun before."""
         if is_trained and self._expected is not None:
-            self._is_ahead, self._expected = self._expected is jagged, None
+            # On all ranks or on none: a lookup that begins early is a collective of all.
+            agree = self._lookups.exchange.ranks.agree
+            self._is_ahead, self._expected = agree("whether lookups begin ahead", self._expected is jagged), None
         if is_trained and self._started is not None:
             pending = self._started
             if pending.jagged is jagged:
