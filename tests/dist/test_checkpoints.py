@@ -12,8 +12,20 @@ import torch
 from torch import Tensor
 
 from terarec.batch import one_hot
-from terarec.checkpoint import complete_checkpoints, load
-from terarec.dist import ColumnWise, DataParallel, Hybrid, Placement, Ranks, RowWise, ShardingPlan, TableWise, shard
+from terarec.checkpoint import complete_checkpoints, load, save
+from terarec.dist import (
+    ColumnWise,
+    DataParallel,
+    Hybrid,
+    Placement,
+    Ranks,
+    RowWise,
+    ShardingPlan,
+    TableWise,
+    same_for_all,
+    shard,
+)
+from terarec.dist.placement import PlacedTable
 from terarec.dist.plan import TablePlan
 from terarec.embedding import EmbeddingCollection
 from terarec.formats import read_dataset
@@ -31,6 +43,7 @@ from terarec.spec import (
     lru,
 )
 from terarec.train.run import build
+from tests.checkpoint.small_state import make_state
 from tests.dist.launch import Raised, run_ranks
 from tests.dist.test_training import TABLES, run_spec
 from tests.params import in_every_run
@@ -113,6 +126,90 @@ def test_checkpoints_of_ranks_hold_what_those_of_one_process_hold(data: Path, tm
     straight = weights(load_model(tmp_path / "one" / "dynamic").model)
     for table, held in weights(load_model(tmp_path / "ranks" / "dynamic").model).items():
         torch.testing.assert_close(held, straight[table], rtol=1e-4, atol=1e-5)
+
+
+MOST = 9
+HOT = Hybrid(hot_keys=(0,))
+
+
+def bounded(ranks: Ranks, placement: Placement, **options: Any) -> Any:
+    """Return a collection of one dynamic table, on ranks if there are several."""
+    spec = DynamicTableSpec(name="t", width=4, default=0.5, **options)
+    module: Any = EmbeddingCollection([spec], [FeatureSpec(name="t", table="t")])
+    if ranks.size == 1:
+        return module
+    return shard(module, same_for_all([spec], placement, ranks.size), ranks)
+
+
+def look_up(module: Any, optimizer: RowOptimizer, keys: Tensor) -> None:
+    module(one_hot(("t",), keys[None])).pooled.sum().backward()
+    optimizer.step()
+
+
+def owned(rank: int) -> Tensor:
+    """Return some keys whose rows are on one rank of two."""
+    spec = DynamicTableSpec(name="t", width=4)
+    keys = torch.arange(1, 200)
+    placed = PlacedTable(spec, RowWise(), same_for_all([spec], RowWise(), 2))
+    return keys[placed.owners(keys) == rank]
+
+
+def copies(ranks: Ranks) -> dict[str, Any]:
+    """Return what each rank holds of a hot row, after one rank has got many other keys."""
+    found = {}
+    for name, options in {
+        "evicted": {"max_rows": 8, "evict": lru(share=0.25)},
+        "filtered": {"admit": counting_filter(4, num_bytes=64)},
+        "admitted": {"admit": counting_filter(4, num_bytes=64)},
+    }.items():
+        module = bounded(ranks, HOT, **options)
+        optimizer = RowOptimizer(module, SGDSpec())
+        keys = [torch.zeros(1, dtype=torch.int64), *owned(0)[:50].split(2 if name == "evicted" else 50)]
+        if name != "evicted":
+            keys = keys[::-1] + keys[:1] * (name == "admitted")
+        for batch in keys:
+            look_up(module, optimizer, batch)
+        rows = module.local.tables["t"]
+        mine = rows.keys()
+        found[name] = rows.export(mine[mine == 0]).weights.tolist()
+        if name == "evicted":
+            assert mine.numel() <= 5
+            module.tables["t"].evict(keep_at_least=0)
+            found["kept"] = rows.keys().tolist()
+    return found
+
+
+def test_copies_of_a_row_stay_equal_where_rows_come_and_go() -> None:
+    """A rank evicted its copy, or admitted its key, by the other keys that it had; there the row began anew."""
+    results = run_ranks(2, copies)
+    assert results[0] == results[1]
+    counts = {name: len(rows) for name, rows in results[0].items()}
+    assert counts == {"evicted": 1, "kept": 1, "filtered": 0, "admitted": 1}
+
+
+def resumed(ranks: Ranks, path: Path) -> tuple[int, int]:
+    """Return the rows on this rank after loading, and after the next batch, which is saved."""
+    module = bounded(ranks, RowWise(), max_rows=MOST, evict=lru())
+    load(path / "one").load_tables(module.tables, with_state=True)
+    optimizer, tables = RowOptimizer(module, SGDSpec()), module.tables
+    loaded = len(tables["t"])
+    for keys in (owned(0)[-1:], owned(0)[-3:], owned(1)[:20].split(4)[-1]):
+        look_up(module, optimizer, keys)
+    save(path, dataclasses.replace(make_state(4), tables=tables), writers=ranks)
+    return loaded, len(tables["t"])
+
+
+def test_a_full_table_goes_on_with_any_number_of_ranks(tmp_path: Path) -> None:
+    """Keys are not spread evenly: a rank had no room for its share."""
+    module = bounded(Ranks(), RowWise(), max_rows=MOST, evict=lru())
+    look_up(module, RowOptimizer(module, SGDSpec()), owned(0)[:MOST])
+    save(tmp_path, dataclasses.replace(make_state(3), tables=module.tables)).rename(tmp_path / "one")
+    (loaded, left), (none, other) = run_ranks(2, resumed, tmp_path)
+    assert (loaded, none) == (MOST, 0)
+    assert left + other <= MOST
+    [path] = complete_checkpoints(tmp_path)
+    load(path).load_tables(module.tables, with_state=True)
+    assert len(module.tables["t"]) == left + other
 
 
 PLACES: dict[str, Placement] = {

@@ -63,6 +63,11 @@ class PlacedTable:
         """Whether some rows, not all, have copies on every rank."""
         return self._num_hot > 0
 
+    @property
+    def hot_keys(self) -> Tensor:
+        """Keys int64[h], rising, of the rows that have copies on every rank, where others have none."""
+        return self._constants[_CPU][0]
+
     def owners(self, keys: Tensor) -> Tensor:
         """Return the rank int64[n] of each row of ``keys int64[n]``, `COPIES` for those on all. Not by column."""
         if self.has_copies:
@@ -105,8 +110,8 @@ class PlacedTable:
         if isinstance(spec, DynamicTableSpec):
             most = spec.max_rows
             if most is not None and not self.has_copies and not self.by_column:
-                # Every rank has the hot rows besides its share.
-                most = -(-most // len(self.ranks)) + self._num_hot
+                # Every rank has the hot rows besides its share of the others. All shares together fit one process.
+                most = max(1, (most - self._num_hot) // len(self.ranks)) + self._num_hot
             default = self._part_of_default(spec, rank)
             return replace(spec, width=self.width, default=default, max_rows=most, tiers=self._own_tiers(rank))
         holds = self.has_copies or rank in self.ranks

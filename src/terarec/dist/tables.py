@@ -391,6 +391,11 @@ class ShardedDynamicTable(ShardedTable):
 
     part: DynamicTable
 
+    def __init__(self, placed: PlacedTable, part: DynamicTable, ranks: Ranks, *, seed: int) -> None:
+        super().__init__(placed, part, ranks, seed=seed)
+        assert isinstance(placed.spec, DynamicTableSpec)
+        part.begin_part(placed.hot_keys, placed.spec.max_rows)
+
     @property
     @override
     def keyed(self) -> ShardedDynamicTable:
@@ -460,5 +465,6 @@ class ShardedDynamicTable(ShardedTable):
 
 def sharded_table(placed: PlacedTable, part: AnyTable, ranks: Ranks, *, seed: int) -> ShardedTable:
     """Return the rows of a table on this rank; arguments are those of `ShardedTable`."""
-    kind = ShardedTable if part.keyed is None else ShardedDynamicTable
-    return kind(placed, part, ranks, seed=seed)
+    if isinstance(part, DynamicTable):
+        return ShardedDynamicTable(placed, part, ranks, seed=seed)
+    return ShardedTable(placed, part, ranks, seed=seed)

@@ -149,16 +149,25 @@ class CountingFilter:
     new count, so a count is never too low, and too high only where each of the four cells is shared.
 
     The cells of a key depend on a seed, which is exported and imported together with them.
+
+    Args:
+        spec: Count and bytes.
+        table: Name of the table, for errors.
+        seed: As above.
+        device: Device of the cells.
+        hot: Keys int64[h], rising, that other processes count, too: they have counts of their own, which do not depend
+            on the other keys of a process.
     """
 
     names = frozenset({"admission_filter", "admission_seed"})
 
-    def __init__(self, spec: FilterAdmission, table: str, seed: int, device: torch.device) -> None:
+    def __init__(self, spec: FilterAdmission, table: str, seed: int, device: torch.device, hot: Tensor) -> None:
         self.spec = spec
         self._table = table
         self._seed = seed
         # Bytes that saturate: all that is asked is whether a small count was reached.
         self._cells = torch.zeros(_FILTER_ROWS, spec.num_bytes // _FILTER_ROWS, dtype=torch.uint8, device=device)
+        self._hot, self._hot_counts = hot, torch.zeros_like(hot)
 
     @property
     def memory_bytes(self) -> int:
@@ -171,6 +180,8 @@ class CountingFilter:
         places = self._places(distinct)
         before = self._cells.gather(1, places)
         counts = before.amin(0).to(torch.int64) + occurrences
+        if self._hot.numel():
+            counts = self._counted_hot(distinct, occurrences, counts, transaction)
         raised = counts.clamp(max=MOST_FILTER_COUNT).to(torch.uint8)
         # Keys of a batch may share a cell. The largest count wins, so that the order of the keys does not matter.
         self._cells.scatter_reduce_(1, places, raised.expand_as(places), "amax")
@@ -179,12 +190,21 @@ class CountingFilter:
         admitted: Tensor = distinct[counts >= self.spec.count]
         return admitted
 
+    def _counted_hot(self, keys: Tensor, occurrences: Tensor, counts: Tensor, transaction: Transaction) -> Tensor:
+        """Count the hot ones of distinct keys; return ``counts int64[n]`` with theirs."""
+        places = torch.searchsorted(self._hot, keys).clamp_(max=self._hot.numel() - 1)
+        is_hot, before = self._hot[places] == keys, self._hot_counts.clone()
+        transaction.on_rollback(lambda: self._hot_counts.copy_(before))
+        self._hot_counts.index_add_(0, places, occurrences * is_hot)
+        return torch.where(is_hot, self._hot_counts[places], counts)
+
     def forget(self, keys: Tensor, transaction: Transaction) -> None:
         """Do nothing: a filter cannot remove keys, since keys share cells."""
 
     def move(self, device: torch.device) -> None:
         """Move the cells to `device`."""
         self._cells = self._cells.to(device)
+        self._hot, self._hot_counts = self._hot.to(device), self._hot_counts.to(device)
 
     def export_chunks(self, chunk_keys: int) -> Iterator[dict[str, Tensor]]:
         """Return the cells and their seed."""
@@ -204,6 +224,7 @@ class CountingFilter:
         self._cells.copy_(cells)
         # With another seed, keys would have other cells.
         self._seed = int(seed)
+        self._hot_counts = self._cells.gather(1, self._places(self._hot)).amin(0).to(torch.int64)
 
     def _places(self, keys: Tensor) -> Tensor:
         """Return the cells int64[4, n] of each key."""
@@ -212,8 +233,18 @@ class CountingFilter:
         return (mix(first + rows) & (2**63 - 1)) % self._cells.shape[1]
 
 
-def build_admission(table: DynamicTableSpec, seed: int, device: torch.device, implementation: str) -> Admission | None:
-    """Return the admission of ``table.admit``; None inserts every key."""
+def build_admission(
+    table: DynamicTableSpec, seed: int, device: torch.device, implementation: str, hot: Tensor
+) -> Admission | None:
+    """Return the admission of ``table.admit``; None inserts every key.
+
+    Args:
+        table: The table.
+        seed: Seed of the arena.
+        device: Device of the counts.
+        implementation: That of the index of counts.
+        hot: Keys int64[h], rising, that other processes count, too.
+    """
     spec = table.admit
     if spec is None:
         return None
@@ -225,7 +256,7 @@ def build_admission(table: DynamicTableSpec, seed: int, device: torch.device, im
     own_seed = int.from_bytes(digest, "little", signed=True)
     if isinstance(spec, ProbabilityAdmission):
         return ChanceAdmission(spec, own_seed)
-    return CountingFilter(spec, table.name, own_seed, device)
+    return CountingFilter(spec, table.name, own_seed, device, hot)
 
 
 def mix(bits: Tensor) -> Tensor:

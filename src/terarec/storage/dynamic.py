@@ -141,6 +141,16 @@ class DynamicTable:
                 transaction.on_commit(lambda: self._rows.note_use(rows))
         return rows
 
+    def begin_part(self, hot: Tensor, most_imported: int | None) -> None:
+        """Make an empty table the part of one on this rank.
+
+        Args:
+            hot: Keys int64[h], rising, whose rows other ranks have, too: they are never evicted.
+            most_imported: ``max_rows`` of the whole table, up to which imports insert keys: of all ranks, this one may
+                have the most.
+        """
+        self._rows.begin_part(hot, most_imported)
+
     def restart(self, seed: int) -> None:
         """Raise `StorageError`: a dynamic table has no rows without keys."""
         raise StorageError(f"table {self.name!r}: restart", "the table is dynamic, expected a static one")

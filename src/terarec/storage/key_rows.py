@@ -102,6 +102,9 @@ class KeyRows:
         removed: Keys that were removed since the checkpoint that the arena's changes follow.
         index: Key -> arena row.
         admission: Policy for which new keys get a row; None admits every key.
+        hot: Keys int64[h], rising, of whose rows other processes have copies; none is evicted, as each would choose by
+            the other keys that it has.
+        most_imported: Number of rows up to which imports insert keys; None for any number.
     """
 
     def __init__(self, spec: DynamicTableSpec, arena: DynamicArena, implementation: str) -> None:
@@ -112,15 +115,22 @@ class KeyRows:
         for name in self.tracked:
             arena.track(name, USES[name])
         self._implementation = implementation
+        self.hot = torch.empty(0, dtype=torch.int64, device=arena.device)
+        self.most_imported = spec.max_rows
         self._start()
 
     def _start(self) -> None:
         device = self.arena.device
         self.index: HashIndex = new_hash_index(device, self._implementation)
-        self.admission = build_admission(self.spec, self.arena.seed, device, self._implementation)
+        self.admission = build_admission(self.spec, self.arena.seed, device, self._implementation, self.hot)
         self.clock = self.num_evicted = 0
         self.evicted = torch.empty(0, dtype=torch.int64, device=device)
         self.removed: list[Tensor] = []
+
+    def begin_part(self, hot: Tensor, most_imported: int | None) -> None:
+        """Set `hot` and `most_imported` of an empty table, the part of one on this rank."""
+        self.hot, self.most_imported = hot.to(self.arena.device), most_imported
+        self._start()
 
     def clear(self) -> None:
         """Remove all keys, uses and admission counts."""
@@ -138,8 +148,8 @@ class KeyRows:
         """
         num_rows = len(self.index)
         where, demand = f"table {self.spec.name!r}", f"holds {num_rows:,} rows, {wanted:,} in their place requested"
-        if self.spec.max_rows is not None and wanted > self.spec.max_rows:
-            raise NoSpaceError(where, f"{demand}, at most {self.spec.max_rows:,} allowed")
+        if self.most_imported is not None and wanted > self.most_imported:
+            raise NoSpaceError(where, f"{demand}, at most {self.most_imported:,} allowed")
         self.arena.make_room(wanted, freed=num_rows, purpose=f"{where}: {demand}")
 
     def items(self) -> tuple[Tensor, Tensor]:
@@ -159,7 +169,7 @@ class KeyRows:
         Raises:
             StorageError: Memory or table is full.
         """
-        # Before insertion, so that rows that expired make room for new keys.
+        # Before insertion, so that rows that go make room for new keys.
         self._evict_expired(keys)
         # All keys are inserted: one pass over the index does that and finds them.
         if self.admission is None:
@@ -222,7 +232,7 @@ class KeyRows:
         """Move the index to the device of the arena."""
         device = self.arena.device
         self.index = copy_to(self.index, device, self._implementation)
-        self.evicted = self.evicted.to(device)
+        self.evicted, self.hot = self.evicted.to(device), self.hot.to(device)
         self.removed = [keys.to(device) for keys in self.removed]
         if self.admission is not None:
             self.admission.move(device)
@@ -236,9 +246,10 @@ class KeyRows:
         wanted = new_keys.numel()
         if not wanted:
             return rows
-        if spec.max_rows is not None and len(self.index) > spec.max_rows:
+        most = self.most_imported if batch is None else self._most_rows()
+        if most is not None and len(self.index) > most:
             self.index.erase(new_keys)
-            self._make_room(wanted, spec.max_rows, batch)
+            self._make_room(wanted, most, batch)
             rows, new_keys = self.index.insert(keys, arena.recycled, arena.next_row)
         # Registered before rows are allocated: if there is no memory for them, the keys leave the index again.
         arena.transaction.on_rollback(lambda: self.index.erase(new_keys))
@@ -250,6 +261,13 @@ class KeyRows:
         arena.transaction.on_rollback(lambda: arena.data.forget(self.number, new_rows, new_keys))
         mark_changes(arena, new_rows)
         return rows
+
+    def _most_rows(self) -> int | None:
+        """Return the number of rows that training fills: hot keys without a row have room of their own."""
+        most, hot = self.spec.max_rows, self.hot.numel()
+        if most is None or not hot or len(self.index) <= most - hot:
+            return most
+        return most - int((self.index.find(self.hot) < 0).count_nonzero())
 
     def _make_room(self, wanted: int, most: int, batch: Tensor | None) -> None:
         """Evict rows until `wanted` more fit within `most`; rows that the batch uses stay."""
@@ -271,7 +289,10 @@ class KeyRows:
         self._remove(chosen)
 
     def _evict_expired(self, batch: Tensor) -> None:
-        policy = self.spec.evict
+        policy, most = self.spec.evict, self.spec.max_rows
+        # Only after an import of the rows of other ranks: training fills no more than `max_rows`.
+        if policy is not None and most is not None and most < len(self.index):
+            self.evict(policy, keep=self.size_after_eviction(policy), spared=batch)
         # Not in every batch, since finding expired rows passes over all of them.
         if isinstance(policy, TTLEviction) and self.clock % math.ceil(policy.steps * policy.share) == 0 and self.clock:
             self.evict(policy, keep=0, spared=batch)
@@ -288,9 +309,10 @@ class KeyRows:
         keys, rows = self.items()
         # By row, so that whether a key is spared is a look at its row and no search among keys.
         stays = torch.zeros(self.arena.num_rows, dtype=torch.bool, device=rows.device)
-        if spared is not None:
-            places = self.index.find(spared)
-            stays[places[places >= 0]] = True
+        for kept in (self.hot, spared):
+            if kept is not None and kept.numel():
+                places = self.index.find(kept)
+                stays[places[places >= 0]] = True
         uses = {name: self.arena.uses[name][rows] for name in self.tracked}
         most = max(0, len(self.index) - keep)
         return keys_to_evict(policy, keys, uses, self.clock, most=most, spared=stays[rows])
