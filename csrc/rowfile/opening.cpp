@@ -100,6 +100,8 @@ std::shared_ptr<Segment> RowFile::listed_segment(const SegmentRecord& record, in
                                                            ", expected 1 to " + std::to_string(layout_.segment_pages));
   }
   auto segment = std::make_shared<Segment>(record.number, slot, path, options_.direct);
+  // A reader's stay open: the writer's next commit may remove files of this one.
+  if (options_.read_only) segment->file(OpenMode::kRead, open_files_);
   segment->pages = segment->listed_pages = record.pages;
   segment->first_sequence = record.first_sequence;
   segment->last_sequence = record.last_sequence;

@@ -85,15 +85,23 @@ void RowFile::look_up(const Request& request, std::vector<LocatedRow>& located) 
   std::sort(located.begin(), located.end(), [](const LocatedRow& a, const LocatedRow& b) { return a.place < b.place; });
 }
 
-// Pages that lie side by side are read at once.
+// Pages that lie side by side are read at once, those of few enough files together.
 void RowFile::fetch(const std::vector<Request>& requests, std::vector<std::vector<LocatedRow>>& located) {
   struct Rows {
     size_t request, first, end;  // in `located`
   };
   PageFetcher& fetcher = *requests[0].store->fetcher_;
+  const auto most_files = static_cast<size_t>(std::max<int64_t>(1, requests[0].store->open_files_.most() / 4));
   std::vector<PageRun> runs;
   std::vector<Rows> rows;
   std::vector<std::shared_ptr<const File>> files;
+  const auto fetch_runs = [&] {
+    fetcher.fetch(runs, [&](int64_t run, const char* data) {
+      const Rows& of_run = rows[run];
+      const LocatedRow* first = located[of_run.request].data();
+      copy_rows(requests[of_run.request], first + of_run.first, first + of_run.end, data, runs[run].offset);
+    });
+  };
   for (size_t request = 0; request < requests.size(); request++) {
     RowFile& store = *requests[request].store;
     const Layout& layout = store.layout_;
@@ -106,7 +114,13 @@ void RowFile::fetch(const std::vector<Request>& requests, std::vector<std::vecto
         if (is_next && runs.back().bytes + layout.page_bytes <= fetcher.most_bytes()) {
           runs.back().bytes += layout.page_bytes;
         } else {
-          if (place.slot != slot) files.push_back(row.segment->file(OpenMode::kRead, store.open_files_));
+          if (place.slot != slot) {
+            if (files.size() == most_files) {
+              fetch_runs();
+              runs.clear(), rows.clear(), files.clear();
+            }
+            files.push_back(row.segment->file(OpenMode::kRead, store.open_files_));
+          }
           runs.push_back({files.back().get(), place.page * layout.page_bytes, layout.page_bytes});
           rows.push_back({request, i, i});
         }
@@ -115,11 +129,7 @@ void RowFile::fetch(const std::vector<Request>& requests, std::vector<std::vecto
       slot = place.slot, last_page = place.page;
     }
   }
-  fetcher.fetch(runs, [&](int64_t run, const char* data) {
-    const Rows& of_run = rows[run];
-    const LocatedRow* first = located[of_run.request].data();
-    copy_rows(requests[of_run.request], first + of_run.first, first + of_run.end, data, runs[run].offset);
-  });
+  fetch_runs();
 }
 
 // Checks each page once.

@@ -38,7 +38,7 @@ struct RowFileOptions {
   bool read_only = false;
   bool direct = false;
   int64_t queue_bytes = int64_t{16} << 20;
-  int64_t open_files = 512;
+  int64_t open_files = 4096;
   double space_ratio = 1.5;  // compaction keeps files below so many times the live bytes; 0: it does not run by itself
   bool is_working = false;   // nothing is to outlive the process: files go before the commit that does without them
 };

@@ -1,24 +1,62 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rowfile/segment.h"
 
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <cerrno>
+
 #include "common/platform.h"
 
 namespace terarec::rowfile {
+namespace {
 
-// The first half is closed: it was opened before the other.
-void OpenFiles::opened(const std::shared_ptr<Segment>& segment) {
+// Segments that were opened, of all row files, in that order; some are gone.
+struct Opened {
+  static Opened& shared() {
+    static auto* const opened = new Opened;  // never destroyed: threads may outlive static objects
+    return *opened;
+  }
+
+  std::mutex mutex;
+  std::vector<std::weak_ptr<Segment>> segments;
+};
+
+}  // namespace
+
+int64_t OpenFiles::most() const {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return most_;
+  return std::min(most_, static_cast<int64_t>(limit.rlim_cur / 2));
+}
+
+void OpenFiles::opened(const std::shared_ptr<Segment>& segment) const {
+  {
+    Opened& all = Opened::shared();
+    std::lock_guard<std::mutex> lock(all.mutex);
+    auto& segments = all.segments;
+    segments.push_back(segment);
+    if (static_cast<int64_t>(segments.size()) <= most()) return;
+    const auto is_gone = [](const std::weak_ptr<Segment>& each) { return each.expired(); };
+    segments.erase(std::remove_if(segments.begin(), segments.end(), is_gone), segments.end());
+    if (static_cast<int64_t>(segments.size()) <= most()) return;
+  }
+  close_half();
+}
+
+bool OpenFiles::close_half() {
   std::vector<std::shared_ptr<Segment>> to_close;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
-    open_.push_back(segment);
-    if (static_cast<int64_t>(open_.size()) <= most_) return;
-    const auto half = open_.begin() + static_cast<int64_t>(open_.size() / 2);
-    for (auto each = open_.begin(); each != half; ++each) {
+    Opened& all = Opened::shared();
+    std::lock_guard<std::mutex> lock(all.mutex);
+    const auto half = all.segments.begin() + static_cast<int64_t>((all.segments.size() + 1) / 2);
+    for (auto each = all.segments.begin(); each != half; ++each) {
       if (auto held = each->lock()) to_close.push_back(std::move(held));
     }
-    open_.erase(open_.begin(), half);
+    all.segments.erase(all.segments.begin(), half);
   }
   for (const auto& each : to_close) each->close_file();
+  return !to_close.empty();
 }
 
 Block* Segment::block_of(int64_t page) const {
@@ -34,17 +72,21 @@ SegmentRecord Segment::record() const {
 }
 
 std::shared_ptr<const File> Segment::file(OpenMode mode, OpenFiles& open_files) {
-  std::shared_ptr<const File> result;
-  {
-    std::lock_guard<std::mutex> lock(file_mutex_);
-    if (file_ && (is_writable_ || mode == OpenMode::kRead)) return file_;
-    file_ = std::make_shared<const File>(path, mode, direct_);
-    is_writable_ = mode == OpenMode::kWrite;
-    advise_random_reads(file_->descriptor());  // rows are read one by one; what comes next is no use
-    result = file_;
+  for (bool has_closed = false;; has_closed = true) {
+    try {
+      std::unique_lock<std::mutex> lock(file_mutex_);
+      if (file_ && (is_writable_ || mode == OpenMode::kRead)) return file_;
+      file_ = std::make_shared<const File>(path, mode, direct_);
+      is_writable_ = mode == OpenMode::kWrite;
+      advise_random_reads(file_->descriptor());  // rows are read one by one; what comes next is no use
+      const auto result = file_;
+      lock.unlock();
+      open_files.opened(shared_from_this());
+      return result;
+    } catch (const StoreError& error) {  // others than segments have taken what the process may open
+      if (has_closed || error.code() != EMFILE || !OpenFiles::close_half()) throw;
+    }
   }
-  open_files.opened(shared_from_this());
-  return result;
 }
 
 void Segment::close_file() {

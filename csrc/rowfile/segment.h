@@ -27,16 +27,19 @@ struct Block {
   int64_t capacity = 0;
 };
 
-// Opens files when needed and closes those not used for long, since the number of open files is limited.
+// Closes files that were opened before others, since the open files of a process are limited. Those of all its row files
+// are counted together.
 class OpenFiles {
  public:
   explicit OpenFiles(int64_t most) : most_(most) {}
-  void opened(const std::shared_ptr<Segment>& segment);
+  // How many stay open: at most half of those that the process may open now.
+  int64_t most() const;
+  void opened(const std::shared_ptr<Segment>& segment) const;
+  // Closes the half that was opened first; false if none was open.
+  static bool close_half();
 
  private:
-  std::mutex mutex_;
-  std::vector<std::weak_ptr<Segment>> open_;
-  int64_t most_;
+  const int64_t most_;
 };
 
 // Members without a remark are guarded by the store's index lock; `number`, `slot` and `path` never change.

@@ -27,6 +27,7 @@ from terarec.memory.row_file import PageReader, RowFile, read_files
 from terarec.memory.row_format import RowColumn, RowFileOptions, read_description
 from tests.errors import at
 from tests.memory.test_row_store import content, expected, read, rows_of
+from tests.processes import run_python
 from tests.waiting import wait_for
 
 QUIET = RowFileOptions(space_ratio=0)
@@ -390,6 +391,56 @@ def test_readers_move_on_when_they_refresh(tmp_path: Path) -> None:
     for call in (reader.refresh, reader.commit, lambda: len(reader), lambda: read(reader, keys)):
         with pytest.raises(StorageError):
             call()
+
+
+def test_readers_keep_the_files_of_their_commit(tmp_path: Path) -> None:
+    """They opened a file with the first row that they read of it, when the writer may have removed it."""
+    store, keys = filled(tmp_path / "rows", 4000), np.arange(4000, dtype=np.int64)
+    reader = RowFile.open(tmp_path / "rows", read_only=True)
+    for version in (1, 2):  # whose files are those of the opening, and of a refresh
+        before = content(store)
+        store.write(keys[::2], rows_of(keys[::2], 64, version))
+        store.compact()
+        store.commit()
+        found, rows = read(reader, keys)
+        assert found.all()
+        assert expected(keys, rows) == before
+        assert reader.refresh()
+    store.close()
+    reader.close()
+
+
+OPEN_FEW = """
+import resource, sys
+from pathlib import Path
+import numpy as np
+from terarec.memory.row_file import RowFile
+from terarec.memory.row_format import RowFileOptions
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+keys = np.arange(10_000)
+options = RowFileOptions(io="threads", io_threads=2)
+paths = [Path(sys.argv[1]) / str(number) for number in range(2)]
+stores = [RowFile.create(path, 512, segment_bytes=2**14, options=options) for path in paths]
+for number, store in enumerate(stores):
+    store.write(keys, np.full((10_000, 512), number + 1, np.uint8))
+    store.commit()
+others = []
+for number, store in enumerate(stores):
+    out = np.zeros((10_000, 512), np.uint8)
+    assert store.read(keys, out).all() and (out == number + 1).all() and store.num_segments > 256
+    while True:  # of which others have the rest
+        try:
+            others.append(open("/dev/null"))
+        except OSError:
+            break
+"""
+
+
+def test_files_stay_within_what_the_system_allows(tmp_path: Path) -> None:
+    """512 of each row file were open, and all of a read together: containers may allow 1,024 of a process."""
+    ended = run_python(OPEN_FEW, str(tmp_path))
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_a_refresh_reads_only_new_rows(tmp_path: Path) -> None:

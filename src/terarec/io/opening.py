@@ -8,6 +8,7 @@ import hashlib
 import os
 import shutil
 import stat
+import sys
 from io import BufferedReader, BufferedWriter, FileIO, IOBase
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
@@ -58,6 +59,22 @@ def open_file(path: str | Path, mode: Literal["rb", "ab"] = "rb", *, is_buffered
     if not is_buffered:
         return file
     return BufferedReader(file) if mode == "rb" else BufferedWriter(file)
+
+
+def allow_open_files(wanted: int) -> int:
+    """Return how many open files the system allows this process: it is let have `wanted`, as far as possible."""
+    try:
+        import resource
+    except ModuleNotFoundError:  # Windows, which has no such limit
+        return sys.maxsize
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return sys.maxsize
+    # A process may raise its soft limit up to the hard one; containers often start with a soft limit of 1,024.
+    if soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return soft
 
 
 def _descriptor(path: str | Path, mode: str) -> int:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from terarec.closer import Closer, stream
 from terarec.errors import DamagedFileError, NoSpaceError, StorageError
 from terarec.io.directories import atomic_dir, file_lock
+from terarec.io.opening import allow_open_files
 from terarec.kernels.cpu import _rowfile
 from terarec.memory.row_format import (
     RowColumn,
@@ -183,6 +184,7 @@ class RowFile:
             StorageError: It is open for writing already, or damaged; `DamagedFileError` names the file.
         """
         layout, options = read_description(directory), options or RowFileOptions()
+        allow_open_files(2 * options.open_files)
         reader = reader or PageReader(options, layout.row_bytes)
         # The lock is released if opening fails, and is kept until `close` otherwise (`pop_all`).
         with ExitStack() as lock:

@@ -111,7 +111,7 @@ class RowFileOptions:
         direct: Whether pages bypass the system's page cache (O_DIRECT).
         queue_bytes: Bytes of filled pages that wait for the disk at most.
         run_bytes: Bytes of pages side by side that are read at once at most; see `PageReader`.
-        open_files: Maximum number of files that stay open.
+        open_files: Maximum number of files that stay open, of all row files, and of half of what the system allows.
         space_ratio: Compaction in the background keeps files below this multiple of live bytes, and 1 MiB: writers
             wait for it. 0 for none in the background.
         is_working: Whether the files are working memory, of which nothing is to outlive the process: those that
@@ -126,7 +126,7 @@ class RowFileOptions:
     direct: bool = False
     queue_bytes: int = 16 * 2**20
     run_bytes: int = 32 * 2**10
-    open_files: int = 512
+    open_files: int = 4096
     space_ratio: float = 1.5
     is_working: bool = False
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import resource
 import socket
 import ssl
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from email.utils import formatdate
 from functools import partial
 
 from terarec.errors import MissingDependencyError
+from terarec.io.opening import allow_open_files
 from terarec.serve.calls import CallSink
 from terarec.serve.http.intake import Intake
 from terarec.serve.http.messages import Request
@@ -184,14 +184,5 @@ class HttpServer:
 
 def most_connections() -> int:
     """Return how many connections the system's limit of open files allows, which is raised as far as it may be."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # A process may raise its soft limit up to the hard one; containers often start with a soft limit of 1,024.
-    wanted = MOST_CONNECTIONS + _OTHER_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return (
-        MOST_CONNECTIONS
-        if soft == resource.RLIM_INFINITY
-        else min(max(soft - _OTHER_FILES, soft // 4), MOST_CONNECTIONS)
-    )
+    allowed = allow_open_files(MOST_CONNECTIONS + _OTHER_FILES)
+    return min(max(allowed - _OTHER_FILES, allowed // 4), MOST_CONNECTIONS)
