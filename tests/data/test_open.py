@@ -62,8 +62,11 @@ def test_both_shuffle_repeat_and_resume(both):
         assert rows != sorted(rows)
         assert len(set(rows)) == 98
         assert_replays(lambda path=path: open_reader(path, batch_size=7, shuffle=True, seed=3, threads=2))
-        stream = iter(open_reader(path, batch_size=70, repeat=True))
-        assert row_numbers([next(stream), next(stream)]) == [*range(100), *range(40)]
+        repeating = open_reader(path, batch_size=70, repeat=True)
+        stream = iter(repeating)
+        # An epoch of Raw and RawAsync files ends its last batch.
+        ends = isinstance(repeating, RecordReader) and repeating.source.ends_batches
+        assert row_numbers([next(stream), next(stream)]) == [*range(100), *range(0 if ends else 40)]
 
 
 def test_slots_without_sizes_are_columns_of_any_keys(tmp_path):

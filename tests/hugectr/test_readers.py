@@ -4,7 +4,9 @@
 import pytest
 
 import terarec.hugectr as hugectr
-from terarec.hugectr.readers import async_layout_of, shuffle_seed
+from terarec.hugectr.readers import async_layout_of, drops_short_batches, shuffle_seed
+from tests.hugectr.families import collection_dlrm, raw_async_reader
+from tests.hugectr.planted import Planted, write_raw_async
 
 ASYNC, RAW = hugectr.DataReaderType_t.RawAsync, hugectr.DataReaderType_t.Raw
 
@@ -48,3 +50,45 @@ def test_the_layout_of_a_file_is_that_of_the_release_where_a_call_leaves_it_open
     given, named, release, is_one_hot, expected
 ):
     assert async_layout_of(hugectr.AsyncParam(*given, **named), release, is_one_hot=is_one_hot) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "trained"), [({}, [100] * 4), ({"drop_incomplete_batch": False}, [100, 100, 50, 100])]
+)
+def test_a_repeating_pass_over_a_raw_file_ends_its_batch(tmp_path, settings, trained):
+    """HugeCTR cuts such a file in each pass alike: a last batch counts its own rows, or is left out of the training."""
+    source = write_raw_async(tmp_path / "data.bin", Planted(250))
+    made = collection_dlrm(
+        raw_async_reader(source, source, 250, 250), batchsize=100, batchsize_eval=100, i64_input_key=True, **settings
+    )
+    made.start_data_reading()
+    steps, evaluated = [], []
+    for _ in range(4):
+        assert made.eval()
+        evaluated.append(made.check_out_tensor("dense", hugectr.Tensor_t.Evaluate))
+        assert made.train()
+        steps.append(made.check_out_tensor("dense", hugectr.Tensor_t.Train))
+    assert [len(rows) for rows in evaluated] == [100, 100, 50, 100]
+    assert [len(rows) for rows in steps] == trained
+    assert (evaluated[3] == evaluated[0]).all()
+
+
+@pytest.mark.parametrize(
+    ("release", "settings", "expected"),
+    [
+        ("25.03", {}, (True, False)),
+        ("4.3", {}, (True, False)),
+        ("4.2", {}, (True, True)),
+        ("3.8", {"drop_incomplete_batch": False}, (False, False)),
+        ("3.7", {}, (True, True)),
+        ("3.3", {"is_dlrm": True}, (False, False)),
+        ("3.2", {"is_dlrm": True}, (True, True)),
+    ],
+)
+def test_a_release_leaves_short_batches_out_of_training_and_of_evaluation(release, settings, expected):
+    reader = raw_async_reader("train.bin", "eval.bin", 8, 8)
+    norm = reader.with_values(data_reader_type=hugectr.DataReaderType_t.Norm)
+    for repeats in (True, False):
+        solver = hugectr.CreateSolver(repeat_dataset=repeats, compat_release=release, **settings)
+        assert drops_short_batches(solver, reader) == expected
+        assert drops_short_batches(solver, norm) == ((False, False) if repeats else expected)

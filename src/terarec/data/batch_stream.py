@@ -197,6 +197,13 @@ def _iterate(batches: Iterator[Step], progress: _Progress) -> Iterator[Batch]:
 def _checked(feed: Feed, options: StreamOptions) -> Feed:
     if options.repeat and not sum(feed.group_rows):
         raise FormatError("reader", "the source holds no records, expected some to repeat")
+    if options.repeat and options.drop_last and feed.ends_batches and sum(feed.group_rows) < options.batch_size:
+        # Without this, it would search for a batch for ever.
+        raise FormatError(
+            "reader",
+            f"the source holds {sum(feed.group_rows):,} records and drop_last leaves short batches out, expected at "
+            f"least {options.batch_size:,} to repeat",
+        )
     if options.repeat and feed.parts is not None:
         raise ConfigError(
             "reader", "got repeat with parts, expected one of them: batches would cross the parts' borders"

@@ -31,7 +31,7 @@ class StreamOptions:
         batch_size: Samples B in a batch.
         shuffle: Whether the order is random, a new one in every epoch.
         seed: Shuffle seed.
-        drop_last: Whether a last batch of fewer samples is left out. A stream that repeats has none.
+        drop_last: Whether a last batch of fewer samples is left out. Most streams that repeat have none.
         repeat: Whether each epoch follows the previous one without an end.
         threads: Threads that read and decode.
         prefetch: Batches ready ahead; 0 for none, without a thread.
@@ -66,6 +66,8 @@ class Feed:
         mixes_rows: Whether shuffling mixes the rows of several groups; otherwise it moves complete groups.
         parts: Numbers of the consecutive groups of each part: parts come in their order, shuffling stays within a part,
             and no batch holds rows of two. None for one part; not together with `runs`.
+        ends_batches: Whether the end of an epoch ends its last batch also in a stream that repeats, where it otherwise
+            gets rows of the next epoch.
         share: The rank that reads, of several that share every batch; None for whole batches.
         kept: Group number -> rows that `read` does not leave out, in less time than it takes; None where it never
             leaves out any. Ranks ask for it, since which samples are in a batch depends on all rows before.
@@ -80,6 +82,7 @@ class Feed:
     runs: Sequence[int] | None = None
     mixes_rows: bool = True
     parts: Sequence[int] | None = None
+    ends_batches: bool = False
     share: RankShare | None = None
     kept: Callable[[int], int] | None = None
     read_part: Callable[[int, Sequence[slice]], ColumnBlock] | None = None
@@ -117,6 +120,7 @@ class _Window:
 
     Attributes:
         epoch: Number of the epoch.
+        section: The epoch and the part, as far as they end batches: no batch has rows of two sections.
         index: Number of the window in the epoch.
         groups: The groups.
         start: Rows of the epoch before them.
@@ -126,6 +130,7 @@ class _Window:
     """
 
     epoch: int
+    section: tuple[int, int]
     index: int
     groups: tuple[int, ...]
     start: int
@@ -161,7 +166,6 @@ def batches_after(feed: Feed, options: StreamOptions, position: Position) -> Gen
         mixes_rows=feed.mixes_rows,
         parts=feed.parts,
     )
-    part_ends = list(accumulate(feed.part_rows))
 
     # Runs in reading threads, several windows at once; all that it shares with them is read only.
     def load(window: _Window) -> tuple[_Window, OwnRows, int]:
@@ -178,7 +182,7 @@ def batches_after(feed: Feed, options: StreamOptions, position: Position) -> Gen
     queue: deque[_Held] = deque()
     epoch, kept, skipped = position.epoch, position.rows, position.skipped
 
-    def blocks() -> Iterator[tuple[int, OwnRows]]:
+    def blocks() -> Iterator[tuple[tuple[int, int], OwnRows]]:
         nonlocal epoch, kept, skipped
         for window, block, left_out in loaded:
             if window.epoch > epoch:
@@ -191,7 +195,7 @@ def batches_after(feed: Feed, options: StreamOptions, position: Position) -> Gen
             if not used:  # otherwise they were counted before the position was saved
                 skipped += left_out
             queue.append(_Held(window, block.num_rows, min(used, block.num_rows)))
-            yield bisect_right(part_ends, window.start) if feed.parts is not None else 0, block
+            yield window.section, block
 
     windows = _windows(feed, sampler, position, repeat=options.repeat)
     first = next(windows, None)
@@ -201,9 +205,9 @@ def batches_after(feed: Feed, options: StreamOptions, position: Position) -> Gen
     loaded = ordered_map(load, () if first is None else chain((first,), windows), options.threads, ahead)
     skip = 0 if first is None else _used_rows(first, position)
     try:
-        # Parts are cut one by one, so that no batch crosses their border.
-        for part, of_part in groupby(blocks(), key=itemgetter(0)):
-            rest = (block for _, block in of_part)
+        # Sections are cut one by one, so that no batch crosses their border.
+        for section, of_section in groupby(blocks(), key=itemgetter(0)):
+            rest = (block for _, block in of_section)
             batches = cut(rest, options.batch_size, slice_of=OwnRows.slice, skip=skip, drop_last=options.drop_last)
             for pieces in batches:
                 size = sum(piece.num_rows for piece in pieces)
@@ -214,9 +218,9 @@ def batches_after(feed: Feed, options: StreamOptions, position: Position) -> Gen
                     assert feed.empty is not None, "without a share all blocks are read"
                     own = [feed.empty]
                 yield feed.to_batch(own), Position(epoch=at, rows=rows, skipped=skipped), size
-            # Only the first part begins within a window.
+            # Only the first section begins within a window.
             skip = 0
-            while queue and queue[0].window.start < part_ends[part] and feed.parts is not None:
+            while queue and queue[0].window.section == section:
                 queue.popleft()  # its rest is the last batch that was left out
         yield None, Position(epoch=position.epoch + 1, skipped=skipped), 0
     finally:
@@ -243,24 +247,26 @@ def _windows(feed: Feed, sampler: Sampler, position: Position, *, repeat: bool) 
     """Yield the windows that are not finished at `position`, in order; those before it are never read."""
     counts = feed.kept if feed.share is not None else None
     part_ends = list(accumulate(feed.part_rows))
-    at: tuple[int, int] | None = None  # row after the window before, since the begin of a batch, and its part
+    at: tuple[int, tuple[int, int]] | None = None  # row after the window before, since a batch's begin, and its section
     for epoch in count(position.epoch) if repeat else (position.epoch,):
         start = 0
         for index, groups in enumerate(sampler.windows(epoch)):
             rows = sampler.window_rows(groups)
             part = min(bisect_right(part_ends, start), len(part_ends) - 1)  # groups at the end may have no rows
+            section = (epoch if feed.ends_batches else 0, part)
             if epoch > position.epoch or start + rows > position.rows:
                 kept = tuple(feed.group_rows[group] if counts is None else counts(group) for group in groups)
-                # Counted from the position at which this stream began, a border of batches: an endless stream cuts
-                # batches across the ends of epochs, and each part begins with a new one.
+                # Counted from the position at which this stream began, a border of batches: most endless streams cut
+                # batches across the ends of epochs, and each section begins with a new one.
                 if at is None:
                     first = -max(0, position.rows - start) if epoch == position.epoch else 0
                 else:
-                    first = at[0] if at[1] == part else 0
+                    first = at[0] if at[1] == section else 0
                 # How many rows follow is known where none are left out. Else a last batch is cut as a full one.
-                end = None if repeat or counts is not None else first + part_ends[part] - start
-                yield _Window(epoch, index, groups, start, kept, first, end)
-                at = first + sum(kept), part
+                is_open = (repeat and not feed.ends_batches) or counts is not None
+                end = None if is_open else first + part_ends[part] - start
+                yield _Window(epoch, section, index, groups, start, kept, first, end)
+                at = first + sum(kept), section
             start += rows
 
 

@@ -36,6 +36,7 @@ from terarec.hugectr.readers import (
     DataReader,
     async_layout_of,
     check_sample_counts,
+    drops_short_batches,
     record_layout,
     shuffle_seed,
     source_opener,
@@ -277,22 +278,27 @@ def _data(network: Network, plan: NetworkPlan, solver: Solver, reader: DataReade
     data_reader = partial(DataReader, repeat=solver.repeat_dataset, threads=reader.num_workers)
     # Drawn by every process where the solver has no seed, so all take that of the first.
     seed = together.gather("seed of the data", shuffle_seed(solver, reader))[0]
+    drops, drops_in_evaluation = drops_short_batches(solver, reader)
     of_training = partial(
-        data_reader, opener(num_samples=reader.num_samples), reader.source[0], batch_size=solver.batchsize
+        data_reader,
+        opener(num_samples=reader.num_samples),
+        reader.source[0],
+        batch_size=solver.batchsize,
+        drop_last=drops,
     )
     with as_hugectr_errors("compile"):
         return _Data(
             layout=layout,
             async_layout=async_layout,
-            train=of_training(drop_last=solver.drop_incomplete_batch, shuffle_seed=seed, share=share),
+            train=of_training(shuffle_seed=seed, share=share),
             evaluation=data_reader(
                 opener(num_samples=reader.eval_num_samples),
                 reader.eval_source,
                 batch_size=solver.batchsize_eval,
-                drop_last=False,
+                drop_last=drops_in_evaluation,
                 share=share,
             ),
-            open_counted=partial(of_training, drop_last=True),
+            open_counted=of_training,
             is_shuffled=seed is not None,
         )
 
@@ -333,8 +339,6 @@ def _trainer(
         spec = TrainingSpec(
             batch_size=solver.batchsize,
             seed=seed,
-            # A stream has no last batch.
-            drop_last=solver.drop_incomplete_batch and not solver.repeat_dataset,
             precision=mixed_precision(device, loss_scale=solver.scaler) if solver.use_mixed_precision else "fp32",
             loss_scale=float(solver.scaler),
         )

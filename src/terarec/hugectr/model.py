@@ -199,7 +199,8 @@ class Model:
         """Train, evaluate and save.
 
         With ``repeat_dataset=True`` each evaluation continues where the last one stopped, so two evaluations see the
-        same samples only if ``max_eval_batches`` covers all of them; in epochs each evaluation starts at the beginning.
+        same samples only if each reads all of them: ``max_eval_batches`` full batches of Norm and Parquet files, which
+        are a stream; of Raw and RawAsync files the last batch is short. In epochs each starts at the beginning.
 
         Args:
             num_epochs: Times over the data, with ``repeat_dataset=False``.

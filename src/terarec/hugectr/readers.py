@@ -22,6 +22,7 @@ from terarec.hugectr.data import file_url
 from terarec.hugectr.enums import Check_t, DataReaderType_t
 from terarec.hugectr.errors import IllegalCallError, WrongInputError, as_hugectr_errors
 from terarec.hugectr.objects import AsyncParam, DataReaderParams, Input, Solver
+from terarec.hugectr.release import release_number
 from terarec.spec import RecordLayout, SparseInput
 from terarec.spec.dataset import RecordKind
 
@@ -76,7 +77,7 @@ class DataReader(BatchStream):
             batch_size=batch_size,
             shuffle=shuffle_seed is not None,
             seed=shuffle_seed or 0,
-            drop_last=drop_last and not repeat,  # a stream has no short batch
+            drop_last=drop_last,
             repeat=repeat,
             # Scripts ask for the workers of a server with many GPUs; more threads than cores only cost memory.
             threads=min(threads, os.cpu_count() or 1),
@@ -233,6 +234,17 @@ def shuffle_seed(solver: Solver, reader: DataReaderParams) -> int | None:
     if reader.data_reader_type is not DataReaderType_t.RawAsync or not reader.async_param.shuffle:
         return None
     return solver.seed or secrets.randbits(62) + 1
+
+
+def drops_short_batches(solver: Solver, reader: DataReaderParams) -> tuple[bool, bool]:
+    """Return whether short last batches are left out in training, and whether in evaluation, by the release."""
+    # These repeat as one stream, which has no last batch.
+    if solver.repeat_dataset and reader.data_reader_type in (DataReaderType_t.Norm, DataReaderType_t.Parquet):
+        return False, False
+    release = release_number(solver.compat_release)
+    # 3.8 made the flag of its own out of `is_dlrm`.
+    drops = solver.drop_incomplete_batch and not (solver.is_dlrm and release >= (3, 3))
+    return drops, drops and (3, 1) <= release < (4, 3)
 
 
 def check_sample_counts(reader: DataReaderParams) -> None:

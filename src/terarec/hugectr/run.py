@@ -20,7 +20,7 @@ from terarec.hugectr.compilation import Compiled
 from terarec.hugectr.data import file_url
 from terarec.hugectr.enums import Check_t
 from terarec.hugectr.objects import DataReaderParams, Solver
-from terarec.hugectr.readers import KIND_OF_READER, DataReader
+from terarec.hugectr.readers import KIND_OF_READER, DataReader, drops_short_batches
 from terarec.hugectr.schedule import LearningRateScheduler
 from terarec.io.remote import is_remote
 from terarec.models import GraphModel
@@ -55,6 +55,7 @@ class Training:
         next_step: Number of the next iteration in `schedule`, from 1.
         shuffle: Whether the training data is shuffled.
         repeat: Whether the training data repeats without an end.
+        drop_last: Whether a short last batch of the training data is left out.
         reader_threads: Threads that read.
         reader_state: Position in the training data; None for its start.
     """
@@ -66,6 +67,7 @@ class Training:
     next_step: int
     shuffle: bool
     repeat: bool
+    drop_last: bool
     reader_threads: int
     reader_state: Mapping[str, Any] | None
 
@@ -146,6 +148,7 @@ def run_parts(
         next_step=scheduler.get_step() + 1,
         shuffle=compiled.is_shuffled,
         repeat=solver.repeat_dataset,
+        drop_last=drops_short_batches(solver, params)[0],
         reader_threads=min(params.num_workers, os.cpu_count() or 1),
         reader_state=started,
     )
@@ -205,6 +208,7 @@ def _run_spec(data: str, records: RecordsSpec, training: Training) -> RunSpec:
         trainer.spec,
         shuffle=training.shuffle,
         repeat=training.repeat,
+        drop_last=training.drop_last,
         epochs=max(1, trainer.spec.epochs, trainer.epoch),
         max_steps=max(1, trainer.step, trainer.spec.max_steps or 0) if training.repeat else None,
         reader_threads=training.reader_threads,

@@ -165,7 +165,7 @@ class TrainingSpec:
         seed: Seed of the initial weights, the data order and dropout.
         shuffle: Whether the train split is shuffled anew in every epoch.
         repeat: Whether the train split is one endless stream, in which batches cross the borders of epochs and all are
-            full; `max_steps` ends it.
+            full, unless it is of Raw or RawAsync files; `max_steps` ends it.
         drop_last: Whether a last batch of fewer samples is left out of each epoch.
         passes: Whether the parts of the train split are trained one after the other, in their order: shuffling mixes
             samples of one part, and rows of tables in tiers are loaded part by part. For data sets whose parts have

@@ -8,7 +8,7 @@ import pytest
 
 from terarec.data import Reader
 from terarec.data.records import NormSource, ParquetSource, RawAsyncSource, RawSource, RecordReader
-from terarec.errors import ConfigError
+from terarec.errors import ConfigError, FormatError
 from terarec.formats.hugectr.parquet import ParquetRecordFile
 from terarec.formats.hugectr.raw import FixedRecordWriter, raw_async_types, raw_types
 from terarec.spec import RecordLayout, SparseInput
@@ -124,10 +124,21 @@ def test_damaged_records_are_counted_once_over_a_stop(tmp_path, drop_last):
 
 
 @pytest.mark.parametrize("kind", ["raw", "raw_async"])
-@pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"shuffle": True, "repeat": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"shuffle": True}, {"shuffle": True, "repeat": True}, {"repeat": True, "drop_last": True}]
+)
 def test_files_of_fixed_records(tmp_path, kind, options):
+    """Also where they repeat, the end of the file ends a batch, or is left out: HugeCTR cuts them so."""
     source = fixed_source(tmp_path, kind)
     assert_resumes(lambda: RecordReader(source, batch_size=15_000, threads=2, **options), 5)
+    sizes = [batch.batch_size for batch in itertools.islice(RecordReader(source, batch_size=15_000, **options), 3)]
+    assert sizes == ([15_000] * 3 if "drop_last" in options else [15_000, 15_000, 10_000])
+
+
+def test_a_file_without_a_whole_batch_cannot_repeat_without_short_ones(tmp_path):
+    source = fixed_source(tmp_path, "raw")
+    with pytest.raises(FormatError, check=at("reader", "the source holds 40,000 records")):
+        RecordReader(source, batch_size=40_001, repeat=True, drop_last=True)
 
 
 @pytest.mark.parametrize("source", ["norm", "parquet"], indirect=True)

@@ -81,6 +81,16 @@ def test_a_position_of_ranks_continues_on_any_number_of_them(source, order, repe
             check_shared(parts, expected[done:])
 
 
+@pytest.mark.parametrize("source", ["raw"], indirect=True)
+@pytest.mark.parametrize("order", ORDERS)
+def test_ranks_share_the_short_batches_of_files_that_repeat(source, order):
+    for drop_last, sizes in ((False, [20, 20, 10] * 2), (True, [20] * 6)):
+        options = {"batch_size": 20, "repeat": True, "drop_last": drop_last, **ORDERS[order]}
+        expected = numbered(RecordReader(source, **options), 6)
+        assert [rows for _, rows in expected] == sizes
+        check_shared([numbered(on_rank(source, rank, 3, **options), 6) for rank in range(3)], expected)
+
+
 def test_records_are_counted_without_decoding_them(tmp_path):
     source = damaged_source(tmp_path)
     for group in range(len(source.group_rows)):

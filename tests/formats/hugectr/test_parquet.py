@@ -112,7 +112,7 @@ class _Cut:
     """The file as a source."""
 
     layout, names, key_offsets = LAYOUT, LAYOUT.slot_names, LAYOUT.key_offsets
-    leaves_out, read_part = False, None
+    leaves_out, ends_batches, read_part = False, False, None
 
     def __init__(self, file):
         self.group_rows, self.runs = file.group_rows, file.runs

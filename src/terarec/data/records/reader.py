@@ -37,7 +37,8 @@ class RecordReader(BatchStream):
             records, or row groups of Parquet files), which costs nothing.
         seed: Shuffle seed.
         drop_last: Whether a last batch of fewer samples is left out.
-        repeat: Whether each epoch follows the previous one without an end. Then every batch is full.
+        repeat: Whether each epoch follows the previous one without an end. Then every batch is full, except the last of
+            each epoch of Raw and RawAsync files.
         threads: Threads that read and decode ahead.
         prefetch: Batches that one more thread puts together ahead; 0 puts them together in the caller's thread. Most
             are views of decoded rows, so it is worth a thread only where a GPU trains on large batches.
@@ -127,6 +128,7 @@ def record_feed(source: RecordSource, decoder: RecordDecoder, *, shuffles_rows: 
         to_batch=partial(decoder.to_batch, source),
         runs=source.runs,
         mixes_rows=shuffles_rows,
+        ends_batches=source.ends_batches,
         kept=source.kept if source.leaves_out else None,
         read_part=source.read_part,
         empty=ColumnBlock(

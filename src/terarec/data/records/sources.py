@@ -44,6 +44,8 @@ class RecordSource(Protocol):
         runs: Lengths of the runs of groups that can only be read one after the other, so that shuffling keeps their
             order; None if each group can be read by itself.
         leaves_out: Whether records may fail a checksum.
+        ends_batches: Whether the end of the records ends a batch also where they repeat, as HugeCTR cuts its files of
+            fixed records.
     """
 
     layout: RecordLayout
@@ -52,6 +54,7 @@ class RecordSource(Protocol):
     group_rows: Sequence[int]
     runs: Sequence[int] | None
     leaves_out: bool
+    ends_batches: bool
 
     def read(self, group: int) -> tuple[ColumnBlock, int]:
         """Return the records of a group and how many failed their checksum; safe from any thread.
@@ -83,6 +86,8 @@ class NormSource(RecordSource):
         FormatError: The list or the header of a file is invalid.
     """
 
+    ends_batches = False
+
     def __init__(self, file_list: str | Path, layout: RecordLayout, *, checksum: bool) -> None:
         self.layout, self.names = layout, layout.slot_names
         self.key_offsets: Sequence[int] = (0,) * layout.num_slots
@@ -110,6 +115,7 @@ class NormSource(RecordSource):
 
 class _FixedSource:
     leaves_out = False
+    ends_batches = True
 
     def __init__(self, path: str | Path, layout: RecordLayout, types: FieldTypes, num_samples: int) -> None:
         checks.argument("num_samples", num_samples, checks.integer())
@@ -201,7 +207,7 @@ class ParquetSource:
         FormatError: The list, the metadata or a file is invalid, or no file is left.
     """
 
-    leaves_out = False
+    leaves_out = ends_batches = False
     # Parquet files are decoded by row groups, never from the middle of one.
     read_part: ReadPart | None = None
 
@@ -301,6 +307,7 @@ class ColumnSource(RecordSource):
         self.group_rows = self._source.group_rows
         self.runs = self._source.runs
         self.leaves_out = self._source.leaves_out
+        self.ends_batches = self._source.ends_batches
 
     @property
     @override
