@@ -122,9 +122,9 @@ def test_metrics_are_of_the_batches_since_they_were_last_read(planted):
     made = dcn(*planted[:2], metrics_spec={hugectr.MetricsType.AverageLoss: 0.0, hugectr.MetricsType.AUC: 1.0})
     made.start_data_reading()
     made.eval()
-    (_, first), (_, auc) = made.get_eval_metrics()
+    (_, auc), (_, first) = made.get_eval_metrics()
     made.eval()
-    (_, second), _ = made.get_eval_metrics()
+    _, (_, second) = made.get_eval_metrics()
     assert math.isfinite(first)
     assert first != second
     assert 0 < auc < 1

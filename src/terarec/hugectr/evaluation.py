@@ -61,7 +61,8 @@ class SolverMetrics:
 
     def __init__(self, metrics: Mapping[MetricsType, float], *, num_labels: int, ranks: Ranks | None = None) -> None:
         self._ranks = ranks or Ranks()
-        self._metrics = {kind: _KINDS[kind]() for kind in metrics}
+        # HugeCTR's map of metrics is in the order of the enumeration, whatever that of the script's dict.
+        self._metrics = {kind: make() for kind, make in _KINDS.items() if kind in metrics}
         self.class_aucs: tuple[float, ...] = ()
         self.tensors: dict[str, Tensor] = {}
         self.predictions: dict[str, Tensor] = {}
@@ -122,7 +123,7 @@ class SolverMetrics:
                     metric.update(_of_label(scores, labels[name]), labels[name])
 
     def finish(self) -> list[tuple[str, float]]:
-        """Return the name and value of each metric since the last call, in the solver's order, and reset them."""
+        """Return the name and value of each metric since the last call, in the order of `MetricsType`; reset them."""
         auc = self._metrics.get(MetricsType.AUC)
         self.class_aucs = auc.per_label() if isinstance(auc, AUC) else ()
         metrics = [(kind.name, float(metric.compute())) for kind, metric in self._metrics.items()]
