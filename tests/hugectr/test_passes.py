@@ -76,7 +76,7 @@ def test_fit_walks_over_sources_and_keysets(passes, tmp_path, capsys):
     made = cached(passes, etc(tmp_path / "rows"))
     made.fit(num_epochs=2, display=0, eval_interval=40, snapshot=1, snapshot_prefix=str(tmp_path / "never"))
     output = capsys.readouterr().out
-    assert "Finish 2 epochs 80 global iterations" in output
+    assert "Finish 2 epochs 84 global iterations" in output
     assert output.count("Evaluation, AUC") == 2
     assert auc_of(made) > 0.95 * passes[3]
     assert not list(tmp_path.glob("never*"))

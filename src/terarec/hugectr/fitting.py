@@ -145,7 +145,8 @@ class Iterations(Callback):
 
     @override
     def on_epoch_end(self, trainer: Trainer) -> None:
-        if self._cadence.counts_end and not _repeats(trainer) and not trainer.is_stopped:
+        # The call that finds no more data counts as an iteration, in every release.
+        if not _repeats(trainer) and not trainer.is_stopped:
             self.on_step(trainer)
 
     def _evaluate(self) -> bool:
@@ -153,17 +154,16 @@ class Iterations(Callback):
         solver = self._model.solver
         # Releases that have callbacks call them in training by iterations alone.
         callbacks = solver.training_callbacks if solver.repeat_dataset else []
-        # All callbacks are called before a request to stop is followed.
-        stop_requests = [callback.on_eval_start(self.index) for callback in callbacks]
-        if self._is_requested(stop_requests):
-            return True
+        for callback in callbacks:
+            callback.on_eval_start(self.index)  # its result means nothing in HugeCTR
         metrics = self._measure()
+        # All callbacks are called before a request to stop is followed.
         stop_requests = [callback.on_eval_end(self.index, dict(metrics)) for callback in callbacks]
         if self._is_requested(stop_requests):
             return True
         is_hit = metrics.get("AUC", -math.inf) > self._target
         if is_hit:
-            self._log.hit(self._target, self._cadence.number(self.index), self.of_what)
+            self._log.hit(self._target, self.index, self.of_what)  # this line counts from 0 in every release
         return is_hit
 
     def _is_requested(self, stop_requests: Sequence[bool]) -> bool:

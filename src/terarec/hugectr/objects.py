@@ -13,9 +13,9 @@ from terarec.hugectr.schema.types import CLASSES
 
 
 class TrainingCallback:
-    """Base of a script's callbacks, which `Model.fit` calls with iterations (23.06 on).
+    """Base of a script's callbacks, which `Model.fit` calls with iterations (23.04 on).
 
-    A subclass overrides what it needs; a method that returns True ends the training.
+    A subclass overrides what it needs.
     """
 
     def on_training_start(self) -> None:
@@ -25,7 +25,7 @@ class TrainingCallback:
         """Do nothing after the last iteration, which was the `current_iter`-th."""
 
     def on_eval_start(self, current_iter: int) -> bool:
-        """Return whether to end the training before an evaluation after `current_iter` iterations."""
+        """Return anything before an evaluation after `current_iter` iterations; HugeCTR does not look at it."""
         return False
 
     def on_eval_end(self, current_iter: int, eval_results: Mapping[str, float]) -> bool:

@@ -19,12 +19,10 @@ class Cadence:
         from_one: Displays and evaluations are due when the iterations done are a multiple of the interval; before that
             release, when those done before the running one are, unless there are none.
         saves_from_one: Rule of `from_one` for snapshots, of which none follows the first iteration alone.
-        counts_end: In epochs, the call that finds no more data counts as an iteration, too.
     """
 
     from_one: bool
     saves_from_one: bool
-    counts_end: bool
 
     def shows(self, index: int, interval: int) -> bool:
         """Return whether a display or an evaluation is due after the iteration `index`, from 0."""
@@ -47,7 +45,7 @@ def cadence_of(release: str) -> Cadence:
     """Return the cadence of `release`."""
     number = release_number(release)
     # As the loops of the releases count; log lines, evaluations and names of snapshots depend on it.
-    return Cadence(from_one=number >= (23, 6), saves_from_one=number >= (23, 12), counts_end=number < (24, 0))
+    return Cadence(from_one=number >= (23, 4), saves_from_one=number >= (23, 9))
 
 
 def _is_due(index: int, interval: int, from_one: bool) -> bool:
