@@ -3,6 +3,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -224,6 +225,19 @@ def test_a_layer_reaches_its_kind(
     assert mine == other
     for one, two in zip(built.state_dict().values(), twin.state_dict().values(), strict=True):
         assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("dims", [(2, 3, 4), (3, 8)])
+def test_attention_up_to_4_2_is_a_product_without_a_scale(dims: Dims) -> None:
+    """Of queries and keys by head, or with the heads side by side: HugeCTR's alpha is 1 there."""
+    given = hugectr.DenseLayer(Layer.MultiHeadAttention, ["query", "key"], ["scores"], num_attention_heads=2)
+    made = graph_layer(given, (4, 2))
+    built = build_layer(made.kind, [TensorShape(1, dims)] * 2, made.options, generator=torch.Generator())
+    assert built.output_shapes == (TensorShape(1, (2, 3, 3)),)
+    query, key = torch.randn(2, 5, *dims, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).numpy()
+    q, k = (x if x.ndim == 4 else np.stack([x[..., :4], x[..., 4:]], 1) for x in (query, key))
+    found = built(torch.from_numpy(query), torch.from_numpy(key))
+    np.testing.assert_allclose(found.numpy(), np.einsum("bhfd,bhtd->bhft", q, k), rtol=1e-12)
 
 
 def test_every_member_is_there() -> None:

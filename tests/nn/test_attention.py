@@ -157,7 +157,7 @@ WRONG: list[tuple[str, list[tuple[int, ...]], dict[str, Any], str]] = [
         {},
         ("layer multi_head_attention", "expected a mask [B, 1, 2, 3]"),
     ),
-    ("attention_scores", [(2, 6), (2, 6)], {}, ("layer attention_scores",)),
+    ("attention_scores", [(2, 6), (2, 4)], {}, ("layer attention_scores",)),
     ("attention_values", [(2, 3, 4), (2, 3, 4)], {}, ("layer attention_values",)),
     ("softmax", [(2, 3), (3,)], {}, ("layer softmax",)),
     ("softmax", [(2, 3), (2, 2)], {}, ("layer softmax",)),

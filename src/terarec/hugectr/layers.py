@@ -13,6 +13,7 @@ from terarec.hugectr.enums import LAYER_SYNONYMS, Activation_t, FcPosition_t, In
 from terarec.hugectr.errors import WrongInputError
 from terarec.hugectr.json_files import JsonObject
 from terarec.hugectr.objects import DenseLayer, GroupDenseLayer
+from terarec.hugectr.release import NEWEST, release_number
 from terarec.hugectr.schema.table import load_toml
 from terarec.hugectr.schema.types import STRING, Type, list_of, member_name, scalar_or_list
 from terarec.nn.registry import LAYERS
@@ -99,9 +100,9 @@ _MEMBERS = {
 _HAS_SCRATCH = {Layer_t.FusedInnerProduct, Layer_t.MLP, Layer_t.Interaction}
 
 
-def graph_layer(layer: DenseLayer) -> GraphLayer:
-    """Return a `DenseLayer` as a layer of a graph."""
-    kind = _kind_of(layer)
+def graph_layer(layer: DenseLayer, release: tuple[int, int] = release_number(NEWEST)) -> GraphLayer:
+    """Return a `DenseLayer` as a layer of a graph, as the release of this number computes it."""
+    kind = _kind_of(layer, release)
     bottoms, tops = list(layer.bottom_names), list(layer.top_names)
     if layer.layer_type in _HAS_SCRATCH:
         tops = tops[:1]
@@ -113,6 +114,8 @@ def graph_layer(layer: DenseLayer) -> GraphLayer:
         for option in LAYERS[kind].options
         if SOURCES.get(option.name, option.name) in values
     }
+    if kind == "attention_scores" and release < (4, 3):
+        options["scaled"] = False
     if layer.layer_type is Layer_t.MLP:
         options |= _mlp_options(layer)
     if layer.layer_type is Layer_t.Scale:
@@ -123,12 +126,13 @@ def graph_layer(layer: DenseLayer) -> GraphLayer:
     return GraphLayer(kind=kind, bottoms=tuple(bottoms), tops=tuple(tops), options=options)
 
 
-def _kind_of(layer: DenseLayer) -> str:
+def _kind_of(layer: DenseLayer, release: tuple[int, int]) -> str:
     """Return the name of `layer`; the numbers of tensors distinguish the two halves of attention in 4.3."""
     numbers = len(layer.bottom_names), len(layer.top_names)
     if layer.layer_type is Layer_t.MultiHeadAttention and numbers in {(3, 2), (2, 1)}:
-        # Scores are the product with transposed keys; the product with values transposes nothing.
-        return "attention_values" if numbers == (2, 1) and not layer.transpose_b else "attention_scores"
+        # Scores are the product with transposed keys; the product with values, from 4.3 on, transposes nothing.
+        is_of_values = numbers == (2, 1) and not layer.transpose_b and release >= (4, 3)
+        return "attention_values" if is_of_values else "attention_scores"
     return layer_formats()[layer.layer_type].layer
 
 

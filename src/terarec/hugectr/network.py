@@ -24,6 +24,7 @@ from terarec.hugectr.objects import (
     SparseEmbedding,
 )
 from terarec.hugectr.optimizer import STATES, embedding_optimizer, optimizer_rule
+from terarec.hugectr.release import release_number
 from terarec.hugectr.schedule import base_rate
 from terarec.spec import (
     DynamicTableSpec,
@@ -212,7 +213,7 @@ class Network:
         losses = [other for other in self.of_type(DenseLayer) if other.layer_type in LOSSES]
         if part.layer_type in LOSSES and part.use_regularizer and len(losses) > 1:
             raise WrongInputError(_title(part), "got a regularizer besides other losses, expected none with several")
-        return graph_layer(part)
+        return graph_layer(part, release_number(self._solver.compat_release))
 
     def _key_sorts(self) -> set[bool]:
         """Return whether keys of `SparseEmbedding` objects start at 0 in each slot; empty without such objects."""

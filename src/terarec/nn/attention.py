@@ -14,7 +14,7 @@ from typing_extensions import override
 from terarec.nn.activations import dropout
 from terarec.nn.dense import MLP, new_linear
 from terarec.nn.initializers import Distribution, by_scheme, constant, scheme_option, uniform, xavier_uniform
-from terarec.nn.layer import FileTensor, Layer, TensorShape, WeightedLayer, as_is, integer, number
+from terarec.nn.layer import FileTensor, Layer, TensorShape, WeightedLayer, as_is, flag, integer, number
 
 
 def masked_softmax(x: Tensor, mask: Tensor) -> Tensor:
@@ -108,33 +108,37 @@ class AttentionScores(Layer):
     """The first half of attention: scores before their softmax, and the values by head where they are given."""
 
     KIND = "attention_scores"
-    OPTIONS = (_HEADS,)
+    OPTIONS = (_HEADS, flag("scaled", "whether scores are divided by sqrt(d)", default=True))
     BOTTOMS = (2, 3)
-    SHAPES = "Q, K, V [B, seq, h*d] -> [B, h, seq, seq], [B, h, seq, d]; Q, K [B, h, seq, d] -> [B, h, seq, seq]"
+    SHAPES = (
+        "Q [B, from, h*d], K [, V] [B, to, h*d] -> [B, h, from, to] [, [B, h, to, d]]; "
+        "Q [B, h, from, d], K [B, h, to, d] -> [B, h, from, to]"
+    )
     FORMULA = "scores = Q K^T / sqrt(d); V by head"
 
-    def __init__(self, shapes: Sequence[TensorShape], *, num_attention_heads: int) -> None:
+    def __init__(self, shapes: Sequence[TensorShape], *, num_attention_heads: int, scaled: bool) -> None:
         query, key = shapes[:2]
         heads = num_attention_heads
-        if len(shapes) == 3:
-            good = _are_queries_keys_values(shapes, heads)
-            self.require(good, shapes, "Q [B, from, w], K and V [B, to, w], w a multiple of the heads", heads=heads)
-            by_head = TensorShape(key.rows, (heads, key.dims[0], key.dims[1] // heads))
-            scores = TensorShape(query.rows, (heads, query.dims[0], key.dims[0]))
-            super().__init__([scores, by_head])
-        else:
-            good = len(query.dims) == len(key.dims) == 3 and query.rows == key.rows
+        if len(shapes) == 2 and len(query.dims) == 3:
+            good = len(key.dims) == 3 and query.rows == key.rows
             good = good and (query.dims[0], query.dims[2]) == (key.dims[0], key.dims[2])
             self.require(good, shapes, "Q [B, h, from, d] and K [B, h, to, d]")
             super().__init__([TensorShape(query.rows, (*query.dims[:2], key.dims[1]))])
-        self.num_heads = heads
+        else:
+            good = _are_queries_keys_values((query, key, shapes[-1]), heads)
+            self.require(good, shapes, "Q [B, from, w], K and V [B, to, w], w a multiple of the heads", heads=heads)
+            scores = TensorShape(query.rows, (heads, query.dims[0], key.dims[0]))
+            by_head = TensorShape(key.rows, (heads, key.dims[0], key.dims[1] // heads))
+            super().__init__([scores, by_head][: len(shapes) - 1])
+        self.num_heads, self.scaled = heads, scaled
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """Return the scores, and the values by head where they are given; shapes as declared."""
-        if value is None:
-            return query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
-        q, k, v = (_split_heads(x, self.num_heads) for x in (query, key, value))
-        return q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]), v
+        q, k = (x if x.ndim == 4 else _split_heads(x, self.num_heads) for x in (query, key))
+        scores = q @ k.transpose(-1, -2)
+        if self.scaled:
+            scores = scores / math.sqrt(q.shape[-1])
+        return scores if value is None else (scores, _split_heads(value, self.num_heads))
 
 
 class AttentionValues(Layer):
