@@ -22,6 +22,7 @@ def test_synonyms_are_not_members():
     assert hugectr.Layer_t.DotProduct is hugectr.Layer_t.ElementwiseMultiply
     assert hugectr.Layer_t.Multiply is hugectr.Layer_t.WeightMultiply
     assert not {"DotProduct", "Multiply"} & set(hugectr.Layer_t.__members__)
+    assert hugectr.CPUMemoryHashMapAlgorithm_t.phm is hugectr.DatabaseHashMapAlgorithm_t.phm
     assert hugectr.DataSourceType_t.HDFS is hugectr.FileSystemType_t.HDFS
 
 

@@ -258,6 +258,8 @@ def test_keys_of_older_and_newer_releases(tmp_path: Path) -> None:
     [
         ({"volatile_db": {"num_partitions": 3}}, "parallel_hash_map", None),
         ({"volatile_db": {}, "persistent_db": {"type": "rocks"}}, "disabled", "rocks_db"),
+        ({"cpu_memory_db": {"type": "hash_map"}, "distributed_db": {}}, "hash_map", None),
+        ({"cpu_memory_db": {}, "distributed_db": {"type": "redis_cluster"}}, "redis_cluster", None),
         ({"volatile_db": {"type": "none"}, "persistent_db": {"type": "rocksdb"}}, "disabled", "rocks_db"),
     ],
 )

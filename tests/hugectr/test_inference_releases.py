@@ -9,6 +9,8 @@ import pytest
 import terarec.hugectr as hugectr
 from terarec.hugectr.errors import WrongInputError
 from terarec.hugectr.inference import (
+    CPUMemoryDatabaseParams,
+    DistributedDatabaseParams,
     EmbeddingCacheType_t,
     InferenceParams,
     PersistentDatabaseParams,
@@ -109,6 +111,25 @@ def test_the_places_of_a_model_s_parameters(release: str, names: str) -> None:
         assert places[-1] == wanted[-1]
 
 
+DATABASE_POSITIONS = {
+    ("3.3", "VolatileDatabaseParams"): "num_partitions max_get_batch_size max_set_batch_size overflow_margin",
+    ("3.6", "VolatileDatabaseParams"): "algorithm num_partitions max_get_batch_size max_set_batch_size "
+    "refresh_time_after_fetch overflow_margin",
+    ("4.2", "VolatileDatabaseParams"): "num_node_connections max_get_batch_size max_set_batch_size "
+    "refresh_time_after_fetch overflow_margin",
+    ("4.3", "VolatileDatabaseParams"): "num_node_connections max_batch_size enable_tls",
+    ("3.6", "PersistentDatabaseParams"): "read_only max_get_batch_size max_set_batch_size update_filters",
+    ("24.06", "PersistentDatabaseParams"): "read_only max_batch_size initialize_after_startup update_filters",
+}
+
+
+@pytest.mark.parametrize(("release", "call"), DATABASE_POSITIONS, indirect=["release"])
+def test_the_places_of_a_database_s_parameters(release: str, call: str) -> None:
+    (form,) = forms()[call]
+    places = " ".join(one.name for one in form.positional(form.release()))
+    assert DATABASE_POSITIONS[release, call] in places
+
+
 def test_a_model_without_a_device() -> None:
     """Finding M4: `device_id` is 0 since 3.4; required parameters follow it by position."""
     assert InferenceParams(**LEAST).device_id == 0
@@ -168,6 +189,26 @@ def test_databases_of_release_3_2(kind: str, kinds: list[type], share: float) ->
     places = [tier.address if isinstance(tier, RedisSpec) else getattr(tier, "path", "") for tier in tiers]
     assert set(places) <= {"127.0.0.1:7003", "/data/rocks"}
     assert InferenceParams(**LEAST, db_type=hugectr.Database_t.Local).volatile_db is None
+
+
+def test_databases_of_release_3_3() -> None:
+    """The memory of the process and a server apart; 3.3.1 made one object of both."""
+    memory = CPUMemoryDatabaseParams(
+        hugectr.DatabaseType_t.hash_map, hugectr.CPUMemoryHashMapAlgorithm_t.stl, 4, 1_000, POLICIES.evict_oldest, 0.5
+    )
+    server = DistributedDatabaseParams(hugectr.DatabaseType_t.redis_cluster, "127.0.0.1:7003", "u", "p", 2, 300, 200)
+    assert (memory.num_partitions, memory.overflow_margin, memory.overflow_resolution_target) == (4, 1_000, 0.5)
+    for databases, chosen in (
+        ({"cpu_memory_db": memory}, memory),
+        ({"cpu_memory_db": memory, "distributed_db": DistributedDatabaseParams()}, memory),
+        ({"cpu_memory_db": memory, "distributed_db": server}, server),
+    ):
+        params = InferenceParams(**LEAST, **databases)
+        assert params.volatile_db == chosen
+    (tier,) = tiers_of(params.volatile_db, params.persistent_db)
+    assert isinstance(tier, RedisSpec)
+    assert (tier.address, tier.num_partitions, server.max_batch_size) == ("127.0.0.1:7003", 2, 300)
+    assert (server.overflow_policy, server.update_filters) == (POLICIES.evict_oldest, [".+"])
 
 
 def test_one_default_for_all_tables() -> None:

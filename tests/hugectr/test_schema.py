@@ -169,6 +169,8 @@ CALLS = {
     "LearningRateScheduler": [{"base_lr": 0.1}],
     "Session": [{"solver_config": hugectr.solver_parser_helper(), "config_file": "conf.json"}],
     "VolatileDatabaseParams": [{}],
+    "CPUMemoryDatabaseParams": [{}],
+    "DistributedDatabaseParams": [{}],
     "PersistentDatabaseParams": [{}],
     "UpdateSourceParams": [{}],
     "InferenceParams": [SERVED],

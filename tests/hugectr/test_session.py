@@ -46,7 +46,7 @@ def test_the_loop_of_a_script_finds_the_planted_signal(planted, training):
     for _ in range(solver_config.max_eval_batches):
         sess.eval()
     assert sess.get_eval_metrics() == [("AUC", auc)]
-    assert sess.get_params_num() == (4 * 8 + 3) * 16 + 16 + 16 + 1
+    assert sess.get_params_num() == (4 * 8 + 3) * 16 + 16 + 16 + 1 + 4 * ROWS * 8
 
 
 def losses_of(model, lr):

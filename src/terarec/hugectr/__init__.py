@@ -16,7 +16,7 @@ from terarec.hugectr.embedding_collection import (
     EmbeddingCollectionPlaceholder,
     EmbeddingPlanner,
 )
-from terarec.hugectr.enums import DataSourceType_t
+from terarec.hugectr.enums import CPUMemoryHashMapAlgorithm_t, DataSourceType_t
 from terarec.hugectr.objects import (
     AsyncParam,
     DataReaderParams,
@@ -114,6 +114,7 @@ __all__ = [
     "optimizer",
     "solver_parser_helper",
     "tools",
+    "CPUMemoryHashMapAlgorithm_t",
     "DataSourceType_t",
     *(enum.__name__ for enum in enums.ENUMS),
 ]

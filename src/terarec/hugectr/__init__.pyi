@@ -91,6 +91,7 @@ from terarec.hugectr.training_json import (
 )
 
 __version__: Final[str]
+CPUMemoryHashMapAlgorithm_t = DatabaseHashMapAlgorithm_t
 CreateETC = EmbeddingTrainingCacheParams
 CreateHMemCache = HMemCacheConfig
 CreateMOS = ModelOversubscriberParams
@@ -286,6 +287,7 @@ __all__ = [
     "optimizer",
     "solver_parser_helper",
     "tools",
+    "CPUMemoryHashMapAlgorithm_t",
     "DataSourceType_t",
     "Error_t",
     "Check_t",

@@ -352,6 +352,9 @@ class DatabaseHashMapAlgorithm_t(Names):  # noqa: N801
     phm = 1
 
 
+CPUMemoryHashMapAlgorithm_t = DatabaseHashMapAlgorithm_t
+
+
 class DatabaseOverflowPolicy_t(Names):  # noqa: N801
     """Rows that a full store drops."""
 

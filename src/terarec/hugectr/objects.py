@@ -132,6 +132,14 @@ class VolatileDatabaseParams(Record, call="VolatileDatabaseParams"):
     is_writable = True
 
 
+class CPUMemoryDatabaseParams(VolatileDatabaseParams, call="CPUMemoryDatabaseParams"):
+    """The memory of the process in release 3.3."""
+
+
+class DistributedDatabaseParams(VolatileDatabaseParams, call="DistributedDatabaseParams"):
+    """A server in release 3.3."""
+
+
 class PersistentDatabaseParams(Record, call="PersistentDatabaseParams"):
     """The disk that keeps the rows of served tables; its attributes may be set."""
 

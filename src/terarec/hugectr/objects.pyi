@@ -134,9 +134,9 @@ class Solver(Record):
     drop_incomplete_batch: Final[bool]
     kafka_brockers: Final[str]
     training_callbacks: Final[list[TrainingCallback]]
+    is_dlrm: Final[bool]
     use_holistic_cuda_graph: Final[bool]
     use_overlapped_pipeline: Final[bool]
-    is_dlrm: Final[bool]
     async_mlp_wgrad: Final[bool]
     overlap_lr: Final[bool]
     overlap_init_wgrad: Final[bool]
@@ -184,9 +184,9 @@ class Solver(Record):
         kafka_brockers: str = "",
         training_callbacks: Sequence[TrainingCallback] = ...,
         *,
+        is_dlrm: bool = False,
         use_holistic_cuda_graph: bool = False,
         use_overlapped_pipeline: bool = False,
-        is_dlrm: bool = False,
         async_mlp_wgrad: bool = False,
         overlap_lr: bool = False,
         overlap_init_wgrad: bool = False,
@@ -233,9 +233,9 @@ class Solver(Record):
         kafka_brockers: str = "",
         training_callbacks: Sequence[TrainingCallback] = ...,
         *,
+        is_dlrm: bool = False,
         use_holistic_cuda_graph: bool = False,
         use_overlapped_pipeline: bool = False,
-        is_dlrm: bool = False,
         async_mlp_wgrad: bool = False,
         overlap_lr: bool = False,
         overlap_init_wgrad: bool = False,
@@ -1082,6 +1082,36 @@ class VolatileDatabaseParams(Record):
         refresh_time_after_fetch: bool = False,
     ) -> None: ...
 
+class CPUMemoryDatabaseParams(VolatileDatabaseParams):
+    def __init__(
+        self,
+        type: DatabaseType_t = DatabaseType_t.parallel_hash_map,
+        algorithm: DatabaseHashMapAlgorithm_t = DatabaseHashMapAlgorithm_t.phm,
+        num_partitions: int = 0,
+        overflow_margin: int = 18446744073709551615,
+        overflow_policy: DatabaseOverflowPolicy_t = DatabaseOverflowPolicy_t.evict_oldest,
+        overflow_resolution_target: float = 0.8,
+        initial_cache_rate: float = 1.0,
+        update_filters: Sequence[str] = ...,
+    ) -> None: ...
+
+class DistributedDatabaseParams(VolatileDatabaseParams):
+    def __init__(
+        self,
+        type: DatabaseType_t = DatabaseType_t.disabled,
+        address: str = "127.0.0.1:7000",
+        user_name: str = "default",
+        password: str = "",
+        num_partitions: int = 8,
+        max_get_batch_size: int | None = 10000,
+        max_set_batch_size: int | None = 10000,
+        overflow_margin: int = 18446744073709551615,
+        overflow_policy: DatabaseOverflowPolicy_t = DatabaseOverflowPolicy_t.evict_oldest,
+        overflow_resolution_target: float = 0.8,
+        initial_cache_rate: float = 1.0,
+        update_filters: Sequence[str] = ...,
+    ) -> None: ...
+
 class PersistentDatabaseParams(Record):
     type: DatabaseType_t
     path: str
@@ -1155,6 +1185,8 @@ class InferenceParams(Record):
     cache_refresh_percentage_per_iteration: float
     deployed_devices: list[int]
     default_value_for_each_table: list[float]
+    cpu_memory_db: VolatileDatabaseParams | None
+    distributed_db: VolatileDatabaseParams | None
     volatile_db: VolatileDatabaseParams | None
     persistent_db: PersistentDatabaseParams | None
     update_source: UpdateSourceParams | None
@@ -1225,6 +1257,8 @@ class InferenceParams(Record):
         redis_ip: str = "127.0.0.1:7000",
         rocksdb_path: str | os.PathLike[str] = "",
         cache_size_percentage_redis: float = 0.5,
+        cpu_memory_db: VolatileDatabaseParams | None = None,
+        distributed_db: VolatileDatabaseParams | None = None,
         executor: str = "auto",
     ) -> None: ...
     @overload
@@ -1275,6 +1309,8 @@ class InferenceParams(Record):
         redis_ip: str = "127.0.0.1:7000",
         rocksdb_path: str | os.PathLike[str] = "",
         cache_size_percentage_redis: float = 0.5,
+        cpu_memory_db: VolatileDatabaseParams | None = None,
+        distributed_db: VolatileDatabaseParams | None = None,
         executor: str = "auto",
     ) -> None: ...
 

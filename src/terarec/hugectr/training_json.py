@@ -32,6 +32,7 @@ from terarec.hugectr.schema.types import (
 )
 from terarec.hugectr.training_cache import TrainingCache
 from terarec.io.opening import open_file
+from terarec.models.artifact import tables
 from terarec.spec.checks import REQUIRED, quoted
 
 
@@ -319,8 +320,10 @@ class Session:
         self.model.load_dense_weights(model_file)
 
     def get_params_num(self) -> int:
-        """Return the number of the dense layers' weights."""
-        return sum(weight.numel() for weight in self.model.module.parameters())
+        """Return the number of weights: of the dense layers, and of the rows that this process holds."""
+        module = self.model.module
+        rows = sum(len(table) * table.width for table in tables(module).values())
+        return rows + sum(weight.numel() for weight in module.parameters())
 
     def download_params_to_files(self, prefix: str, iter: int) -> None:  # noqa: A002 - HugeCTR's name
         """Write the weights and the optimizers' states, under the names of `Model.save_params_to_files`."""

@@ -23,7 +23,7 @@ class Regularizer:
 
     Attributes:
         kind: "l1": strength / B sum |w|, gradient strength / B sign(w); "l2": strength / (2 B) sum w^2, gradient
-            strength / B w. B is the batch size, as in HugeCTR.
+            strength / B w. B is the batch size, as in HugeCTR on one GPU.
         strength: Lambda.
     """
 

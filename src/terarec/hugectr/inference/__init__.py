@@ -14,6 +14,8 @@ from terarec.hugectr.enums import (
     UpdateSourceType_t,
 )
 from terarec.hugectr.objects import (
+    CPUMemoryDatabaseParams,
+    DistributedDatabaseParams,
     InferenceParams,
     ParameterServerConfig,
     PersistentDatabaseParams,
@@ -30,11 +32,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "HPS",
+    "CPUMemoryDatabaseParams",
     "CreateEmbeddingCache",
     "CreateInferenceSession",
     "CreateParameterServer",
     "DatabaseOverflowPolicy_t",
     "DatabaseType_t",
+    "DistributedDatabaseParams",
     "EmbeddingCacheType_t",
     "InferType",
     "InferenceModel",

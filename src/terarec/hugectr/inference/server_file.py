@@ -123,15 +123,20 @@ def _model(data: JsonObject, *, is_long: bool, databases: dict[str, Any]) -> Inf
 
 
 def _volatile_database(data: JsonObject, persistent: PersistentDatabaseParams | None) -> VolatileDatabaseParams | None:
-    if not data.has("volatile_db"):
-        return None
-    clause = data.child("volatile_db")
-    members = _clause(clause, "ps.json.volatile_db", _VOLATILE_MEMBERS)
-    if "type" not in members:
-        # HugeCTR has no database then. A file without any database would have nowhere to load its rows to.
+    chosen: VolatileDatabaseParams | None = None
+    # Files of 3.3 have two clauses instead of one: rows of a server need no second copy in memory.
+    for name in filter(data.has, ("volatile_db", "distributed_db", "cpu_memory_db")):
+        clause = data.child(name)
+        # HugeCTR has no database without a type. A file without any database would have nowhere to load its rows to.
         has_disk = persistent is not None and persistent.type is not DatabaseType_t.disabled
-        members["type"] = DatabaseType_t.disabled if has_disk else DatabaseType_t.parallel_hash_map
-    return clause.make(VolatileDatabaseParams, members)
+        is_off = has_disk or name == "distributed_db"
+        kind = DatabaseType_t.disabled if is_off else DatabaseType_t.parallel_hash_map
+        made = clause.make(
+            VolatileDatabaseParams, {"type": kind} | _clause(clause, "ps.json.volatile_db", _VOLATILE_MEMBERS)
+        )
+        if chosen is None or chosen.type is DatabaseType_t.disabled:
+            chosen = made
+    return chosen
 
 
 def _persistent_database(data: JsonObject) -> PersistentDatabaseParams | None:

@@ -381,7 +381,7 @@ def _map_of_several_processes(values: ParameterValues) -> str | None:
 @DERIVED.register()
 def _batch_bound(values: ParameterValues) -> ParameterValues:
     # Up to 4.3, reads and writes have bounds of their own; one bound, the larger, serves both here.
-    bounds = [values[name] for name in ("max_get_batch_size", "max_set_batch_size") if values[name] is not None]
+    bounds = [values[name] for name in ("max_get_batch_size", "max_set_batch_size") if values.get(name) is not None]
     return {"max_batch_size": max(bounds)} if bounds else {}
 
 
@@ -392,7 +392,11 @@ def _volatile_bounds(values: ParameterValues) -> ParameterValues:
 
 
 @DERIVED.register()
-def _databases_of_3_2(values: ParameterValues) -> ParameterValues:
+def _older_databases(values: ParameterValues) -> ParameterValues:
+    both = [values[name] for name in ("distributed_db", "cpu_memory_db") if values[name] is not None]
+    if both:
+        # Rows of a server need no second copy in memory; where both are disabled, there is only the disk.
+        return {"volatile_db": next((one for one in both if one.type is not DatabaseType_t.disabled), both[-1])}
     kind, path = values["db_type"], values["rocksdb_path"]
     if kind is Database_t.Local:
         return {}
