@@ -40,7 +40,7 @@ from terarec.train import Callback, build
 from tests.errors import at
 from tests.train.planted import COLUMNS, make_planted
 from tests.train.small_run import assert_same, changed, weights
-from tests.train.test_rejected_runs import shops_run, write_shops
+from tests.train.test_rejected_runs import content, shops_run, write_shops
 
 FIRST = 8  # steps of the first day
 
@@ -233,13 +233,8 @@ def test_an_interrupted_day_resumes_to_the_bit(tmp_path, spec, small_day):
     straight = next_day(spec, small_day, tmp_path / "straight", tmp_path / "first", delta_every=1)
     straight.fit()
     assert links(straight) == {FIRST: False, FIRST + 1: True, FIRST + 2: True, FIRST + 3: True}
-
-    class Press(Callback):
-        def on_step(self, trainer):
-            raise KeyboardInterrupt  # before its first checkpoint
-
     pressed = next_day(spec, small_day, tmp_path / "pressed", tmp_path / "first", delta_every=1)
-    pressed.callbacks.insert(0, Press())
+    pressed.callbacks.insert(0, Press("on_step"))  # before its first checkpoint
     with pytest.raises(KeyboardInterrupt):
         pressed.fit()
     # The chain of the first day is there, which is no checkpoint of this run to resume from.
@@ -250,6 +245,58 @@ def test_an_interrupted_day_resumes_to_the_bit(tmp_path, spec, small_day):
     assert resumed.fit(resume=True).steps == 3
     assert_same(weights(resumed.model), weights(straight.model))
     assert links(resumed) == links(straight)
+
+
+@pytest.mark.parametrize("out", ["other", "first"])
+def test_no_run_is_extended_over(tmp_path, spec, small_day, out):
+    """Checkpoints of fewer steps than the chain has counted as copies of it, and the run was replaced."""
+    build(changed(spec, max_steps=3), tmp_path / "other").fit()
+    first_day(spec, tmp_path / "first")
+    before = content(tmp_path)
+    for resume, where in ((False, tmp_path / out), (True, tmp_path / out / "run.json")):
+        run = next_day(spec, small_day, tmp_path / out, tmp_path / "first", keep_checkpoints=1)
+        with pytest.raises(ConfigError, check=at(where)):
+            run.fit(resume=resume)
+    assert content(tmp_path) == before
+
+
+def test_a_day_resumes_after_the_run_before_went_on(tmp_path, spec, small_day):
+    first_day(spec, tmp_path / "first")
+    next_day(spec, small_day, tmp_path / "second", tmp_path / "first", max_steps=2).fit()
+    build(changed(spec, max_steps=FIRST + 4), tmp_path / "first").fit(resume=True)
+    resumed = next_day(spec, small_day, tmp_path / "second", tmp_path / "first")
+    assert resumed.fit(resume=True).steps == 3
+    assert links(resumed) == {FIRST: False, FIRST + 2: True, FIRST + 3: True}
+
+
+class Press(Callback):
+    """Stops a run at once."""
+
+    def __init__(self, hook):
+        setattr(self, hook, self.press)
+
+    def press(self, _trainer):
+        raise KeyboardInterrupt
+
+
+def test_a_day_without_a_checkpoint_starts_over_from_the_chain(tmp_path, spec, small_day):
+    def pressed(hook):
+        run = next_day(spec, small_day, tmp_path / "second", tmp_path / "first")
+        run.callbacks.insert(0, Press(hook))
+        with pytest.raises(KeyboardInterrupt):
+            run.fit()
+        return run
+
+    first_day(spec, tmp_path / "first")
+    assert links(pressed("on_step")) == {FIRST: False}
+    build(changed(spec, max_steps=FIRST + 4), tmp_path / "first").fit(resume=True)
+    # Of a start before its first step no copies stay, which would be served.
+    assert links(pressed("on_start")) == {FIRST: False}
+    with pytest.raises(ConfigError, check=at(tmp_path / "second")):
+        build(spec, tmp_path / "second").fit()
+    run = next_day(spec, small_day, tmp_path / "second", tmp_path / "first")
+    run.fit()
+    assert list(links(run))[-1] == FIRST + 7
 
 
 def test_the_newest_checkpoint_is_extended_and_not_the_best_one(tmp_path, spec, small_day):

@@ -10,18 +10,22 @@ import torch
 
 from terarec.checkpoint import Checkpoint, latest
 from terarec.checkpoint.directory import copy_chain, step_path
+from terarec.config import load_run
 from terarec.config.files import CHECKPOINT_DIRECTORY
 from terarec.embedding import EmbeddingCollection
 from terarec.errors import ConfigError
 from terarec.models.artifact import tables
 from terarec.spec import RunSpec, TableSpec
+from terarec.train.run_dir import RunDirectory
 from terarec.train.trainer import Trainer
 
 _ROWS_AT_ONCE = 1 << 16
 
 
-def with_extended_checkpoint(spec: RunSpec) -> RunSpec:
+def with_extended_checkpoint(spec: RunSpec, directory: RunDirectory) -> RunSpec:
     """Return a description whose ``init_from`` names the checkpoint that it extends: the newest one of a RUN.
+
+    If `directory` has a run to resume that extends that RUN, it is the one that this run extends.
 
     Raises:
         DataNotFoundError: The RUN has none.
@@ -31,8 +35,13 @@ def with_extended_checkpoint(spec: RunSpec) -> RunSpec:
     path = Path(spec.init_from)
     if path.parent.name == CHECKPOINT_DIRECTORY:  # it may be gone by now, where the run goes on
         return spec
+    checkpoints = path / CHECKPOINT_DIRECTORY
+    if directory.has_checkpoint:
+        kept = load_run(directory.run_file).init_from
+        if kept is not None and Path(kept).parent == checkpoints:
+            return dataclasses.replace(spec, init_from=kept)
     # Not the best one: those who follow the chain are at the newest.
-    return dataclasses.replace(spec, init_from=str(latest(path / CHECKPOINT_DIRECTORY)))
+    return dataclasses.replace(spec, init_from=str(latest(checkpoints)))
 
 
 def check_growth(trainer: Trainer, extended: Checkpoint) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import logging
+import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import cached_property
@@ -26,7 +27,7 @@ from terarec.embedding.tables import record_tables
 from terarec.errors import ConfigError, RunInterruptedError
 from terarec.metrics.samples import NamesOfIds
 from terarec.models import build_model
-from terarec.models.artifact import dense_state, extended_step, find_checkpoint
+from terarec.models.artifact import dense_state, find_checkpoint
 from terarec.nn.objectives import BinaryObjective, Objective, build_objective, untrained_labels
 from terarec.spec import (
     BinarySpec,
@@ -88,15 +89,14 @@ class Run:
         self.placements: tuple[str, ...] = ()
         spec = with_graph(spec, Path.cwd())  # run.json holds the graph, since its file may change
         # run.json must name other files from wherever it is read.
-        init_from = None if spec.init_from is None else str(Path(spec.init_from).absolute())
+        init_from = None if spec.init_from is None else os.path.normpath(Path(spec.init_from).absolute())
         spec = dataclasses.replace(spec, data=str(Path(spec.data).absolute()), init_from=init_from)
         # That of the run to resume or to start from was fitted to other weights.
         spec = without_calibration(spec)
-        spec = with_extended_checkpoint(spec)
-        self.spec = spec
+        self.directory = RunDirectory(out)
+        self.spec = spec = with_extended_checkpoint(spec, self.directory)
         self.initial: Path | None = None
         self.dataset: DatasetSpec = read_spec(spec.data)
-        self.directory = RunDirectory(out, extended_step(spec) or 0)
         self.spec = self._with_complete_schedule()
         self.spec = spec = self._with_class_weights()
         self.callbacks = list(callbacks)
@@ -318,6 +318,7 @@ class Run:
         keep_freed_memory()
         if training.threads is not None:
             torch.set_num_threads(training.threads)
+        loaded = None
         if self.directory.has_checkpoint:
             newest = load(latest(self.directory.checkpoints))
             restore(self.trainer, train_reader, newest)
@@ -326,10 +327,6 @@ class Run:
             if self.spec.init_from is not None:
                 loaded = start_from(self.trainer, self.spec, self.dataset)
                 self.initial = loaded.path
-                if self.spec.extend_chain:
-                    copied = extend_chain(self.trainer, loaded, self.directory.checkpoints)
-                    self._checkpointing.continue_from(self.trainer, copied)
-                    mark_added_rows(self.trainer, loaded)
             # For dropout, after all random draws of building and loading: the same numbers for any start of the
             # model.
             torch.manual_seed(training.seed)
@@ -337,6 +334,11 @@ class Run:
             self._check_same(train_reader)
         # A run that could not be restored keeps its description.
         self.ranks.on_first("description of a run", lambda: self.directory.begin(self.spec, self.dataset))
+        if loaded is not None and self.spec.extend_chain:
+            # After the description, by which these checkpoints are told from those of this run.
+            copied = extend_chain(self.trainer, loaded, self.directory.checkpoints)
+            self._checkpointing.continue_from(self.trainer, copied)
+            mark_added_rows(self.trainer, loaded)
         # From here on dropout draws, and must draw other numbers on each rank.
         if self.ranks.size > 1:
             self.trainer.seed_rank()

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from terarec.checkpoint import complete_checkpoints
-from terarec.checkpoint.directory import step_of
+from terarec.checkpoint.directory import newest_checkpoint, remove_checkpoint, step_of
 from terarec.config import load_run, save_run
 from terarec.config.files import CHECKPOINT_DIRECTORY, DATASET_DIRECTORY, RUN_FILE
 from terarec.errors import ConfigError, DataNotFoundError
@@ -22,6 +22,7 @@ from terarec.io.files import atomic_file
 from terarec.io.opening import copy_file
 from terarec.io.remote import final_name
 from terarec.io.removal import remove_tree
+from terarec.models.artifact import extended_step
 from terarec.models.trained_columns import check_columns
 from terarec.spec import BinarySpec, DatasetSpec, RunSpec, to_data
 from terarec.spec.codec import differences
@@ -86,12 +87,10 @@ class RunDirectory:
 
     Args:
         path: The directory.
-        first_step: Step of the checkpoint that the run extends: those up to it are of other runs.
     """
 
-    def __init__(self, path: Path, first_step: int = 0) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._first_step = first_step
         self.run_file = path / RUN_FILE
         self.dataset = path / DATASET_DIRECTORY
         self.checkpoints = path / CHECKPOINT_DIRECTORY
@@ -113,7 +112,7 @@ class RunDirectory:
         is_new = not self.path.exists()
         self.path.mkdir(parents=True, exist_ok=True)
         # What was there stays if this start fails.
-        before = {entry.name for entry in self.path.iterdir()}
+        before = {*self.path.iterdir(), *complete_checkpoints(self.checkpoints)}
         try:
             with file_lock(self.path / _LOCK_FILE) as is_held:
                 if not is_held:
@@ -131,17 +130,23 @@ class RunDirectory:
 
     @property
     def has_checkpoint(self) -> bool:
-        """Whether there is a complete checkpoint to resume from."""
-        return any(step_of(path) > self._first_step for path in complete_checkpoints(self.checkpoints))
+        """Whether there is a complete checkpoint to resume from: none that was copied from a run that is extended."""
+        newest = newest_checkpoint(self.checkpoints)
+        if newest is None:
+            return False
+        # By what the run here extends, whatever a run to start here would extend.
+        extended = extended_step(load_run(self.run_file))
+        return extended is None or step_of(newest) > extended
 
     def check(self, spec: RunSpec, dataset: DatasetSpec, *, resume: bool) -> None:
         """Raise `ConfigError` if training `spec` here would overwrite or mix with existing content.
 
         That is so if there are checkpoints and `resume` is false, if `spec` differs from the run to resume in anything
         but how long to continue, how often to save and score, and how many threads to use, or if `dataset`, that of
-        `spec`, has other columns or another workflow.
+        `spec`, has other columns or another workflow. A run that was killed before its first checkpoint may start over.
         """
-        if not self.has_checkpoint:
+        newest = newest_checkpoint(self.checkpoints)
+        if newest is None or (not self.has_checkpoint and self._is_of_chain(newest, spec)):
             return
         if not resume:
             expected = "expected an empty directory, or resume=True"
@@ -165,6 +170,12 @@ class RunDirectory:
         # Further steps change the weights that a calibration was fitted for: a resumed run has none.
         save_run(without_calibration(spec), self.run_file)
 
+    def _is_of_chain(self, newest: Path, spec: RunSpec) -> bool:
+        """Return whether the checkpoints here are copies up to `newest` of the chain that `spec` extends."""
+        step, kept = extended_step(spec), load_run(self.run_file).init_from
+        is_later = step is not None and step >= step_of(newest)
+        return is_later and Path(str(kept)).parent == Path(str(spec.init_from)).parent
+
     def _check_is_run_or_empty(self) -> None:
         expected = "expected a new or an empty directory, or a RUN"
         if not self.path.exists():
@@ -178,14 +189,16 @@ class RunDirectory:
                 "out", f"{self.path} is not a run directory (unexpected entry {min(unexpected)!r}), {expected}"
             )
 
-    def _remove_all_but(self, names: set[str]) -> None:
-        """Remove all files of a run except the named ones."""
-        for name in {entry.name for entry in self.path.iterdir()} & _NAMES - names - {_LOCK_FILE}:
-            path = self.path / name
+    def _remove_all_but(self, paths: set[Path]) -> None:
+        """Remove all files and checkpoints of a run except those of `paths`."""
+        for path in {entry for entry in self.path.iterdir() if entry.name in _NAMES - {_LOCK_FILE}} - paths:
             if path.is_dir():
                 remove_tree(path, names=_CONTENT, ignore_errors=True)
             else:
                 path.unlink()
+        for path in reversed(complete_checkpoints(self.checkpoints)):
+            if path not in paths:
+                remove_checkpoint(path)
 
 
 def _comparable(spec: RunSpec) -> dict[str, object]:
