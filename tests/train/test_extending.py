@@ -122,6 +122,8 @@ def test_a_day_with_few_changed_rows_begins_with_a_delta(tmp_path, spec, small_d
     second = next_day(spec, small_day, tmp_path / "second", tmp_path / "first")
     report = second.fit()
     assert report.steps == 3
+    # Those of the last step, which is served, also where it is not the best one.
+    assert dataclasses.replace(report, best_step=None).metrics == report.evaluation.results.named_values()
     assert links(second) == {FIRST: False, FIRST + 3: True}
     [_, (_, manifest)] = read_chain(second.directory.checkpoints / f"step-{FIRST + 3:08d}")
     assert manifest.delta.previous == state_id(former, FIRST)

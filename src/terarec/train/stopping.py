@@ -182,6 +182,7 @@ class FitReport:
 
     Attributes:
         steps: Steps of the complete run, those before a resume included.
+        last_step: Number of the last step, which counts those of a training that this one extends.
         samples: Samples trained in this call.
         seconds: Wall-clock time of this call without evaluations; reading and checkpoints included.
         total_seconds: Wall-clock time of this call, evaluations included.
@@ -200,6 +201,7 @@ class FitReport:
     """
 
     steps: int
+    last_step: int
     samples: int
     seconds: float
     total_seconds: float
@@ -224,6 +226,6 @@ class FitReport:
         """
         if self.served_step is not None and self.served_step == self.best_step:
             return self.best_metrics
-        if self.evaluation is not None and self.served_step in (None, self.steps):
+        if self.evaluation is not None and self.served_step in (None, self.last_step):
             return self.evaluation.results.named_values()
         return {}

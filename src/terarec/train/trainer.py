@@ -298,6 +298,7 @@ class Trainer:
         seconds = total_seconds - self._evaluation_seconds
         return FitReport(
             steps=self._own_steps,
+            last_step=self.step,
             samples=samples,
             seconds=seconds,
             total_seconds=total_seconds,
