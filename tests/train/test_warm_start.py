@@ -11,7 +11,16 @@ from terarec.config import load_run
 from terarec.data import Reader
 from terarec.errors import ConfigError, DataNotFoundError
 from terarec.models.artifact import find_checkpoint
-from terarec.spec import AdaGradSpec, AdamSpec, DLRMSpec, RowOptions, RunSpec, SGDSpec, StaticTablesSpec
+from terarec.spec import (
+    AdaGradSpec,
+    AdamSpec,
+    DLRMSpec,
+    RowOptions,
+    RunSpec,
+    SGDSpec,
+    StaticTablesSpec,
+    TorchOptimizerSpec,
+)
 from terarec.train import Callback, Trainer, build
 from terarec.train.checkpointing import start_from
 from tests.errors import at
@@ -123,13 +132,45 @@ def test_states_that_do_not_fit_are_left_out_with_one_line(
     assert logged == ([f"init_from: the state of {' and '.join(left_out)} was not loaded"] if left_out else [])
 
 
-def test_the_bias_correction_of_layers_goes_on(tmp_path, spec, next_day):
-    spec = changed(dataclasses.replace(spec, dense_optimizer=AdamSpec(lr=0.01, eps_hat=True)), max_steps=3)
+@pytest.mark.parametrize("before", [True, False])
+def test_the_bias_correction_of_layers_goes_on(tmp_path, spec, next_day, before):
+    spec = changed(dataclasses.replace(spec, dense_optimizer=AdamSpec(lr=0.01, eps_hat=before)), max_steps=3)
     build(spec, tmp_path / "first").fit()
+    spec = dataclasses.replace(spec, dense_optimizer=AdamSpec(lr=0.01, eps_hat=True))
     second = build(another_day(spec, next_day), tmp_path / "second", init_from=tmp_path / "first")
     start_from(second.trainer, second.spec, second.dataset)
     (group,) = second.trainer.optimizers.dense.param_groups
     assert (group["num_steps"], group["lr"]) == (3, 0.005)
+    second.fit()
+    assert second.trainer.optimizers.dense.param_groups[0]["num_steps"] == 6
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "now", "is_left_out"),
+    [
+        ("Adam", {}, {"amsgrad": True}, True),
+        ("Adam", {"amsgrad": True}, {"weight_decay": 0.1}, False),
+        ("RMSprop", {"momentum": 0.9}, {"centered": True}, True),
+        ("SGD", {}, {"momentum": 0.9}, False),
+    ],
+)
+def test_options_that_need_further_states(tmp_path, spec, next_day, caplog, name, before, now, is_left_out):
+    old, new = (TorchOptimizerSpec(name=name, options=options) for options in (before, now))
+    build(changed(dataclasses.replace(spec, dense_optimizer=old), max_steps=1), tmp_path / "first").fit()
+    spec = dataclasses.replace(spec, data=str(next_day), dense_optimizer=new)
+    spec = changed(spec, max_steps=1, eval_split=None)
+    second = build(spec, tmp_path / "second", init_from=tmp_path / "first")
+    start_from(second.trainer, second.spec, second.dataset)
+    assert bool(second.trainer.optimizers.dense.state) == (not is_left_out and name != "SGD")
+    logged = [record.getMessage() for record in caplog.records]
+    assert logged == ["init_from: the state of dense_optimizer was not loaded"] * is_left_out
+    second.fit()
+    third = build(spec, tmp_path / "third", init_from=tmp_path / "first", extend_chain=True)
+    if is_left_out:
+        with pytest.raises(ConfigError, check=at("dense_optimizer")):
+            third.fit()
+    else:
+        third.fit()
 
 
 @pytest.mark.parametrize(

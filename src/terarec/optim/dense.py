@@ -148,11 +148,6 @@ def _move(
 _UNUSABLE = {"LBFGS": "calls the model itself", "SparseAdam": "takes sparse gradients only"}
 
 
-def options_of(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a group of an optimizer: neither its parameters, nor the steps that it counts."""
-    return {name: value for name, value in group.items() if name not in ("params", "num_steps")}
-
-
 def build_dense_optimizer(spec: DenseOptimizerSpec, parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
     """Return the optimizer that `spec` describes: torch's, in its fused form (one pass over memory), or one of ours.
 

@@ -23,7 +23,7 @@ from terarec.errors import ConfigError, DataNotFoundError, StorageError, Trainin
 from terarec.formats import read_dataset
 from terarec.models.artifact import dense_state, find_checkpoint, load_dense_state, load_weights, tables
 from terarec.models.trained_columns import check_added_ids, check_columns
-from terarec.optim.dense import options_of
+from terarec.optim.dense import build_dense_optimizer
 from terarec.spec import (
     DatasetSpec,
     DenseOptimizerSpec,
@@ -269,7 +269,7 @@ def start_from(trainer: Trainer, spec: RunSpec, dataset: DatasetSpec) -> Checkpo
     directory = RunDirectory(run_dir)
     check = check_added_ids if spec.extend_chain else check_columns
     check(dataset, Path(spec.data), read_dataset(directory.dataset), directory.dataset)
-    left_out = _left_out(old, spec)
+    left_out = _left_out(old, spec, trainer.device)
     if left_out and spec.extend_chain:
         raise ConfigError(
             left_out[0], f"is another than in {run_dir / RUN_FILE}, expected the same one: a chain keeps its states"
@@ -312,13 +312,29 @@ def _find(path: Path) -> tuple[Path, Checkpoint]:
     return run_dir, load(path)
 
 
-def _left_out(old: RunSpec, new: RunSpec) -> list[str]:
+def _left_out(old: RunSpec, new: RunSpec, device: torch.device) -> list[str]:
     """Return the optimizers whose state is not loaded: those of another kind, or both if that is requested."""
-    kinds = {
-        "dense_optimizer": [_state_kind(run.dense_optimizer) for run in (old, new)],
-        "sparse_optimizer": [_row_kinds(run) for run in (old, new)],
+    before, now = old.dense_optimizer, new.dense_optimizer
+    is_other = {
+        "dense_optimizer": _state_kind(before) != _state_kind(now) or _lacks_state(before, now, device),
+        "sparse_optimizer": _row_kinds(old) != _row_kinds(new),
     }
-    return [field for field, (before, now) in kinds.items() if new.reset_optimizer or before != now]
+    return [field for field, is_left_out in is_other.items() if new.reset_optimizer or is_left_out]
+
+
+def _lacks_state(old: DenseOptimizerSpec, new: DenseOptimizerSpec, device: torch.device) -> bool:
+    """Return whether a step by an optimizer of torch reads what `old` does not store, such as that of its amsgrad."""
+    if old == new or not isinstance(new, TorchOptimizerSpec):
+        return False
+    names = []
+    for spec in (old, new):
+        weight = nn.Parameter(torch.zeros(1, 1, device=device))
+        weight.grad = torch.zeros_like(weight)
+        optimizer = build_dense_optimizer(spec, [weight])
+        optimizer.step()
+        names.append(set(optimizer.state[weight]))
+    # Where nothing was stored the first step makes all.
+    return bool(names[0]) and not names[1] <= names[0]
 
 
 def _row_kinds(run: RunSpec) -> tuple[object, ...]:
@@ -351,11 +367,14 @@ def _load(trainer: Trainer, checkpoint: Checkpoint, *, with_dense: bool, with_ro
 
 def _load_state(optimizer: optim.Optimizer, state: Mapping[str, Any]) -> None:
     """Load `state` except for the options of its groups."""
-    # torch replaces the options of groups, among them the rate, by those that were saved.
-    options = [options_of(group) for group in optimizer.param_groups]
-    optimizer.load_state_dict(dict(state))
-    for group, mine in zip(optimizer.param_groups, options, strict=True):
-        group.update(mine)
+    # torch replaces the options of groups, among them the rate, by those that are loaded.
+    groups = optimizer.state_dict()["param_groups"]
+    for group, saved in zip(groups, state["param_groups"], strict=True):
+        group["params"] = saved["params"]
+        if "num_steps" in group:  # `EpsilonHatAdam` counts them, torch's Adam for each parameter
+            steps = [state["state"][number]["step"] for number in group["params"] if number in state["state"]]
+            group["num_steps"] = int(max(steps, default=0))
+    optimizer.load_state_dict({"state": state["state"], "param_groups": groups})
 
 
 def _device_rng(device: torch.device) -> str | None:
