@@ -17,6 +17,7 @@ from terarec.models import build_model
 from terarec.spec import PlateauSchedule, TrainingSpec
 from terarec.train import Callback, Optimizers, Trainer, build
 from terarec.train.checkpointing import Checkpointing
+from terarec.train.metrics_log import read_log
 from terarec.train.stopping import EarlyStopping, Interrupts
 from tests.errors import at
 from tests.params import in_every_run
@@ -73,8 +74,41 @@ def test_another_metric_is_compared_anew(tmp_path, spec, caplog):
     for schedule in run.trainer.optimizers.schedules:
         assert (schedule.scheduler.mode, schedule.scheduler.best) == ("min", min(losses.values()))
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
-        "evaluations were compared by auc and now are by logloss"
+        "evaluations were compared by auc on valid and now are by logloss on valid"
     ]
+
+
+def test_another_split_is_compared_anew(tmp_path, spec):
+    first = changed(spec, epochs=1, patience=3, eval_split="train", schedule=PlateauSchedule(factor=0.5))
+    build(first, tmp_path).fit()
+    build(changed(first, eval_split="valid"), tmp_path).fit(resume=True)  # the last step alone, by the new split
+    run = build(changed(first, epochs=3, eval_split="valid"), tmp_path)
+    report = run.fit(resume=True)
+    evaluations = read_log(run.directory.metrics).evaluations
+    assert [(point["step"], point["split"]) for point in evaluations] == [
+        *((8, "train"), (8, "valid")),
+        *((16, "valid"), (24, "valid")),
+    ]
+    aucs = {point["step"]: point["auc"] for point in evaluations[2:]}
+    assert (report.best_step, report.highest_auc) == (max(aucs, key=aucs.get), max(aucs.values()))
+    for schedule in run.trainer.optimizers.schedules:
+        assert schedule.scheduler.best == max(aucs.values())
+
+
+@pytest.mark.parametrize(
+    ("monitor", "then", "now", "is_kept"),
+    [
+        ("gauc", {"group": "user"}, {"group": "item"}, False),
+        ("auc", {"group": "user"}, {"group": "item"}, True),
+        ("auc", {}, {"eval_split": "test"}, False),
+        ("auc", {}, {"eval_split": None}, True),
+    ],
+)
+def test_best_values_of_the_same_measure_are_kept(monitor, then, now, is_kept):
+    stopping, _ = fed([0.6], monitor=monitor, **then)
+    other = EarlyStopping(TrainingSpec(**now), monitor)
+    other.load_state_dict(stopping.state_dict())
+    assert (other.best_step is not None) == is_kept
 
 
 class LongReader(Reader):

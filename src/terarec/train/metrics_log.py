@@ -8,6 +8,7 @@ import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import IO, Any
 
@@ -93,7 +94,7 @@ class MetricsLog(PointLogger):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunLog:
-    """The lines of a ``metrics.jsonl`` by kind, each in rising order of steps.
+    """The lines of a ``metrics.jsonl`` by kind, each in rising order of steps, one of a step and split.
 
     Attributes:
         training: Lines with a loss.
@@ -160,8 +161,9 @@ def read_point(path: Path, number: int, line: bytes) -> dict[str, Any]:
 
 
 def _last_of_each_step(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    by_step = {point["step"]: point for point in points}
-    return [by_step[step] for step in sorted(by_step)]
+    # An evaluation of another split is another one.
+    last = {(point["step"], point.get("split")): point for point in points}
+    return sorted(last.values(), key=itemgetter("step"))
 
 
 def _lines_until(path: Path, step: int) -> list[bytes]:

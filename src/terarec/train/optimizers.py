@@ -187,33 +187,29 @@ class Optimizers:
         """
         return scheduler_states([schedule.scheduler for schedule in self.schedules])
 
-    def schedule_metrics(self, monitor: str) -> list[str | None]:
-        """Return the metric by which each schedule compares evaluations, where it does; `monitor` if it names none."""
-        plateaus = [isinstance(schedule.scheduler, ReduceLROnPlateau) for schedule in self.schedules]
+    def schedule_measures(self, measure: Callable[[str | None], str | None]) -> list[str | None]:
+        """Return by what each schedule compares evaluations, where it does: the `measure` of its metric."""
         return [
-            (schedule.metric or monitor) if is_plateau else None
-            for schedule, is_plateau in zip(self.schedules, plateaus, strict=True)
+            measure(schedule.metric) if isinstance(schedule.scheduler, ReduceLROnPlateau) else None
+            for schedule in self.schedules
         ]
 
-    def load_schedule_state(
-        self, states: Sequence[Any], metrics: Sequence[str | None] | None = None, *, monitor: str = ""
-    ) -> None:
+    def load_schedule_state(self, states: Sequence[Any], begins_anew: Sequence[bool] | None = None) -> None:
         """Continue from the result of `schedule_state`.
 
         Args:
             states: The states.
-            metrics: The result of `schedule_metrics` then; a plateau of another metric now begins anew, at the rate
-                that it has reached. None for the present ones.
-            monitor: Metric of schedules that name none.
+            begins_anew: Whether each schedule compares evaluations by another measure now: it begins anew, at the rate
+                that it has reached. None for no such one.
 
         Raises:
             ConfigError: Another number of schedules.
         """
-        schedulers, now = [schedule.scheduler for schedule in self.schedules], self.schedule_metrics(monitor)
+        schedulers = [schedule.scheduler for schedule in self.schedules]
         new_states = [scheduler.state_dict() for scheduler in schedulers]
         load_scheduler_states(schedulers, states)
-        for scheduler, state, metric, before in zip(schedulers, new_states, now, metrics or now, strict=True):
-            if metric != before:
+        for scheduler, state, is_new in zip(schedulers, new_states, begins_anew or (), strict=False):
+            if is_new:
                 scheduler.load_state_dict(state)
 
     def check_rates(self, steps: int, epochs: int) -> None:

@@ -157,7 +157,7 @@ def _served(directory: RunDirectory, run: RunSpec, log: RunLog) -> Mapping[str, 
     if not complete_checkpoints(directory.checkpoints):
         return log.evaluations[-1] if log.evaluations else {}
     step = step_of(find_checkpoint(directory.path, run))
-    return next((point for point in log.evaluations if point["step"] == step), {})
+    return next((point for point in reversed(log.evaluations) if point["step"] == step), {})
 
 
 def _tiles(log: RunLog, dataset: DatasetSpec, served: Mapping[str, Any]) -> list[Tile]:

@@ -111,10 +111,23 @@ class EarlyStopping:
                 "to evaluate on that defines it, or no patience and no monitor; the last step is saved",
             )
 
+    def measure(self, metric: str | None = None) -> str | None:
+        """Return what a metric measures: it, the split and its groups. Values of two measures are not compared.
+
+        Args:
+            metric: Name of the metric; None for the monitor.
+
+        Returns:
+            None for a training without evaluations, which compares nothing.
+        """
+        metric, split = metric or self.monitor, self._spec.eval_split
+        groups = f" by {self._spec.group}" if monitored_metric(metric).needs_group else ""
+        return None if split is None else f"{metric} on {split}{groups}"
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state as JSON data."""
         return {
-            "monitor": self.monitor,
+            "measure": self.measure(),
             "best_step": self.best_step,
             "best_value": self.best_value,
             "best_metrics": finite_data(self.best_metrics),
@@ -123,8 +136,8 @@ class EarlyStopping:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from the result of `state_dict`; after one of another metric the comparison begins anew."""
-        if state.get("monitor", self.monitor) != self.monitor:
+        """Continue from the result of `state_dict`; after one of another measure the comparison begins anew."""
+        if is_other_measure(state.get("measure"), self.measure()):
             return
         self.best_step, self.best_value = state["best_step"], state["best_value"]
         metrics = state["best_metrics"].items()
@@ -138,6 +151,11 @@ class EarlyStopping:
         if than is None:
             return True
         return value > than + by if self.is_higher_better else value < than - by
+
+
+def is_other_measure(before: str | None, now: str | None) -> bool:
+    """Return whether two results of `EarlyStopping.measure` cannot be compared; None is none that was compared."""
+    return None not in (before, now) and before != now
 
 
 class Interrupts:

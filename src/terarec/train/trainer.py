@@ -33,7 +33,7 @@ from terarec.train.evaluation import Evaluation, Evaluator
 from terarec.train.optimizers import Optimizers
 from terarec.train.ranks_step import RanksStep, share_batches
 from terarec.train.step import StepInput, TrainingStep
-from terarec.train.stopping import EarlyStopping, FitReport, Interrupts
+from terarec.train.stopping import EarlyStopping, FitReport, Interrupts, is_other_measure
 
 
 class Callback:
@@ -407,32 +407,34 @@ class Trainer:
             "samples": self.samples,
             "steps_in_epoch": self._steps_in_epoch,
             "highest_auc": self.highest_auc,
+            "auc_measure": self.early_stopping.measure("auc"),
             "evaluated_step": self._evaluated_step,
             "early_stopping": self.early_stopping.state_dict(),
             "schedules": self.optimizers.schedule_state(),
-            "schedule_metrics": self.optimizers.schedule_metrics(self.early_stopping.monitor),
+            "schedule_measures": self.optimizers.schedule_measures(self.early_stopping.measure),
             "loss_scaler": self._stepping.scaler.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from the result of `state_dict`; what compares evaluations by another metric now begins anew.
+        """Continue from the result of `state_dict`; what compares evaluations by another measure now begins anew.
 
         Raises:
             ConfigError: Another number of schedules.
         """
-        monitor, before = self.early_stopping.monitor, state["early_stopping"].get("monitor")
-        if before not in (monitor, None) and self.ranks.is_first:
+        measure, before = self.early_stopping.measure, state["early_stopping"].get("measure")
+        if is_other_measure(before, measure()) and self.ranks.is_first:
             _logger.warning(
                 "evaluations were compared by %s and now are by %s: early stopping and the best step begin anew",
                 before,
-                monitor,
+                measure(),
             )
-        metrics = state.get("schedule_metrics")
-        self.optimizers.load_schedule_state(state["schedules"], metrics, monitor=monitor)
+        measures = zip(state.get("schedule_measures", ()), self.optimizers.schedule_measures(measure), strict=False)
+        self.optimizers.load_schedule_state(state["schedules"], [is_other_measure(*each) for each in measures])
         self.step, self.first_step = state["step"], state["first_step"]
         self.epoch, self.samples = state["epoch"], state["samples"]
         self._steps_in_epoch = state["steps_in_epoch"]
-        self.highest_auc = state["highest_auc"]
+        if not is_other_measure(state.get("auc_measure"), measure("auc")):
+            self.highest_auc = state["highest_auc"]
         self._evaluated_step = state["evaluated_step"]
         self.early_stopping.load_state_dict(state["early_stopping"])
         self._stepping.scaler.load_state_dict(state["loss_scaler"])
