@@ -68,6 +68,12 @@ def test_a_misspelt_split_is_rejected_with_the_nearest_name(tmp_path, spec):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_run_that_trains_nothing_is_rejected(tmp_path, spec):
+    with pytest.raises(ConfigError, check=at("training.freeze", "got '*'")):
+        build(changed(spec, freeze=("*",), max_steps=1), tmp_path / "RUN").fit()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_only_the_default_split_may_be_missing(tmp_path):
     """A13: a data set without "valid" trains without a word, as does a run that wants no evaluation."""
     data = write_shops(tmp_path / "data")

@@ -16,7 +16,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from terarec.batch import Batch
 from terarec.dist.streams import has_streams
-from terarec.errors import TrainingError
+from terarec.errors import ConfigError, TrainingError
 from terarec.memory import BudgetError
 from terarec.models.contract import logits_of, num_counted, training_loss
 from terarec.nn.objectives import Objective
@@ -173,6 +173,11 @@ class TrainingStep:
         elif share != 1.0:
             loss = loss * share
         loss = self._checked(loss, batch, step)
+        if not loss.requires_grad:
+            frozen = ", ".join(map(repr, self._spec.freeze)) or "none"
+            raise ConfigError(
+                "training.freeze", f"got {frozen}: the loss depends on no parameter that is trained, expected one"
+            )
         with during:
             self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         self.output = output
