@@ -160,6 +160,26 @@ def test_gradients_that_are_not_finite(policy, bad) -> None:
     assert not optimizer.is_skipped
 
 
+@pytest.mark.parametrize("policy", ["pass", "raise", "skip"])
+def test_a_joint_norm_that_is_not_finite(policy) -> None:
+    """It comes from a layer, and makes the rows' gradients NaN by the factor of clipping."""
+    mine = EmbeddingCollection(TABLES, FEATURES, seed=2)
+    optimizer = RowOptimizer(mine, SGDSpec(rows=RowOptions(non_finite=policy)))
+    before = mine.table("a").detach().clone()
+    backward(mine, 0)
+    layer = nn.Parameter(torch.ones(1))
+    layer.grad = torch.tensor([math.nan])
+    nn.utils.clip_grad_norm_([*mine.parameters(), layer], 1.0)
+    if policy == "raise":
+        for attempt in (optimizer.accepts, optimizer.step):
+            with pytest.raises(TrainingError, check=at("step 1")):
+                attempt()
+    else:
+        assert optimizer.accepts() == (policy == "pass")
+        optimizer.step()
+    assert torch.equal(mine.table("a"), before) == (policy != "pass")
+
+
 def test_a_bad_gradient_of_a_sequence_is_placed() -> None:
     mine = EmbeddingCollection(
         TABLES, [FeatureSpec(name=f, table=t, pooling="none") for f, t in (("x", "a"), ("y", "c"))]

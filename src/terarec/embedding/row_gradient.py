@@ -131,7 +131,10 @@ class PendingGradients:
 
     def scale_(self, factor: float) -> None:
         """Multiply the gradients."""
-        self._factor *= factor
+        if math.isfinite(factor):
+            self._factor *= factor
+        else:  # such as of a norm that is not finite: into the numbers, in which a step looks for it
+            self._gradients = [_scaled(mine, factor) for mine in self._gradients]
 
     def unscale_(self, inverse_scale: float) -> None:
         """Multiply the gradients by the inverse of a loss scale, once.
@@ -140,7 +143,7 @@ class PendingGradients:
         `torch.amp.GradScaler` unscales the gradients of each. Its factor is 1 where it only checks them.
         """
         if inverse_scale != 1.0 and not self.is_unscaled:
-            self._factor *= inverse_scale
+            self.scale_(inverse_scale)
             self.is_unscaled = True
 
     def zero_(self) -> None:
@@ -174,7 +177,7 @@ class PendingGradients:
 
     def is_finite(self) -> bool:
         """Return whether all gradients are finite numbers; see `norm` for several ranks."""
-        is_finite = math.isfinite(self._factor) and not any(find_non_finite(mine) for mine in self.gradients())
+        is_finite = not any(find_non_finite(mine) for mine in self.gradients())
         return is_finite if self.over_ranks is None else self.over_ranks(float(not is_finite)) == 0.0
 
     def _counted_rates(self) -> list[Tensor | None]:
