@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import json
 import shutil
+from bisect import bisect_left
 
 import pytest
 
@@ -104,6 +105,21 @@ def test_a_part_is_loaded_before_its_first_step(tmp_path, spec, parted):
         }
     assert len(ahead) == 5  # after the last part there is none
     assert report.tiers.hits > 0.9 * report.tiers.lookups  # but for keys of the valid split alone
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("batch_size", [100, 128, 350])
+def test_the_part_of_the_next_batch(parted, drop_last, batch_size):
+    """A rest that is left out is none of the next step."""
+    reader = open_reader(parted, "train", batch_size=batch_size, by_parts=True, drop_last=drop_last)
+    parts = [reader.part_after(reader.state_dict())]
+    numbers = []
+    for _ in reader:
+        state = reader.state_dict()
+        numbers.append(bisect_left([300, 700, 1000], state["rows_read"] or 1000))
+        parts.append(reader.part_after(state))
+    assert parts[:-1] == numbers
+    assert parts[-1] == parts[0]
 
 
 @pytest.mark.parametrize("tiers", [False, True])

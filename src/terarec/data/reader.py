@@ -341,10 +341,14 @@ class Reader(BatchStream):
         return f"Reader({self.spec.name!r}, {samples})"
 
     def part_after(self, state: Mapping[str, object]) -> int:
-        """Return the number of the part that holds the sample after the position `state`; 0 at the end of an epoch."""
-        # An end itself belongs to the next part: the sample after that position is its first one.
-        ends = accumulate(part.rows for part in self.parts)
-        return next((number for number, end in enumerate(ends) if end > state["rows_read"]), 0)  # type: ignore[operator]
+        """Return the number of the part that holds the batch after the position `state`, of this epoch or the next."""
+        rows, ends = [part.rows for part in self.parts], list(accumulate(part.rows for part in self.parts))
+        least = self.batch_size if self._options.drop_last else 1
+        for start in (int(state["rows_read"]), 0):  # type: ignore[call-overload]
+            for number, end in enumerate(ends):
+                if min(rows[number], end - start) >= least:
+                    return number
+        return 0
 
 
 def _no_rows(spec: DatasetSpec) -> ColumnBlock:
