@@ -173,9 +173,12 @@ def test_after_a_resume_the_later_line_of_a_step_counts(tmp_path: Path) -> None:
 
 
 def test_training_time_adds_up_over_resumes(tmp_path: Path) -> None:
-    later = [{**POINTS[1], "step": 30, "seconds": 1.5}, {**POINTS[1], "step": 40, "seconds": 3.5}]
-    page = write_report(make_run(tmp_path / "run", POINTS + later)).read_text()
-    assert "5.5 s" in page
+    starts = [{"step": step, "samples": 100 * step, "device": "cpu", "threads": 1} for step in (0, 20, 40)]
+    clocks = [(30, 1.5), (40, 3.5), (50, 3.75)]  # a later start may have a later clock
+    later = [{**POINTS[1], "step": step, "seconds": seconds} for step, seconds in clocks]
+    points = [starts[0], *POINTS, starts[1], *later[:2], starts[2], later[2]]
+    page = write_report(make_run(tmp_path / "run", points)).read_text()
+    assert "9.2 s" in page  # 2 + 3.5 + 3.75
 
 
 def test_an_evaluation_without_auc_shows_the_rest(tmp_path: Path) -> None:

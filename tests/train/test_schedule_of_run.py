@@ -2,6 +2,8 @@
 """Finding P6: schedules that end with the run need no number of steps."""
 
 import dataclasses
+import re
+import shutil
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from terarec.config import load_run
 from terarec.errors import ConfigError
+from terarec.formats import read_dataset, write_dataset
 from terarec.optim import build_schedulers
 from terarec.spec import (
     CosineSchedule,
@@ -107,6 +110,19 @@ def test_finished_seeds_are_kept(tmp_path, spec):
     before = log.stat().st_mtime_ns
     assert fit_seeds(spec, tmp_path / "seeds", 1, "valid", resume=True) == first
     assert log.stat().st_mtime_ns == before
+    # Results of data with other ids are none of these data.
+    other = tmp_path / "data"
+    shutil.copytree(spec.data, other)
+    dataset = read_dataset(other)
+    columns = (dataclasses.replace(dataset.categorical[0], rows=999), *dataset.categorical[1:])
+    write_dataset(dataclasses.replace(dataset, categorical=columns), other)
+    with pytest.raises(ConfigError, check=at("data set 'planted', column 'user'")):
+        fit_seeds(dataclasses.replace(spec, data=str(other)), tmp_path / "seeds", 1, "valid", resume=True)
+    # The time of a seed that continues is that of all starts.
+    text = re.sub(r'"seconds": [^,}]*', '"seconds": 1000.0', log.read_text())
+    log.write_text(text)
+    (longer,) = fit_seeds(changed(spec, max_steps=3), tmp_path / "seeds", 1, "valid", resume=True).results
+    assert longer.seconds > 2000.0  # training and evaluation
 
 
 def test_a_warm_up_as_long_as_the_run_is_rejected(tmp_path, spec):

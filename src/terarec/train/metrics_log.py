@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import io
-import itertools
 import json
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -117,9 +117,10 @@ class RunLog:
     @property
     def training_seconds(self) -> float:
         """Time spent in training; the logged clock restarts at every resume."""
-        clocks: list[float] = [point["seconds"] for point in self.training]
-        restarts = [a for a, b in itertools.pairwise(clocks) if b < a]
-        return sum(restarts) + (clocks[-1] if clocks else 0.0)
+        starts = [point["step"] for point in self.starts]
+        # Of each start the clock in its last line.
+        clocks = {bisect_left(starts, point["step"]): point["seconds"] for point in self.training}
+        return float(sum(clocks.values()))
 
 
 def read_log(path: Path) -> RunLog:

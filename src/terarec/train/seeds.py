@@ -23,6 +23,7 @@ from terarec.models.artifact import load_model
 from terarec.spec import RunSpec, to_data
 from terarec.spec.codec import differences, finite_data, parse_json
 from terarec.spec.run import without_calibration
+from terarec.train.metrics_log import read_log
 from terarec.train.run import Run, build
 from terarec.train.trainer import Callback
 
@@ -51,7 +52,7 @@ class SeedResult:
         metrics: Metrics of its checkpoint on the evaluated split, by name.
         steps: Training steps.
         epochs: Epochs.
-        seconds: Wall-clock time of the training with its evaluations.
+        seconds: Wall-clock time of the training with its evaluations, that before a resume included.
     """
 
     seed: int
@@ -156,6 +157,7 @@ def fit_seeds(
         run = build(described, directory, watching, allow_import=allow_import, names=names)
         # A finished run whose settings differ, such as by more epochs, continues below.
         if resume and file.is_file() and _is_same(run):
+            run.directory.check(run.spec, run.dataset, resume=True)  # the data may be other ones
             result = _read(file, seed, directory)
         else:
             result = _fit(run, split, resume=resume, allow_import=allow_import, measure=measure)
@@ -186,13 +188,14 @@ def _fit(run: Run, split: str, *, resume: bool, allow_import: Sequence[str], mea
         metrics = run.trainer.evaluator.evaluate(loaded.model, run.reader(split)).results.named_values()
     else:
         metrics = measure(loaded.model, run, split)
+    log = read_log(run.directory.metrics)  # which has the time before a resume, too
     return SeedResult(
         seed=training.seed,
         out=directory,
         metrics=metrics,
         steps=report.steps,
         epochs=run.trainer.epoch,
-        seconds=report.total_seconds,
+        seconds=log.training_seconds + sum(point["seconds"] for point in log.evaluations),
     )
 
 
