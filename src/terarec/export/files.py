@@ -4,18 +4,20 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import logging
+import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, TextIO, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.export import ExportedProgram
+from typing_extensions import override
 
 from terarec.batch import Batch, Jagged
 from terarec.errors import ConfigError
@@ -178,18 +180,55 @@ def _forget_places(module: nn.Module) -> None:
                 node.meta.pop("nn_module_stack", None)
 
 
+class _Silence(logging.Filter):
+    """Drops what one thread logs, and what it writes to the stream of errors; both of other threads pass.
+
+    Args:
+        stream: The stream.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self.thread = threading.get_ident()
+        self._stream = stream
+
+    @override
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.levelno > logging.ERROR or threading.get_ident() != self.thread
+
+    def write(self, text: str) -> int:
+        return len(text) if threading.get_ident() == self.thread else self._stream.write(text)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._stream, name)
+
+
+_EXPORTING = threading.RLock()
+
+
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silence the logs and warnings of torch's exporters about absent libraries and their own code."""
-    # For all loggers: the exporters log under many names, and through several libraries.
-    before = logging.root.manager.disable
-    logging.disable(logging.ERROR)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):  # graphs that failed are printed
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
+    """Silence torch's exporters, in this thread, about absent libraries and their own code; one thread at a time.
+
+    The exporters change the process while they run (torch's modules, the filters of warnings) and put back what they
+    found: of two that overlapped, the last one would leave the changes of the other for good.
+    """
+    with _EXPORTING, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        # At the handlers: the exporters log under many names, and through several libraries.
+        loggers = [logging.root, *list(logging.root.manager.loggerDict.values())]
+        handlers = {handler for logger in loggers if isinstance(logger, logging.Logger) for handler in logger.handlers}
+        handlers |= {logging.lastResort} if logging.lastResort is not None else set()
+        silence = _Silence(sys.stderr)
+        for handler in handlers:
+            handler.addFilter(silence)
+        try:
+            with contextlib.redirect_stderr(cast(TextIO, silence)):  # graphs that failed are printed
+                yield
+        finally:
+            silence.thread = 0  # for whoever has taken the stream meanwhile
+            for handler in handlers:
+                handler.removeFilter(silence)
 
 
 def _layer_of(error: BaseException, model: nn.Module) -> str:
@@ -255,8 +294,7 @@ def torch_runner(path: Path, inputs: Sequence[ModelInput]) -> Runner:
 
 def torchscript_runner(path: Path, inputs: Sequence[ModelInput]) -> Runner:
     """Run the TorchScript file `path`."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of TorchScript as a whole
+    with quiet():  # TorchScript as a whole is deprecated
         return _torch_run(torch.jit.load(path), inputs)  # type: ignore[no-untyped-call]
 
 
