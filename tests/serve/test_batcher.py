@@ -3,6 +3,7 @@
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from types import SimpleNamespace
@@ -184,6 +185,22 @@ def test_a_cancelled_request_is_dropped(scorer: Scorer, start: Start) -> None:
     assert counter.read().failed == {"cancelled": 1}
 
 
+def test_a_cancelled_request_holds_no_memory(scorer: Scorer, start: Start) -> None:
+    counter = StatisticsCounter()
+    batcher = start(statistics=counter, priority_levels=2, default_priority_level=1)
+    held_up(scorer, batcher)
+    values = np.arange(3.0)
+    kept = batcher.submit(records(1), part_of)
+    gone = batcher.submit(RecordColumns({"x": values}, 3), part_of, priority=2)
+    memory = weakref.ref(values)
+    del values
+    assert gone.cancel()
+    assert gone.cancel()
+    assert (memory(), batcher.num_waiting, counter.read().failed) == (None, 1, {"cancelled": 1})
+    scorer.may_go_on.set()
+    assert values_of(kept) == [1]
+
+
 def test_a_full_queue_refuses(scorer: Scorer, start: Start) -> None:
     counter = StatisticsCounter()
     batcher = start(max_queue_size=2, statistics=counter)
@@ -206,8 +223,7 @@ def test_a_request_to_a_batcher_that_was_closed_is_its_successor_s(scorer: Score
     assert counter.read().failed == {}
 
 
-def test_a_cancelled_request_gives_up_its_place(scorer: Scorer, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("terarec.serve.batcher._PURGE_NS", 0)
+def test_a_cancelled_request_gives_up_its_place(scorer: Scorer, start: Start) -> None:
     batcher = start(max_queue_size=2)
     held_up(scorer, batcher)
     gone, kept = (batcher.submit(records(value), part_of) for value in (1, 2))

@@ -23,9 +23,11 @@ from terarec.serve.protocol import (
     UnknownModelError,
     UnsupportedError,
 )
+from terarec.serve.request_memory import RequestMemory
 from terarec.serve.served_model import ServedModel
 from terarec.serve.shared_memory import Region, SharedMemory
 from terarec.serve.statistics import BatchCount, ErrorCounts, StageTimes
+from terarec.spec import ServingSpec
 from terarec.spec.checks import quoted
 from terarec.spec.serving_repository import PointerSpec, PromotionSpec
 
@@ -62,16 +64,27 @@ class InferenceApi:
     Attributes:
         models: The served models.
         memory: Regions of shared memory; None where it is not allowed.
+        requests: Memory of the requests of all transports.
         calls: Where the calls of all transports go when they have ended; none where nobody watches them.
         errors: Counts the answers that are errors, over HTTP and gRPC.
         is_draining: Whether the server is about to stop, and not ready for further requests.
+
+    Args:
+        models, memory, calls: As above.
+        max_request_bytes: Limit of the bytes of a request; None for the default of `ServingSpec`.
     """
 
     def __init__(
-        self, models: ServedModels, *, memory: SharedMemory | None = None, calls: Sequence[CallSink] = ()
+        self,
+        models: ServedModels,
+        *,
+        memory: SharedMemory | None = None,
+        calls: Sequence[CallSink] = (),
+        max_request_bytes: int | None = None,
     ) -> None:
         self.models = models
         self.memory = memory
+        self.requests = RequestMemory(max_request_bytes or ServingSpec().max_request_bytes)
         self.calls = tuple(calls)
         self.errors = ErrorCounts()
         self.is_draining = False

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from terarec.serve.columns import RecordColumns
 from terarec.serve.protocol import DeadlineError, ServerBusyError
@@ -146,6 +147,19 @@ class ScoredPart(NamedTuple):
     lookup_ns: int = 0
 
 
+class _Pending(Future[Answer]):
+    """An answer to come. `cancel` takes the request out of the queue: what holds its memory goes with its client."""
+
+    batcher: Batcher
+
+    @override
+    def cancel(self) -> bool:
+        is_cancelled = super().cancel()
+        if is_cancelled:
+            self.batcher._drop(self)
+        return is_cancelled
+
+
 class Batcher:
     """Joins requests into batches. Thread-safe.
 
@@ -223,7 +237,8 @@ class Batcher:
             ServerBusyError: The queue is full, or the batcher is closed.
         """
         now = time.monotonic_ns()
-        future: Future[Answer] = Future()
+        future: _Pending[Answer] = _Pending()
+        future.batcher = self
         timeouts = [seconds for seconds in (timeout_seconds, self._spec.default_timeout_seconds) if seconds]
         deadline = now + int(min(timeouts) * 1e9) if timeouts else None
         # A request with a short timeout must not expire by waiting for others.
@@ -320,6 +335,11 @@ class Batcher:
         self._wakes_ns = due
         self._changed.wait(None if due is None else max(due - now_ns, 0) / 1e9)
         self._wakes_at = self._wakes_ns = None
+
+    def _drop(self, future: Future[Any]) -> None:
+        with self._lock:
+            ended = self._queue.remove(future)
+        self._end(ended)
 
     def _end(self, ended: Sequence[Waiting]) -> None:
         """Answer requests that were dropped."""

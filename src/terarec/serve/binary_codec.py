@@ -27,6 +27,7 @@ from terarec.serve.protocol import (
     UnsupportedError,
 )
 from terarec.serve.request_layouts import BINARY_SIZE, RequestLayouts, split_json
+from terarec.serve.request_memory import HeldMemory
 from terarec.serve.shared_memory import SharedMemory
 from terarec.spec.checks import quoted
 
@@ -264,13 +265,21 @@ class RegionReader:
         memory: Registered regions; None where shared memory is not allowed.
         body_bytes: Bytes of the body.
         most: Limit of the bytes of body and regions, below that of `memory`; None for that one.
+        held: Counts what is read; None for no limit but those.
     """
 
-    def __init__(self, memory: SharedMemory | None, body_bytes: int, most: int | None = None) -> None:
+    def __init__(
+        self,
+        memory: SharedMemory | None,
+        body_bytes: int,
+        most: int | None = None,
+        held: HeldMemory | None = None,
+    ) -> None:
         self._memory = memory
         self._body_bytes = body_bytes
         self._most = most
         self._num_bytes = body_bytes
+        self._held = held
 
     def begin(self) -> None:
         """Read the request from its beginning."""
@@ -282,6 +291,7 @@ class RegionReader:
         Raises:
             UnsupportedError: Shared memory is not allowed.
             RegionsTooLargeError: The tensors of the request have too many bytes; nothing was read of this one.
+            ServerBusyError: Other requests hold the memory that it needs.
             ConfigError: No such region, fewer bytes, or other bytes than those of so many elements.
         """
         name, offset, size = _place(parameters, where)
@@ -295,6 +305,8 @@ class RegionReader:
             raise RegionsTooLargeError(
                 place, f"got {self._num_bytes} bytes up to here, in the body and in regions, expected at most {most}"
             )
+        if self._held is not None:
+            self._held.take(size)
         return decode_elements(memory.read(name, offset, size, where), datatype, count, place)
 
 
@@ -329,6 +341,7 @@ def decode_binary_request(
     memory: SharedMemory | None = None,
     layouts: RequestLayouts | None = None,
     most_bytes: int | None = None,
+    held: HeldMemory | None = None,
 ) -> InferRequest:
     """Read an inference request whose tensors may be bytes.
 
@@ -338,9 +351,11 @@ def decode_binary_request(
         memory: As in `RegionReader`.
         layouts: Requests that were read before; None to read each anew.
         most_bytes: As in `RegionReader`.
+        held: As in `RegionReader`.
 
     Raises:
         RegionsTooLargeError: More bytes in regions.
+        ServerBusyError: Other requests hold the memory that it needs.
         ConfigError: As `decode_infer_request` does; or fewer or more bytes than those of the tensors.
     """
     if header_bytes is None:
@@ -356,7 +371,7 @@ def decode_binary_request(
         known = None if raw is None else layouts.read(head.description, head.request_id, raw)
         if known is not None:
             return known
-    regions = RegionReader(memory, len(body), most_bytes)
+    regions = RegionReader(memory, len(body), most_bytes, held)
     content, last = memoryview(body)[header_bytes:], TensorBytes(memoryview(b""), regions)
 
     def begin() -> ReadElements:

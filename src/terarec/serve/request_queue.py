@@ -130,6 +130,16 @@ class RequestQueue:
         self._count_removed(ended)
         return ended
 
+    def remove(self, future: Future[Any]) -> list[Waiting]:
+        """Remove the request of a future and return it; none where it waits no longer."""
+        for level in self._levels:
+            for waiting in level:
+                if waiting.future is future:
+                    level.remove(waiting)
+                    self._count_removed([waiting])
+                    return [waiting]
+        return []
+
     def _count_removed(self, removed: list[Waiting]) -> None:
         if not removed:
             return

@@ -209,7 +209,12 @@ def _run(
         contextlib.nullcontext() if recommendations is None else recommendations(models) as recommender,
     ):
         models.observer = watchers.records
-        api = InferenceApi(models, memory=memory, calls=watchers.calls)
+        api = InferenceApi(
+            models,
+            memory=memory,
+            calls=watchers.calls,
+            max_request_bytes=spec.max_request_bytes,
+        )
         transport = HttpTransport(
             api,
             spec,

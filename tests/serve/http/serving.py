@@ -52,7 +52,12 @@ def served(
         socket.create_server(("127.0.0.1", 0)) as admin,
         contextlib.closing(SharedMemory(spec.max_request_bytes)) as memory,
     ):
-        api = InferenceApi(models, memory=memory if has_memory else None, calls=calls)
+        api = InferenceApi(
+            models,
+            memory=memory if has_memory else None,
+            calls=calls,
+            max_request_bytes=spec.max_request_bytes,
+        )
         admins = [admin] if spec.access.admin_port is not None else []
         transport = HttpTransport(api, spec, [bound], admins, drift=drift, recommendations=recommendations)
         thread = threading.Thread(target=transport.run, args=(is_ready.set,))

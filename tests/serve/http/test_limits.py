@@ -440,7 +440,7 @@ def test_s3_large_bodies_hold_bounded_memory(start: Callable[..., Server], train
         with server.connect() as connection, contextlib.suppress(BrokenPipeError, ConnectionResetError):
             connection.sendall(head(len(body)) + body)
             assert answer(connection)[0] == status
-    assert server.peak_bytes() - before < 25 * 32 * 2**20  # docs/serving.md: 25 times the limit, at most
+    assert server.peak_bytes() - before < 28 * 32 * 2**20  # docs/serving.md: 28 times the limit, at most
     assert client.infer(trained.records(0, 1))["score"].shape == (1, 1)
 
 

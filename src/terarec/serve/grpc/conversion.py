@@ -20,6 +20,7 @@ from terarec.serve.protocol import (
     Tensor,
 )
 from terarec.serve.request_layouts import RequestLayouts
+from terarec.serve.request_memory import HeldMemory
 from terarec.serve.shared_memory import SharedMemory
 from terarec.spec.checks import quoted
 
@@ -47,7 +48,12 @@ _ModelInferResponse = message_class("ModelInferResponse")
 
 
 def infer_request(
-    message: Any, memory: SharedMemory | None = None, layouts: RequestLayouts | None = None, *, num_bytes: int = 0
+    message: Any,
+    memory: SharedMemory | None = None,
+    layouts: RequestLayouts | None = None,
+    *,
+    num_bytes: int = 0,
+    held: HeldMemory | None = None,
 ) -> InferRequest:
     """Return the request of a ModelInferRequest.
 
@@ -56,9 +62,11 @@ def infer_request(
         memory: Registered regions; None where shared memory is not allowed.
         layouts: Requests that were read before; None to read each anew.
         num_bytes: Length of the message, to which the bytes in shared memory are added.
+        held: As in `RegionReader`.
 
     Raises:
         RegionsTooLargeError: More bytes in shared memory than are accepted.
+        ServerBusyError: Other requests hold the memory that it needs.
         UnsupportedError: Shared memory that is not allowed.
         ConfigError: Elements that are missing, given twice, or do not fit datatype and shape.
     """
@@ -71,7 +79,7 @@ def infer_request(
         known = layouts.read(description, request_id, raw)
         if known is not None:
             return known
-    contents = _Contents(raw, RegionReader(memory, num_bytes))
+    contents = _Contents(raw, RegionReader(memory, num_bytes, held=held))
     inputs = tuple(_tensor(item, contents, f"inputs[{index}]") for index, item in enumerate(message.inputs))
     contents.check_end()
     request = InferRequest(

@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import CancelledError, Future
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from google.protobuf import json_format
@@ -28,6 +29,7 @@ from terarec.serve.protocol import (
     error_code,
 )
 from terarec.serve.request_layouts import RequestLayouts
+from terarec.serve.request_memory import TYPED_FACTOR, HeldMemory
 from terarec.serve.shared_memory import SharedMemory
 from terarec.spec.checks import one_line
 from terarec.user_code import describe, place_of
@@ -202,18 +204,23 @@ class GrpcService:
         try:
             message = parsed("ModelInfer", body)
             request_id = message.id
-            request = infer_request(message, memory, self._layouts, num_bytes=len(body))
             self._take_place()
+            held = self._api.requests.hold(waits=False)
             try:
+                # Raw contents stay bytes, of which the request has a copy; values one by one become objects.
+                held.take(len(body) * (2 if message.raw_input_contents else TYPED_FACTOR))
+                request = infer_request(message, memory, self._layouts, num_bytes=len(body), held=held)
                 scored = self._api.infer(request, message.model_name, message.model_version or None, call)
             except BaseException:
-                self._leave_place()
+                self._leave_place(held)
                 raise
         except Exception as error:
             rejected: Future[InferResponse] = Future()
+            if isinstance(error, TerarecError):  # its traceback and context would hold all that was parsed
+                error.__traceback__ = error.__context__ = None
             rejected.set_exception(error)
             return PendingInference(request, rejected, memory, call, request_id)
-        scored.add_done_callback(self._leave_place)
+        scored.add_done_callback(partial(self._leave_place, held))
         return PendingInference(request, scored, memory, call, request_id)
 
     def _take_place(self) -> None:
@@ -223,7 +230,8 @@ class GrpcService:
                 raise ServerBusyError("server", f"{limit} requests are in flight, which is the limit; try again")
             self._num_in_flight += 1
 
-    def _leave_place(self, _: object = None) -> None:
+    def _leave_place(self, held: HeldMemory, _: object = None) -> None:
+        held.release()
         with self._lock:
             self._num_in_flight -= 1
 

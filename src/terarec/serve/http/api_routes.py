@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
@@ -25,6 +26,7 @@ from terarec.serve.http.routes import Route, Routes
 from terarec.serve.json_codec import decode_object
 from terarec.serve.protocol import InferRequest
 from terarec.serve.request_layouts import RequestLayouts
+from terarec.serve.request_memory import FEW_BYTES, HeldMemory, memory_of_json
 from terarec.spec.checks import is_count, quoted
 
 Result = TypeVar("Result")
@@ -81,11 +83,16 @@ class ApiRoutes:
         self._add_shared_memory(routes, "cuda", _no_regions, self._register_cuda, _nothing)
         return routes
 
-    async def read(self, request: Request, decode: Callable[[Request], Result]) -> Result:
-        """Decode the body of a request, a large or compressed one in the thread for that."""
-        if _is_small(request):
-            return decode(request)
-        return await self._in_thread(self._parser, partial(decode, request))
+    @contextlib.asynccontextmanager
+    async def read(self, request: Request, decode: Callable[[bytes | bytearray], Result]) -> AsyncIterator[Result]:
+        """Give what the body of a request says; a large or compressed one is decoded in the thread for that."""
+        is_small = _is_small(request)
+        with self._api.requests.hold(waits=not is_small) as held:
+
+            def read() -> Result:
+                return decode(self._content(request, held))
+
+            yield read() if is_small else await self._in_thread(self._parser, read)
 
     def close(self) -> None:
         """End the threads, without waiting for what they do."""
@@ -169,27 +176,39 @@ class ApiRoutes:
         check_encoding(request.headers.get("content-encoding", ""))
 
     async def _infer(self, request: Request) -> Response:
-        most = SMALL_BYTES if _is_small(request) else None
         try:
-            decoded = await self.read(request, partial(self._decoded, most_bytes=most))
+            return await self._scored(request, is_small=_is_small(request))
         except RegionsTooLargeError:
-            if most is None:
+            if not _is_small(request):
                 raise
-            decoded = await self._in_thread(self._parser, partial(self._decoded, request))
-        pending = self._api.infer(decoded, **request.variables, call=request.call)
-        scored = await self._answers.of(pending)
-        body, header_bytes = encode_binary_response(scored, decoded, self._api.memory)
+        return await self._scored(request, is_small=False)
+
+    async def _scored(self, request: Request, *, is_small: bool) -> Response:
+        with self._api.requests.hold(waits=not is_small) as held:
+            decode = partial(self._decoded, request, held, SMALL_BYTES if is_small else None)
+            decoded = decode() if is_small else await self._in_thread(self._parser, decode)
+            pending = self._api.infer(decoded, **request.variables, call=request.call)
+            scored = await self._answers.of(pending)
+            body, header_bytes = encode_binary_response(scored, decoded, self._api.memory)
         return _infer_response(body, header_bytes, request.headers.get("accept-encoding", ""))
 
-    def _decoded(self, request: Request, most_bytes: int | None = None) -> InferRequest:
+    def _decoded(self, request: Request, held: HeldMemory, most_bytes: int | None) -> InferRequest:
         try:
-            encoding = request.headers.get("content-encoding", "")
-            body = decompress(request.body, encoding, self._max_request_bytes)
-            return decode_binary_request(body, _header_bytes(request), self._api.memory, self._layouts, most_bytes)
+            header_bytes = _header_bytes(request)
+            body = self._content(request, held, header_bytes)
+            return decode_binary_request(body, header_bytes, self._api.memory, self._layouts, most_bytes, held)
         except TerarecError as error:
             # Tracebacks and contexts hold all that was parsed until the garbage collector finds them.
             error.__context__ = None
             raise error.with_traceback(None) from None
+
+    def _content(self, request: Request, held: HeldMemory, json_bytes: int | None = None) -> bytes | bytearray:
+        """Return the body of a request, once there is room for what is in it."""
+        body = decompress(request.body, request.headers.get("content-encoding", ""), self._max_request_bytes)
+        if len(body) > FEW_BYTES:
+            is_all = json_bytes is None or json_bytes >= len(body)
+            held.take(memory_of_json(body if is_all else body[:json_bytes]) + (0 if is_all else 2 * len(body)))
+        return body
 
     @staticmethod
     async def _in_thread(pool: ThreadPoolExecutor, call: Callable[[], Result]) -> Result:

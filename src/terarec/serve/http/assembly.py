@@ -16,7 +16,7 @@ from terarec.errors import ConfigError
 from terarec.serve.access import AccessControl, is_loopback, tls_context
 from terarec.serve.api import InferenceApi
 from terarec.serve.http.api_routes import ApiRoutes
-from terarec.serve.http.compression import check_encoding, decompress
+from terarec.serve.http.compression import check_encoding
 from terarec.serve.http.messages import Request, Response, check_content_type, json_response
 from terarec.serve.http.openapi import add_docs
 from terarec.serve.http.routes import Route, Routes
@@ -26,7 +26,7 @@ from terarec.serve.input_drift import DriftWatch, drift_of_served
 from terarec.serve.json_codec import decode_object
 from terarec.serve.metrics import CONTENT_TYPE, Metrics
 from terarec.serve.models import ServedModels
-from terarec.serve.recommending import RecommendationService, RecommendRequest, decode_recommend_request
+from terarec.serve.recommending import RecommendationService, decode_recommend_request
 from terarec.serve.sinks import Sink
 from terarec.serve.statistics_board import WorkerStatistics
 from terarec.spec import ServingSpec, checks, from_data
@@ -74,7 +74,7 @@ class HttpTransport:
         routes = self._paths.routes()
         add_administration(routes, api, shut_down)
         if recommendations is not None:
-            add_recommendations(routes, recommendations, self._paths, spec.max_request_bytes)
+            add_recommendations(routes, recommendations, self._paths)
         add_docs(routes)
         add_dashboard(routes)
         self._server = HttpServer(routes, spec, Guard(control, spec.access.allowed_hosts), api.errors, api.calls)
@@ -108,28 +108,22 @@ class HttpTransport:
         self._server.stop()
 
 
-def add_recommendations(
-    routes: Routes, service: RecommendationService, paths: ApiRoutes, max_request_bytes: int
-) -> None:
+def add_recommendations(routes: Routes, service: RecommendationService, paths: ApiRoutes) -> None:
     """Add the path.
 
     Args:
         routes: Table of paths.
         service: Answers requests.
         paths: Read their bodies next to those of other requests.
-        max_request_bytes: Limit of the bytes of a body, also of one that is decompressed.
     """
-
-    def decoded(request: Request) -> RecommendRequest:
-        encoding = request.headers.get("content-encoding", "")
-        return decode_recommend_request(decompress(request.body, encoding, max_request_bytes))
 
     def check(request: Request) -> None:
         check_content_type(request)
         check_encoding(request.headers.get("content-encoding", ""))
 
     async def recommend(request: Request) -> Response:
-        return json_response(await service.recommend(await paths.read(request, decoded)))
+        async with paths.read(request, decode_recommend_request) as wanted:
+            return json_response(await service.recommend(wanted))
 
     routes.add(Route("POST", "/v1/recommend", recommend, "use", check))
 
