@@ -5,11 +5,13 @@ import json
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
 from terarec.io.directories import file_lock
+from terarec.io.removal import remove_tree
 from terarec.serve.repository import ModelRepository, RepositoryModel
 from terarec.spec import to_data
 from terarec.spec.serving_repository import (
@@ -185,6 +187,41 @@ def test_old_versions_go_and_what_answers_or_is_not_ours_stays(tmp_path: Path) -
     # 4 answers, a rollback returns to 1, 6 is the highest.
     assert model.versions == (1, 2, 3, 4, 6)
     assert (model.path / "3" / "notes.txt").read_text() == "mine"
+
+
+def test_a_version_that_somebody_names_while_others_are_removed_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = model_with(tmp_path, 1, 2, 3, 4)
+    for version in (1, 2, 3, 4):
+        model.promote(version, ALL)
+
+    def remove(path: Path, **options: Any) -> None:
+        if path.name == "1":
+            model.roll_back(2)
+        remove_tree(path, **options)
+
+    monkeypatch.setattr("terarec.serve.repository.remove_tree", remove)
+    assert model.remove_old(1) == (1, 3)
+    assert (model.pointer().current, model.versions) == (2, (2, 4))
+
+
+def test_a_version_that_is_being_removed_cannot_be_promoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_with(tmp_path, 1, 2)
+    model.promote(2, ALL)
+    # The directory is looked at again once nobody else changes the pointer.
+    monkeypatch.setattr(RepositoryModel, "_inside", lambda model, path: (model.remove_old(1), path)[1])
+    with pytest.raises(ConfigError, check=at("version", "has no version 1, expected one of 2")):
+        model.promote(1, ALL)
+    assert model.pointer().current == 2
+
+
+def test_earlier_versions_that_are_gone_leave_the_pointer(tmp_path: Path) -> None:
+    model = model_with(tmp_path, 1, 2, 3, 4)
+    for version in (1, 2, 3):
+        model.promote(version, ALL)
+    (model.path / "1" / "run.json").unlink()
+    assert model.promote(4, ALL).before == (2, 3)
 
 
 def test_a_promotion_removes_what_a_killed_one_left_and_keeps_others_away(tmp_path: Path) -> None:

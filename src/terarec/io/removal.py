@@ -80,7 +80,7 @@ def remove_tree(
     Args:
         directory: Directory; a link to one is none of ours.
         names: Pattern of the names of its entries by which a complete directory of a format is recognized.
-        first: File to remove before the others, without which the directory does not count as complete.
+        first: File to remove before the others, without which the directory of that format does not count as complete.
         ignore_errors: Whether what cannot be removed, or is not ours, stays without an error.
 
     Raises:
@@ -97,12 +97,22 @@ def remove_tree(
             return
         raise
     if names is not None:
-        # A removal that is cut short leaves what the names no longer identify; the next one goes by the marker.
-        (directory / MARKER).touch()
-    if first is not None:
-        (directory / first).unlink()
+        _begin(directory, first)
     shutil.rmtree(directory, ignore_errors=ignore_errors)
     _own_directories.discard(_absolute(directory))
+
+
+def begin_removal(directory: Path, *, names: str, first: str) -> None:
+    """Let a directory count as complete no longer, as `remove_tree` does first; that removes it, also after a kill."""
+    _check(directory, names)
+    _begin(directory, first)
+
+
+def _begin(directory: Path, first: str | None) -> None:
+    # A removal that is cut short leaves what the names no longer identify; the next one goes by the marker.
+    (directory / MARKER).touch()
+    if first is not None:
+        (directory / first).unlink()
 
 
 def _check(directory: Path, names: str | None) -> None:

@@ -22,7 +22,7 @@ from terarec.errors import ConfigError, DataNotFoundError, FormatError, StorageE
 from terarec.io.directories import ensure_parents, file_lock
 from terarec.io.files import read_versioned_json, write_versioned_json
 from terarec.io.remote import PARTIAL_SUFFIX
-from terarec.io.removal import MARKER, remove_tree
+from terarec.io.removal import MARKER, begin_removal, remove_tree
 from terarec.serve.executor_file import EXECUTORS_FILE
 from terarec.spec import checks, from_data, to_data
 from terarec.spec.checks import FieldError, did_you_mean
@@ -257,18 +257,20 @@ class RepositoryModel:
             ConfigError: No such version; or a share where no version answers, or where this one does.
             StorageError: Other changes of the pointer do not end, or its file cannot be written.
         """
-        self.version_path(version)
 
         def change(pointer: PointerSpec) -> PointerSpec:
+            self.version_path(version)
             split, shadow = spec.split_of(version), spec.shadow_of(version)
             if split is not None or shadow is not None:
                 self.check_second(spec, pointer, version)
                 if split is not None:
                     return _logged(replace(pointer, split=split), "split", version)
                 return _logged(replace(pointer, shadow=shadow), "shadow", version)
-            # One that answers again is no earlier version of itself.
             former = (*pointer.before, *pointer.versions[:1]) if pointer.current is not None else pointer.before
-            before = tuple(number for number in dict.fromkeys(reversed(former)) if number != version)[::-1]
+            # One that answers again is no earlier version of itself. Of those that are gone, the highest number alone
+            # is needed: the next version gets a higher one.
+            known = {*self.versions, max(former, default=0)} - {version}
+            before = tuple(number for number in dict.fromkeys(reversed(former)) if number in known)[::-1]
             moved = replace(pointer, current=version, since=now(), before=before, split=None, shadow=None)
             return _logged(moved, "promote", version)
 
@@ -324,40 +326,47 @@ class RepositoryModel:
         Args:
             keep: Number of the highest versions that stay.
         """
-        pointer, versions = self.pointer(), self.versions
-        # What a rollback returns to next stays as well.
-        stays = {*pointer.versions, *pointer.before[-1:], *versions[len(versions) - min(keep, len(versions)) :]}
+        versions = self.versions
+        highest = versions[len(versions) - min(keep, len(versions)) :]
         removed = []
         for version in versions:
             path = self.path / str(version)
             with contextlib.suppress(ConfigError, OSError):
-                if version in stays or path.is_symlink() or not (path / VERSION_FILE).is_file():
+                if version in highest or path.is_symlink() or not (path / VERSION_FILE).is_file():
                     continue
-                # The description by which it counts as ours goes last; without the run's file it is no version any
-                # longer.
-                remove_tree(path, names=_ENTRIES, first=RUN_FILE)
+                with self._pointing():
+                    pointer, present = self.pointer(), self.versions
+                    # What a rollback returns to next stays as well.
+                    before = [number for number in pointer.before if number in present]
+                    if version in (*pointer.versions, *before[-1:]):
+                        continue
+                    # Without the run's file it is no version any longer, which a pointer could name.
+                    begin_removal(path, names=_ENTRIES, first=RUN_FILE)
+                remove_tree(path)
                 removed.append(version)
         return tuple(removed)
 
     def _change(self, change: Callable[[PointerSpec], PointerSpec]) -> PointerSpec:
         self._inside(self.path)
         try:
-            return self._change_locked(change)
+            with self._pointing():
+                pointer = change(self.pointer())
+                write_versioned_json(self.path / POINTER_FILE, PointerSpec.format, _FORMAT_VERSION, to_data(pointer))
+                return pointer
         except TerarecError:  # some are errors of the system, too
             raise
         except OSError as error:
             raise StorageError(self.path / POINTER_FILE, f"cannot be changed: {error.strerror}") from error
 
-    def _change_locked(self, change: Callable[[PointerSpec], PointerSpec]) -> PointerSpec:
+    @contextlib.contextmanager
+    def _pointing(self) -> Iterator[None]:
+        """Keep changes of the pointer by others away in the block; raise `StorageError` where they do not end."""
         end = time.monotonic() + _LOCK_SECONDS
         while True:
             with file_lock(self.path / _POINTING) as is_held:
                 if is_held:
-                    pointer = change(self.pointer())
-                    write_versioned_json(
-                        self.path / POINTER_FILE, PointerSpec.format, _FORMAT_VERSION, to_data(pointer)
-                    )
-                    return pointer
+                    yield
+                    return
             if time.monotonic() > end:
                 raise StorageError(self.path / POINTER_FILE, "is being changed by others, which do not end")
             time.sleep(0.01)
