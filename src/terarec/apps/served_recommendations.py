@@ -28,6 +28,7 @@ from terarec.errors import ConfigError, StorageError
 from terarec.etl.workflow import Workflow
 from terarec.etl.workflow.serving import EncodedRecords
 from terarec.formats.table_file import read_table_file
+from terarec.io.files import file_identity
 from terarec.serve.batcher import Batcher, ScoredPart
 from terarec.serve.client import request_tensors
 from terarec.serve.columns import ColumnReader, RecordColumns
@@ -162,8 +163,7 @@ class ServedRecommendations(Repeating):
         identity: object = None
         model = self._model(self._spec.retrieval)
         if model is not None:
-            status = Path(self._spec.items).stat() if Path(self._spec.items).exists() else None
-            identity = (model, status and (status.st_ino, status.st_mtime_ns, status.st_size))
+            identity = (model, file_identity(Path(self._spec.items)))
             if identity == self._identity:
                 return 0
             tried = (identity, self._model(self._spec.ranker))

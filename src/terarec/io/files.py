@@ -146,6 +146,15 @@ def write_bytes(path: Path, content: bytes, *, replace: bool = True, flushes: bo
         partial.write_bytes(content)
 
 
+def file_identity(path: Path) -> tuple[int, int, int] | None:
+    """Return what tells a file, or a directory, from one that takes its place; None where there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
 def flush(path: Path) -> None:
     """Force a file, or the names in a directory, to the disk, so that no rename outlives the bytes it promises."""
     if os.name != "posix" and path.is_dir():

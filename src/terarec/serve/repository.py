@@ -20,7 +20,7 @@ from typing import TypeVar
 from terarec.config.files import CHECKPOINT_DIRECTORY, DATASET_DIRECTORY, RUN_FILE
 from terarec.errors import ConfigError, DataNotFoundError, FormatError, StorageError, TerarecError
 from terarec.io.directories import ensure_parents, file_lock
-from terarec.io.files import read_versioned_json, write_versioned_json
+from terarec.io.files import file_identity, read_versioned_json, write_versioned_json
 from terarec.io.remote import PARTIAL_SUFFIX
 from terarec.io.removal import MARKER, begin_removal, remove_tree
 from terarec.serve.executor_file import EXECUTORS_FILE
@@ -181,13 +181,7 @@ class RepositoryModel:
     def identity(self, version: int) -> object:
         """Return what tells a version from one that took its number later; None where it is gone."""
         path = self.path / str(version)
-        for file in (path / VERSION_FILE, path):
-            try:
-                status = file.stat()
-                return status.st_ino, status.st_mtime_ns, status.st_size
-            except OSError:
-                continue
-        return None
+        return file_identity(path / VERSION_FILE) or file_identity(path)
 
     def described(self, version: int) -> VersionSpec | None:
         """Return the description of a version; None for a run that was put there by hand.

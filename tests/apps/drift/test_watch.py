@@ -2,6 +2,7 @@
 """Drift of served records against the training data, by the figures of whole data sets."""
 
 import gc
+import shutil
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -31,14 +32,17 @@ def drift() -> Iterator[ServedDrift]:
         yield watch
 
 
-def serve(session: InferenceSession, drift: ServedDrift, requests: Sequence[InferRequest]) -> None:
+def serve(
+    session: InferenceSession, drift: ServedDrift, requests: Sequence[InferRequest], versions: Sequence[str] = ("3",)
+) -> None:
     """Let a model score requests, all of which are in the sample."""
     # The models end first, as in a server: an answer may be there before it is taken.
     with ServedRecords(WatchingSpec(record_share=1.0), drift) as records, ServedModels() as models:
         models.observer = records
-        models.install(ServedModel(session, name="dlrm", version="3"))
-        for request in requests:
-            models.submit(request, "dlrm").result(PATIENCE)
+        for version in versions:
+            models.install(ServedModel(session, name="dlrm", version=version))
+            for request in requests:
+                models.submit(request, "dlrm").result(PATIENCE)
 
 
 def only(drift: ServedDrift) -> ModelDrift:
@@ -131,6 +135,56 @@ def test_training_data_that_come_later_are_compared_with(
         serve(session, drift, [request_of(trained, 0, 10)])
         drift.poll()
         assert (only(drift).records, only(drift).problem) == (20, "")
+
+
+def test_a_version_stays_compared_with_the_data_that_it_was_trained_on(
+    session: InferenceSession, trained: TrainedRun, tmp_path: Path
+) -> None:
+    """Where a preparation replaces them each day, every later version was compared with the first ones."""
+    data, replaced = tmp_path / "data", tmp_path / "replaced"
+    data.symlink_to(trained.data)
+    with closing(ServedDrift(data, every_seconds=None)) as drift:
+        serve(session, drift, [request_of(trained, 0, 10)])
+        drift.poll()
+        shutil.copytree(trained.data, replaced)
+        shutil.rmtree(replaced / "train")
+        (replaced / "valid").rename(replaced / "train")
+        data.unlink()
+        data.symlink_to(replaced)
+        serve(session, drift, [request_of(trained, 0, 10)], ["4"])
+        drift.poll()
+        former, latter = drift.read()
+        assert former.inputs != latter.inputs
+        serve(session, drift, [request_of(trained, 0, 10)], ["3"])
+        drift.poll()
+        latter, former = drift.read()
+        indices = {column.name: column.stability_index for column in former.inputs}
+    with closing(ServedDrift(trained.data, every_seconds=None)) as drift:
+        serve(session, drift, [request_of(trained, 0, 10)] * 2)
+        drift.poll()
+        assert {column.name: column.stability_index for column in only(drift).inputs} == indices
+
+
+def test_versions_that_are_served_stay_however_many_they_are(
+    session: InferenceSession, trained: TrainedRun, drift: ServedDrift, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("terarec.apps.drift.watch._MOST_VERSIONS", 2)
+    serve(session, drift, [request_of(trained, 0, 10)], ["1", "2", "3", "4"])
+    drift.poll()
+    assert [found.version for found in drift.read()] == ["1", "2", "3", "4"]
+    gc.collect()  # the models, which are served no longer
+    serve(session, drift, [request_of(trained, 0, 10)], ["2", "5"])
+    drift.poll()
+    assert [found.version for found in drift.read()] == ["2", "5"]
+
+
+def test_what_waits_for_a_comparison_is_bounded_in_bytes(
+    session: InferenceSession, trained: TrainedRun, drift: ServedDrift, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("terarec.apps.drift.watch._MOST_BYTES", 50_000)
+    serve(session, drift, [request_of(trained, 0, 10), *[request_of(trained, 0, 400)] * 4])
+    drift.poll()
+    assert 10 <= only(drift).records < 1610
 
 
 def test_a_server_compares_what_it_scores(trained: TrainedRun) -> None:

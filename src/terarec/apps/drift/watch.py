@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,8 @@ from terarec.errors import TerarecError
 from terarec.etl.workflow import Workflow
 from terarec.formats import read_dataset
 from terarec.formats.block import ColumnBlock, merge, slice_rows
+from terarec.formats.dataset import DATASET_FILE
+from terarec.io.files import file_identity
 from terarec.serve.input_drift import InputDrift, ModelDrift
 from terarec.serve.repeating import Backoff, Repeating
 from terarec.serve.served_model import ServedModel
@@ -29,8 +32,8 @@ REFERENCE_ROWS = 1 << 17
 """Most rows of the training data that they are compared with."""
 
 _EVERY_SECONDS = 10.0
-_MOST_VERSIONS = 16
-_MOST_WAITING = 1 << 16  # records that wait to be encoded, of all versions
+_MOST_VERSIONS = 16  # from which on those that are served no longer go, the one that was for longest first
+_MOST_WAITING, _MOST_BYTES = 1 << 16, 64 << 20  # records, and their bytes, that wait to be encoded, of all versions
 
 
 @dataclass(slots=True)
@@ -42,6 +45,10 @@ class _Version:
         version: Its version.
         data: Data set of its training.
         workflow: What encodes its records.
+        model: The model, while it is there.
+        reference: What they are compared with: the data as they were when the version was first compared; None before.
+        failure: Why the data could not be read; None if they could.
+        backoff: When they are read again.
         waiting: Raw columns of requests that came since the last comparison.
         window: The last records as the model reads them, without labels; None before the first ones.
         comparison: The last comparison.
@@ -51,6 +58,10 @@ class _Version:
     version: str
     data: Path
     workflow: Workflow
+    model: weakref.ref[ServedModel]
+    reference: DataSummary | None = None
+    failure: TerarecError | None = None
+    backoff: Backoff = field(default_factory=lambda: Backoff(_EVERY_SECONDS))
     waiting: list[Mapping[str, pa.Array]] = field(default_factory=list)
     window: ColumnBlock | None = None
     comparison: ModelDrift | None = None
@@ -78,24 +89,27 @@ class ServedDrift(Repeating):
         self._allow_import = tuple(allow_import)
         self._lock = threading.Lock()
         self._versions: dict[tuple[str, str], _Version] = {}
-        self._num_waiting = 0
-        self._references: dict[Path, DataSummary] = {}
-        self._unread: dict[Path, tuple[Backoff, TerarecError]] = {}
+        self._num_waiting = self._num_bytes = 0
+        self._references: dict[object, DataSummary] = {}  # those of `_versions` by data set and its state
         super().__init__("terarec-drift", every_seconds)
 
     def add(self, model: ServedModel, columns: Mapping[str, pa.Array], num_records: int) -> None:
         """Take the raw columns of a request. It does not wait for a comparison."""
         key = (model.name, model.version)
+        num_bytes = sum(values.nbytes for values in columns.values())
         with self._lock:
-            if self._num_waiting + num_records > _MOST_WAITING:
+            if self._num_waiting + num_records > _MOST_WAITING or self._num_bytes + num_bytes > _MOST_BYTES:
                 return  # the window is full of newer ones, anyway
             self._num_waiting += num_records
-            workflow = model.session.workflow
-            version = self._versions.setdefault(key, _Version(*key, Path(model.session.run.data), workflow))
-            version.workflow = workflow
+            self._num_bytes += num_bytes
+            workflow, data = model.session.workflow, Path(model.session.run.data)
+            version = self._versions.pop(key, None) or _Version(*key, data, workflow, weakref.ref(model))
+            version.workflow, version.model = workflow, weakref.ref(model)
             version.waiting.append(columns)
-            while len(self._versions) > _MOST_VERSIONS:
-                del self._versions[next(iter(self._versions))]
+            self._versions[key] = version  # the last one in the order
+            gone = [key for key, other in self._versions.items() if other.model() is None]
+            for key in gone[: max(len(self._versions) - _MOST_VERSIONS, 0)]:
+                del self._versions[key]
 
     def read(self) -> Sequence[ModelDrift]:
         """Return the last comparisons of all versions."""
@@ -109,18 +123,21 @@ class ServedDrift(Repeating):
             taken = [(version, version.waiting) for version in self._versions.values() if version.waiting]
             for version, _ in taken:
                 version.waiting = []
-            self._num_waiting = 0
+            self._num_waiting = self._num_bytes = 0
         for version, waiting in taken:
             window = _encoded(version.workflow, waiting)
             if version.window is not None:
                 window = merge([version.window, window])
             version.window = slice_rows(window, max(window.num_rows - WINDOW_RECORDS, 0), window.num_rows)
             version.comparison = self._compared(version, version.window)
+        with self._lock:
+            needed = [version.reference for version in self._versions.values()]
+        self._references = {key: one for key, one in self._references.items() if any(one is other for other in needed)}
         return len(taken)
 
     def _compared(self, version: _Version, window: ColumnBlock) -> ModelDrift:
         try:
-            reference = self._reference(version.data if self._data is None else self._data)
+            reference = version.reference = version.reference or self._reference(version)
             current = RowSummary(version.workflow.dataset_spec(), version.workflow, has_labels=False)
             current.add((window.dense,), window.keys)
             report = compare(reference, current.summary("served records"))
@@ -135,22 +152,24 @@ class ServedDrift(Repeating):
             inputs=tuple(inputs),
         )
 
-    def _reference(self, path: Path) -> DataSummary:
-        """Return the summary of the data, which is made once; where that fails, it is tried again after a pause."""
-        if path in self._references:
-            return self._references[path]
-        backoff, failure = self._unread.get(path, (Backoff(_EVERY_SECONDS), None))
-        if failure is not None and not backoff.is_due:
-            raise failure.with_traceback(None)
+    def _reference(self, version: _Version) -> DataSummary:
+        """Return the summary of the data as they are now; where that fails, it is tried again after a pause."""
+        if version.failure is not None and not version.backoff.is_due:
+            raise version.failure.with_traceback(None)
+        path = version.data if self._data is None else self._data
         try:
-            splits = ["train"] if "train" in read_dataset(path).splits else None
-            summary = summarize_dataset(path, splits, allow_import=self._allow_import, most_rows=REFERENCE_ROWS)
+            # Before the data are read: of some that are replaced meanwhile, the next version reads the new ones.
+            key = path, file_identity(path / DATASET_FILE)
+            if key not in self._references:
+                splits = ["train"] if "train" in read_dataset(path).splits else None
+                self._references[key] = summarize_dataset(
+                    path, splits, allow_import=self._allow_import, most_rows=REFERENCE_ROWS
+                )
         except TerarecError as error:
-            self._unread[path] = backoff, error
-            backoff.fail()
+            version.failure = error
+            version.backoff.fail()
             raise
-        self._references[path] = summary
-        return summary
+        return self._references[key]
 
 
 def _encoded(workflow: Workflow, requests: Sequence[Mapping[str, pa.Array]]) -> ColumnBlock:
