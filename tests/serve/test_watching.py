@@ -490,15 +490,20 @@ def test_calls_of_clients_end_with_the_server(repository: Path, shop: Repository
             shop.promote(2, ALL)
             loading = pool.submit(server.watcher.load, "shop")
             assert loader.is_loading.wait(PATIENCE)
-            closing_it = pool.submit(server.watcher.close)
-            with pytest.raises(UnavailableError, match="the server is being stopped"):
+            unloading = pool.submit(server.watcher.unload, "shop")
+            with pytest.raises(UnavailableError, match="it was unloaded meanwhile"):
                 loading.result(PATIENCE)
+            loading = pool.submit(server.watcher.load, "shop")
+            wait_for(lambda: server.states().get("2") == "LOADING")
+            closing_it = pool.submit(server.watcher.close)
+            for waiting in (loading, unloading):
+                with pytest.raises(UnavailableError, match="the server is being stopped"):
+                    waiting.result(PATIENCE)
             loader.gate.set()
             closing_it.result(PATIENCE)
-        late = pool.submit(server.watcher.load, "shop")
-        with pytest.raises(UnavailableError, match="the server is being stopped"):
-            late.result(PATIENCE)
-        pool.submit(server.watcher.unload, "shop").result(PATIENCE)
+        for call in (server.watcher.load, server.watcher.unload):
+            with pytest.raises(UnavailableError, match="the server is being stopped"):
+                pool.submit(call, "shop").result(PATIENCE)
 
 
 def test_a_model_may_be_unloaded_while_it_is_loaded(

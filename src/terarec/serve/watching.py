@@ -26,7 +26,7 @@ from terarec.spec.checks import quoted
 from terarec.spec.serving_repository import PointerSpec, PromotionSpec, RepositorySpec
 
 _LOGGER = logging.getLogger(__name__)
-_CLOSE_SECONDS = 30.0
+_CLOSE_SECONDS = 10.0  # with those of requests in flight, a server ends within 60 s, as its unit expects
 
 
 class _Refused(NamedTuple):
@@ -152,17 +152,24 @@ class RepositoryWatcher(Repeating):
 
         Raises:
             ConfigError: It is not loaded.
+            UnavailableError: The watcher is closed meanwhile, which unloads all.
         """
+        done = threading.Event()
+
+        def end() -> None:
+            with self._changed:
+                done.set()
+                self._changed.notify_all()
+
         with self._changed:
             if name not in self._watched:
                 raise ConfigError("model", f"{quoted(name)} is not loaded, expected one that is")
-        self._unload(name)
-        done = threading.Event()
-        with self._changed:
-            if self._is_closing:
-                return
-            self._jobs.put(done.set)
-        done.wait()
+            self._unload(name)
+            if not self._is_closing:
+                self._jobs.put(end)
+            self._changed.wait_for(lambda: done.is_set() or self._is_closing)
+        if not done.is_set():
+            raise UnavailableError(f"model {name!r}", "not unloaded yet: the server is being stopped")
 
     def promote(self, name: str, version: int, spec: PromotionSpec) -> PointerSpec:
         """Promote a version as `RepositoryModel.promote` does, and follow at once.
