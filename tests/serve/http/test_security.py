@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who may call what: hosts and origins, tokens, the address of administrators, certificates."""
 
+import contextlib
 import datetime
 import ipaddress
 import json
@@ -193,6 +194,31 @@ def test_tls_and_certificates_of_clients(models: ServedModels, trained: TrainedR
         assert call(server, client_pem) == 200
         with pytest.raises(httpx.TransportError):
             call(server, None)
+
+
+def test_silent_clients_of_tls_give_way_to_others(
+    models: ServedModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were in no limit until keys were agreed on, and held the server's open files."""
+    monkeypatch.setattr("terarec.serve.http.server.most_connections", lambda: 2)
+    authority = certificate("authority")
+    context = ssl.create_default_context(cafile=write_pem(tmp_path / "root.pem", *authority))
+    access = AccessSpec(certificate=write_pem(tmp_path / "server.pem", *certificate("server", authority)))
+    question = b"GET /v2/health/live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    with served(models, ServingSpec(access=access)) as server:
+        silent = [server.connect() for _ in range(3)]
+        with contextlib.suppress(ConnectionResetError):
+            assert silent[0].recv(1) == b""
+        with context.wrap_socket(silent[2], server_hostname="127.0.0.1") as client:
+            client.sendall(question)
+            assert client.recv(12) == b"HTTP/1.1 200"
+            # One that is idle gives way, too.
+            other = server.connect()
+            with context.wrap_socket(other, server_hostname="127.0.0.1") as second:
+                second.sendall(question)
+                assert second.recv(12) == b"HTTP/1.1 200"
+        for connection in silent[:2]:
+            connection.close()
 
 
 def test_wrong_files_are_named(tmp_path: Path, tokens: Callable[[str, str], str]) -> None:

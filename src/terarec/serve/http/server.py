@@ -37,6 +37,8 @@ MOST_CONNECTIONS = 16_384
 _BACKLOG = 1024
 """Connections that the system keeps for the server until it takes them."""
 
+_ACCEPT_PAUSE = 0.1
+
 _OTHER_FILES = 384
 """Open files left for those just accepted, those that are being closed, and the process's own."""
 
@@ -66,6 +68,7 @@ class HttpServer:
         self.is_stopping = False
         self.date = formatdate(usegmt=True).encode()
         self.connections: set[Connection] = set()
+        self._handshakes: dict[asyncio.Task[None], float] = {}  # of TLS, the oldest first, with their beginnings
         self.errors = errors
         self._routes = routes
         self._guard = guard
@@ -113,13 +116,14 @@ class HttpServer:
         draining: Callable[[], None],
     ) -> None:
         loop = self._loop = asyncio.get_running_loop()
-        listeners = [
-            await loop.create_server(
-                partial(Connection, self, is_admin=is_admin), sock=bound, backlog=_BACKLOG, ssl=tls
+        listeners: list[asyncio.Server | _TlsListener] = []
+        for bound in (*sockets, *admin_sockets):
+            make = partial(Connection, self, is_admin=bound in admin_sockets)
+            listeners.append(
+                await loop.create_server(make, sock=bound, backlog=_BACKLOG)
+                if tls is None
+                else _TlsListener(bound, partial(self._begin_handshake, make, tls))
             )
-            for is_admin, group in ((False, sockets), (True, admin_sockets))
-            for bound in group
-        ]
         sweep = loop.create_task(self._sweep())
         try:
             started()
@@ -133,6 +137,8 @@ class HttpServer:
             await self._finish_requests()
         finally:
             sweep.cancel()
+            for handshake in list(self._handshakes):
+                handshake.cancel()
             for connection in list(self.connections):
                 connection.abort()
             await asyncio.sleep(0)  # which lets them close
@@ -174,12 +180,64 @@ class HttpServer:
     def admit(self, connection: Connection) -> None:
         """Take a new connection; where there are too many, the one that has been silent for longest gives way."""
         self.connections.add(connection)
-        if len(self.connections) > self._most_connections:
-            waiting = (other for other in self.connections if other.is_waiting)
-            silent = min(waiting, key=lambda other: other.last_heard)  # the new one waits, at least
-            self.connections.discard(silent)  # it is closed a little later, and must not be chosen again
+        self._make_room()
+
+    def _begin_handshake(self, make: Callable[[], Connection], tls: ssl.SSLContext, client: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+
+        async def shake_hands() -> None:
+            with contextlib.suppress(OSError, TimeoutError):  # a client that does not speak TLS, or leaves
+                await loop.connect_accepted_socket(make, client, ssl=tls, ssl_handshake_timeout=self.receive_seconds)
+
+        handshake = loop.create_task(shake_hands())
+        self._handshakes[handshake] = loop.time()
+        handshake.add_done_callback(lambda ended: self._handshakes.pop(ended, None))
+        self._make_room()
+
+    def _make_room(self) -> None:
+        if len(self.connections) + len(self._handshakes) <= self._most_connections:
+            return
+        waiting = (other for other in self.connections if other.is_waiting)
+        silent = min(waiting, key=lambda other: other.last_heard, default=None)
+        handshake = next(iter(self._handshakes), None)
+        # What is closed a little later must not be chosen again.
+        if silent is None or (handshake is not None and self._handshakes[handshake] < silent.last_heard):
+            assert handshake is not None  # a new connection waits, at least
+            del self._handshakes[handshake]
+            handshake.cancel()
+        else:
+            self.connections.discard(silent)
             # Aborted rather than closed: a close would first wait for the peer to read what is buffered.
             silent.abort()
+
+
+class _TlsListener:
+    """Accepts connections. A server of asyncio tells of them once keys are agreed on, which a silent client never does.
+
+    Args:
+        bound: Listening socket.
+        begin: Callback for each connection.
+    """
+
+    def __init__(self, bound: socket.socket, begin: Callable[[socket.socket], None]) -> None:
+        bound.listen(_BACKLOG)
+        bound.setblocking(False)
+        self._bound = bound
+        self._task = asyncio.create_task(self._accept(begin))
+
+    async def _accept(self, begin: Callable[[socket.socket], None]) -> None:
+        while True:
+            try:
+                client, _ = await asyncio.get_running_loop().sock_accept(self._bound)
+            except OSError:  # the client has gone, or no file can be opened at present
+                await asyncio.sleep(_ACCEPT_PAUSE)
+                continue
+            begin(client)
+
+    def close(self) -> None:
+        """Accept no further connections."""
+        self._task.cancel()
+        self._bound.close()
 
 
 def most_connections() -> int:
