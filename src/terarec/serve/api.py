@@ -72,6 +72,7 @@ class InferenceApi:
     Args:
         models, memory, calls: As above.
         max_request_bytes: Limit of the bytes of a request; None for the default of `ServingSpec`.
+        is_worker: Whether other processes answer the same clients, whom a call could not reach.
     """
 
     def __init__(
@@ -81,10 +82,12 @@ class InferenceApi:
         memory: SharedMemory | None = None,
         calls: Sequence[CallSink] = (),
         max_request_bytes: int | None = None,
+        is_worker: bool = False,
     ) -> None:
         self.models = models
         self.memory = memory
         self.requests = RequestMemory(max_request_bytes or ServingSpec().max_request_bytes)
+        self._is_worker = is_worker
         self.calls = tuple(calls)
         self.errors = ErrorCounts()
         self.is_draining = False
@@ -325,9 +328,11 @@ class InferenceApi:
         """Change which messages are logged, and return the settings.
 
         Raises:
-            UnavailableError: A file or a format of the log, which clients may not choose.
+            UnavailableError: A file or a format of the log, which clients may not choose; any of several workers.
             ConfigError: A setting that is unknown or of another type.
         """
+        if settings and self._is_worker:
+            raise UnavailableError("log settings", "several workers serve, of which a change would reach one")
         current = _log_settings()
         for name, value in settings.items():
             if name not in current:

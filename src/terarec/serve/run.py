@@ -214,6 +214,7 @@ def _run(
             memory=memory,
             calls=watchers.calls,
             max_request_bytes=spec.max_request_bytes,
+            is_worker=spec.workers > 1,
         )
         transport = HttpTransport(
             api,

@@ -17,6 +17,8 @@ from terarec.batch import Batch
 from terarec.errors import MissingDependencyError
 from terarec.etl.workflow import Workflow
 from terarec.serve import InferenceSession, ServedModel, ServedModels
+from terarec.serve.api import InferenceApi
+from terarec.serve.protocol import UnavailableError
 from tests.errors import at
 from tests.serve.conftest import CATEGORICAL, DENSE, TrainedRun
 from tests.serve.http.serving import served
@@ -284,6 +286,13 @@ def test_requests_at_once_get_their_own_answers(url: str, trained: TrainedRun, s
         assert response.json()["id"] == str(low)
         expected = session.predict(trained.records(low, high))
         np.testing.assert_allclose(scores(response), expected, rtol=0, atol=JOINED)
+
+
+def test_workers_do_not_change_their_logs_one_by_one(models: ServedModels) -> None:
+    api = InferenceApi(models, is_worker=True)
+    assert api.log_settings({})["log_error"] is True
+    with pytest.raises(UnavailableError, check=at("log settings", "several workers serve")):
+        api.log_settings({"log_info": False})
 
 
 def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
