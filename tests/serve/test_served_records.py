@@ -7,7 +7,9 @@ import json
 import logging
 import os
 import signal
+import threading
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +26,7 @@ from terarec.etl import prepare
 from terarec.formats import read_dataset
 from terarec.ragged import Ragged
 from terarec.serve import InferenceClient, InferenceSession, ServedModel, ServedModels, score_files
-from terarec.serve.protocol import Elements
+from terarec.serve.protocol import Elements, InferResponse
 from terarec.serve.served_records import ServedRecords, check_record_directory
 from terarec.spec import ServingSpec, SplitByFraction, WatchingSpec
 from terarec.spec.dataset import MISSING_KEY
@@ -223,6 +225,31 @@ def test_requests_that_wait_are_bounded(
         models.submit(request_of(trained, 0, 100), "dlrm").result(PATIENCE)
         wait_for(lambda: counts_of(models)[1] == 100)
     assert not (tmp_path / "dlrm").exists()
+
+
+def test_requests_of_models_that_answer_at_once_are_counted_one_by_one(
+    session: InferenceSession, trained: TrainedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two that saw the last place, the second was lost, and its bytes counted for ever."""
+    monkeypatch.setattr("terarec.serve.served_records._MOST_WAITING", 1)
+    both = threading.Barrier(2)
+
+    class Answer(Future[InferResponse]):
+        def result(self, timeout: float | None = None) -> InferResponse:
+            both.wait(PATIENCE)
+            return super().result(timeout)
+
+    with ServedModels() as models, ServedRecords(WatchingSpec(record_share=1.0)) as records:
+        models.install(ServedModel(session, name="dlrm"))
+        request = request_of(trained, 0, 10)
+        scores = models.submit(request, "dlrm").result(PATIENCE)
+        answers = [Answer(), Answer()]
+        for answer in answers:
+            records.observe(request, models.get("dlrm"), answer)
+        with records._polling, ThreadPoolExecutor() as pool:  # nothing is written meanwhile
+            list(pool.map(lambda answer: answer.set_result(scores), answers))
+        assert records.counts().lost["queue_full"] == 10
+        wait_for(lambda: records.poll() == 0 and records._num_bytes == 0)
 
 
 def test_a_directory_that_cannot_be_made_is_an_error_before_anything_is_loaded(tmp_path: Path) -> None:

@@ -76,7 +76,8 @@ class ServedRecords(QueuedSink[_Scored]):
     """Writes a share of the requests to Parquet files, which ``terarec drift`` and ``prepare`` read as raw logs.
 
     A file has the raw columns of a model, as clients sent them, and those of `PREFIX`. It appears complete, when it is
-    large or old enough. `_adding` guards `_num_bytes`; the rest belongs to the thread that writes.
+    large or old enough. `_adding` guards `_num_bytes` and what comes into the queue; the rest belongs to the thread
+    that writes.
 
     Args:
         spec: Directory, share and size of the files; None as the directory for no files.
@@ -105,12 +106,13 @@ class ServedRecords(QueuedSink[_Scored]):
         if answer.cancelled() or answer.exception() is not None:
             return
         size = sum(_num_bytes(tensor.data) for tensor in request.inputs)
+        item = _Scored(request, model, answer.result(), time.time_ns() // 1000, size)
         with self._adding:
             is_taken = self._num_bytes + size <= _MOST_BYTES and len(self._waiting) < self._most_waiting
-            self._num_bytes += size if is_taken else 0
-        if is_taken:
-            self._put(_Scored(request, model, answer.result(), time.time_ns() // 1000, size))
-        else:
+            if is_taken:
+                self._num_bytes += size
+                self._put(item)
+        if not is_taken:
             self._lose("queue_full", request.num_records)
 
     @override
