@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from terarec.batch import Batch, Jagged, one_hot, select
 from terarec.dist import Ranks, RowWise, same_for_all, shard
+from terarec.dist.shard import ShardedCollection
 from terarec.embedding import EmbeddingCollection
 from terarec.errors import ConfigError
 from terarec.models import build_model
@@ -35,6 +36,7 @@ from terarec.spec import (
     NegativesSpec,
     SASRecSpec,
     SGDSpec,
+    StaticTablesSpec,
     TrainingSpec,
     TwoTowerSpec,
     YouTubeDNNSpec,
@@ -58,6 +60,8 @@ DATASET = DatasetSpec(
 TOWERS = TwoTowerSpec(
     width=4, user=("x0", "user"), item=("x1", "item"), hidden=(6,), vector_width=5, correct_sampling=True
 )
+SHARED = replace(TOWERS, tables=StaticTablesSpec(shared={"user": "item"}))
+EQUAL = replace(DATASET, categorical=tuple(replace(column, rows=11) for column in DATASET.categorical))
 PENALTY = GraphSpec(
     labels=(GraphLabel(name="label"),),
     dense_dim=3,
@@ -153,6 +157,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Objective | None]] = {
     "a further term": (Counting, None),
     "attention to histories that few ranks have": (attending, None),
     "two towers": (lambda: build_model(TOWERS, DATASET, num_outputs=1, seed=4), None),
+    "two towers of one table": (lambda: build_model(SHARED, EQUAL, num_outputs=1, seed=4), None),
     "graph with a penalty": (graph, None),
 }
 
@@ -247,6 +252,20 @@ class TwoRanks(Ranks):
 def test_a_batch_norm_of_images_is_rejected() -> None:
     with pytest.raises(ConfigError, check=at("ranks", "BatchNorm2d")):
         share_batches(net(nn.BatchNorm2d(4)), PairwiseObjective(PairwiseSpec()), TwoRanks())
+
+
+def test_a_module_of_two_names_is_replaced_under_both() -> None:
+    """The second name kept the module of one process."""
+    model: Any = net(nn.BatchNorm1d(4))
+    tables = build_model(TOWERS, DATASET, num_outputs=1, seed=4).user.embedding
+    model.first = model.second = nn.ModuleList([tables])
+    model.third, model.again = tables, model.layers[1]
+    shard(model, same_for_all(tables.specs, RowWise(), 1), Ranks())
+    share_batches(model, PairwiseObjective(PairwiseSpec()), TwoRanks())
+    assert isinstance(model.third, ShardedCollection)
+    assert model.first[0] is model.third
+    assert model.again is model.layers[1]
+    assert model.again.batch_ranks is not None
 
 
 def test_one_process_takes_what_several_trained() -> None:

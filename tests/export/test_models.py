@@ -19,6 +19,7 @@ from terarec.errors import ConfigError, MissingDependencyError
 from terarec.export import NO_KEY, KeyInput, export_model
 from terarec.export.artifact import EXPORT_FILE
 from terarec.models import GraphModel, build_model
+from terarec.models.columns import without_keys
 from terarec.spec import (
     CategoricalColumn,
     DatasetSpec,
@@ -137,7 +138,7 @@ def check(out: Path, model: nn.Module, *batches: Batch) -> None:
         np.testing.assert_allclose(found, logits_of(model, batch).sigmoid().numpy(), **TOLERANCE)
 
 
-ALWAYS = {("lr", "torch", True), ("graph", "onnx", False)}
+ALWAYS = {("lr", "torch", True), ("graph", "onnx", False), ("two_tower-shared", "torch", False)}
 """Tried in each run of the suite; the long run tries all."""
 
 
@@ -306,6 +307,21 @@ class ReadsOffsets(nn.Module):
 class Draws(nn.Module):
     def forward(self, batch: Batch) -> torch.Tensor:
         return batch.dense[:, :1] + torch.rand_like(batch.dense[:, :1])
+
+
+class LooksUpTwice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = EmbeddingCollection([TableSpec(name="a", rows=ROWS, width=1)], [FeatureSpec(name="a", table="a")])
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        return self.tables(batch.sparse).pooled - self.tables(without_keys(batch.sparse, {"a": 0})).pooled
+
+
+def test_vectors_of_several_lookups_are_no_input(tmp_path: Path) -> None:
+    """That of the last one was given, and the file compared with a model that reads the first one, too."""
+    with pytest.raises(ConfigError, check=at("tables", "got 2 lookups")):
+        export_model(LooksUpTwice(), tmp_path / "out", dataset=dataset(), format="torch", tables=False)
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,7 @@ from terarec.spec import (
     PythonModelSpec,
     SASRecSpec,
     SharedBottomSpec,
+    StaticTablesSpec,
     TableSpec,
     TargetHistory,
     TwoTowerSpec,
@@ -129,6 +130,14 @@ TWO_TOWER_MODELS: dict[str, ModelSpec] = {
     "two_tower": TwoTowerSpec(width=4, user=("x0", "b"), item=("a", "tags"), hidden=(6,), vector_width=5),
     "two_tower-cosine": TwoTowerSpec(
         width=4, user=("x0", "b"), item=("a", "x1"), hidden=(), vector_width=5, similarity="cosine", temperature=0.1
+    ),
+    "two_tower-shared": TwoTowerSpec(
+        width=4,
+        user=("x0", "b"),
+        item=("a", "tags"),
+        hidden=(6,),
+        vector_width=5,
+        tables=StaticTablesSpec(shared={"b": "a"}),
     ),
 }
 SEQUENCE_MODELS: dict[str, ModelSpec] = {

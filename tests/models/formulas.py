@@ -432,7 +432,8 @@ def two_tower(w: Weights, sample: Sample, spec: Any, dataset: DatasetSpec) -> Ar
     vectors = []
     for tower, names in (("user", spec.user), ("item", spec.item)):
         dense = [value for column, value in zip(dataset.dense, sample.dense, strict=True) if column.name in names]
-        keys = [pooled(w.tables[n], k, spec.pooling) for n, k in sample.keys.items() if n in names]
+        tables = {name: w.tables[spec.tables.shared.get(name, name)] for name in sample.keys if name in names}
+        keys = [pooled(table, sample.keys[name], spec.pooling) for name, table in tables.items()]
         vector = mlp(w, f"{tower}.mlp", np.concatenate([dense, *keys]), len(spec.hidden), spec)
         vectors.append(vector / np.linalg.norm(vector) if spec.similarity == "cosine" else vector)
     return np.array([vectors[0] @ vectors[1] / spec.temperature])

@@ -27,6 +27,7 @@ from terarec.dist.routing import is_poolable
 from terarec.dist.streams import KeyStream, has_streams
 from terarec.dist.tables import sharded_table
 from terarec.embedding import EmbeddingCollection, EmbeddingOutput
+from terarec.embedding.modules import replace_modules
 from terarec.embedding.output import cast
 from terarec.errors import ConfigError, NoSpaceError
 from terarec.memory import TierUse
@@ -60,15 +61,11 @@ def shard(model: nn.Module, plan: ShardingPlan, ranks: Ranks) -> nn.Module:
     ranks.check_same(
         "plan", {"plan": repr(plan), "tables": {path: repr(module.specs) for path, module in collections.items()}}
     )
-    sharded = {
-        path: ShardedCollection(module, plan, ranks, name=path or "tables") for path, module in collections.items()
+    sharded: dict[nn.Module, nn.Module] = {
+        module: ShardedCollection(module, plan, ranks, name=path or "tables") for path, module in collections.items()
     }
-    if "" in sharded:
-        return sharded[""]
-    for path, collection in sharded.items():
-        parent, _, name = path.rpartition(".")
-        model.get_submodule(parent)._modules[name] = collection
-    return model
+    replace_modules(model, sharded)
+    return sharded.get(model, model)
 
 
 @contextmanager

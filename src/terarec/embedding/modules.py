@@ -240,6 +240,14 @@ def replace_embeddings(model: _Model) -> _Model:
     return model
 
 
+def replace_modules(model: nn.Module, replacements: Mapping[nn.Module, nn.Module]) -> None:
+    """Put another module in place of each of `replacements` inside `model`, under all of its names."""
+    for parent in list(model.modules()):
+        for name, child in list(parent._modules.items()):
+            if child is not None and child in replacements:
+                parent._modules[name] = replacements[child]
+
+
 def _obstacle(module: nn.EmbeddingBag | nn.Embedding) -> str:
     """Return why `module` cannot be replaced; empty if it can."""
     if type(module) not in _REPLACEMENTS:

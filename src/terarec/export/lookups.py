@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from terarec.embedding import EmbeddingCollection, EmbeddingOutput, PaddedSequences
+from terarec.embedding.modules import replace_modules
 from terarec.embedding.output import PaddedKeys
 from terarec.export.inputs import AnyCollection
 from terarec.ops.bag_lookup import quantize_rows
@@ -200,21 +201,13 @@ def exportable(model: nn.Module, *, tables: bool, row_type: str = "fp32") -> Ite
         tables: Whether the tables are part of the program; else the vectors that they give are its inputs.
         row_type: Numbers of the rows as for `TableLookup`.
     """
-    # Places rather than collections: one may be a child of several modules, each of which gets the replacement.
-    places = [
-        (parent, name, f"{path}.{name}" if path else name, child)
-        for path, parent in model.named_modules()
-        for name, child in parent.named_children()
-        if isinstance(child, EmbeddingCollection)
-    ]
-    modules: dict[EmbeddingCollection, nn.Module] = {}
-    for _, _, path, collection in places:
-        if collection not in modules:
-            modules[collection] = CollectionLookup(collection, row_type) if tables else GivenVectors(path, collection)
+    modules: dict[nn.Module, nn.Module] = {
+        module: CollectionLookup(module, row_type) if tables else GivenVectors(path, module)
+        for path, module in model.named_modules()
+        if isinstance(module, EmbeddingCollection)
+    }
     try:
-        for parent, name, _, collection in places:
-            parent._modules[name] = modules[collection]
+        replace_modules(model, modules)
         yield
     finally:
-        for parent, name, _, collection in places:
-            parent._modules[name] = collection
+        replace_modules(model, {replacement: module for module, replacement in modules.items()})

@@ -20,6 +20,7 @@ from terarec.config import load_run
 from terarec.config.files import CHECKPOINT_DIRECTORY, DATASET_DIRECTORY, RUN_FILE
 from terarec.embedding import EmbeddingCollection
 from terarec.embedding.lookups import BagSource, LookupCollection, RowLookup
+from terarec.embedding.modules import replace_modules
 from terarec.embedding.tables import record_tables
 from terarec.errors import ConfigError, FormatError
 from terarec.formats import read_dataset
@@ -199,14 +200,8 @@ def load_without_tables(
 
 def without_tables(model: nn.Module) -> nn.Module:
     """Replace the collections of `model` by ones without rows, and return it."""
-    replaced: dict[EmbeddingCollection, LookupCollection] = {}
-    for parent in list(model.modules()):
-        for name, child in list(parent._modules.items()):
-            if isinstance(child, EmbeddingCollection):
-                # A collection may be registered under two names; it stays one.
-                if child not in replaced:
-                    replaced[child] = LookupCollection(child.specs, child.features)
-                setattr(parent, name, replaced[child])
+    collections = [module for module in model.modules() if isinstance(module, EmbeddingCollection)]
+    replace_modules(model, {one: LookupCollection(one.specs, one.features) for one in collections})
     return model
 
 

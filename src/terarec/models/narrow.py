@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from terarec.embedding import EmbeddingCollection
 from terarec.embedding.lookups import LookupCollection
+from terarec.embedding.modules import replace_modules
 from terarec.models.contract import device_of
 from terarec.spec import Numbers
 from terarec.spec.checks import FieldError
@@ -88,13 +89,13 @@ def narrow(model: nn.Module, numbers: Numbers) -> nn.Module:
         if device_of(model).type != "cpu":
             raise FieldError("", "precision", f"got 'int8' on {device_of(model)}, expected the CPU")
         kinds[nn.Linear] = Int8Linear
-    # A module may be registered under two names; it stays one.
-    narrowed: dict[nn.Module, nn.Module] = {}
-    for parent in list(model.modules()):
-        for name, child in list(parent._modules.items()):
-            for kind, replaced in kinds.items():
-                if child is not None and isinstance(child, kind):
-                    if child not in narrowed:
-                        narrowed[child] = replaced(child)
-                    parent._modules[name] = narrowed[child]
+    replace_modules(
+        model,
+        {
+            module: narrowed(module)
+            for module in model.modules()
+            for kind, narrowed in kinds.items()
+            if isinstance(module, kind)
+        },
+    )
     return model.eval()

@@ -8,9 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from terarec.batch import Batch, Jagged, select
+from terarec.batch import Batch, select
 from terarec.embedding import EmbeddingCollection
-from terarec.embedding.output import PaddedKeys
 from terarec.errors import ConfigError
 from terarec.models.columns import check_known, check_one_label, collection, join, mlp, with_empty_bags
 from terarec.models.retrieving import RetrievalModel
@@ -58,13 +57,14 @@ class TwoTower(RetrievalModel):
         self.user_columns, self.item_columns = spec.user, spec.item
         generator = torch.Generator().manual_seed(seed)
         user, item = ([c for c in dataset.categorical if c.name in names] for names in (spec.user, spec.item))
-        tables: EmbeddingCollection | None = None
+        self.embedding: EmbeddingCollection | None = None
         if any((name in spec.user) != (other in spec.user) for name, other in spec.tables.shared.items()):
-            # A table of both towers is in one collection, which both have.
-            tables = collection([*user, *item], spec.tables, width=spec.width, pooling=spec.pooling, seed=seed)
+            # A table of both towers: these have none of their own, so that the keys of a batch are looked up once.
+            self.embedding = collection([*user, *item], spec.tables, width=spec.width, pooling=spec.pooling, seed=seed)
+        has_tables = self.embedding is None
         # The user's tower draws first: another order would change the initial weights of a seed.
-        self.user = Tower(spec, spec.user, dataset, tables, generator=generator, seed=seed)
-        self.item = Tower(spec, spec.item, dataset, tables, generator=generator, seed=seed)
+        self.user = Tower(spec, spec.user, dataset, has_tables=has_tables, generator=generator, seed=seed)
+        self.item = Tower(spec, spec.item, dataset, has_tables=has_tables, generator=generator, seed=seed)
         key = _item_key(spec, dataset)
         self.item_key = key.name
         self.is_cosine = spec.similarity == "cosine"
@@ -75,19 +75,22 @@ class TwoTower(RetrievalModel):
 
     def forward(self, batch: Batch) -> TowerVectors:
         """Return both vectors of each sample."""
-        return TowerVectors(self.user_vectors(batch), self.item_vectors(batch))
+        if self.embedding is None:
+            return TowerVectors(self.user_vectors(batch), self.item_vectors(batch))
+        pooled = self.embedding(batch.sparse).pooled
+        user, item = pooled.split([self.user.pooled_width, self.item.pooled_width], dim=1)
+        return TowerVectors(self._user_vectors(batch, user), self._item_vectors(batch, item))
 
     def user_vectors(self, batch: Batch) -> Tensor:
         """Return the users' vectors float[B, vector_width], divided by the temperature; reads the user's columns only.
 
         The dot of one of them with one of `item_vectors` is the logit of the pair.
         """
-        # On one side alone, as the dot of both vectors is the logit.
-        return self._scaled(self.user(batch)) / self.temperature
+        return self._user_vectors(batch, self._pooled(self.user, batch))
 
     def item_vectors(self, batch: Batch) -> Tensor:
         """Return the items' vectors float[B, vector_width]; only the item's columns are read."""
-        return self._scaled(self.item(batch))
+        return self._item_vectors(batch, self._pooled(self.item, batch))
 
     def training_loss(self, output: TowerVectors, batch: Batch) -> Tensor:
         """Return the in-batch softmax, a scalar in nats; in training mode the items' frequencies are updated first."""
@@ -107,6 +110,22 @@ class TwoTower(RetrievalModel):
         losses = in_batch_softmax(output.user, output.item, keys, log_q=log_q, ranks=self.batch_ranks)
         return self.mean_loss(losses, batch.label[:, 0] > 0, batch.weight)
 
+    def _user_vectors(self, batch: Batch, pooled: Tensor | None) -> Tensor:
+        # On one side alone, as the dot of both vectors is the logit.
+        return self._scaled(self.user(batch, pooled)) / self.temperature
+
+    def _item_vectors(self, batch: Batch, pooled: Tensor | None) -> Tensor:
+        return self._scaled(self.item(batch, pooled))
+
+    def _pooled(self, tower: Tower, batch: Batch) -> Tensor | None:
+        """Return the vectors of a tower's own columns in the tables of both; None where it has tables of its own."""
+        if self.embedding is None:
+            return None
+        names = [feature.name for feature in self.embedding.features]
+        pooled: Tensor = self.embedding(with_empty_bags(batch.sparse, tower.names, names)).pooled
+        first = names.index(tower.names[0]) * tower.width
+        return pooled[:, first : first + tower.pooled_width]
+
     def _scaled(self, vectors: Tensor) -> Tensor:
         return nn.functional.normalize(vectors, dim=1) if self.is_cosine else vectors
 
@@ -118,7 +137,7 @@ class Tower(nn.Module):
         spec: Layers.
         names: Names of the columns.
         dataset: All columns.
-        tables: Those of both towers; None for tables of its own.
+        has_tables: Whether it has tables; otherwise those of both towers give its vectors.
         generator: Source of the initial weights.
         seed: Seed of the tables' initial weights.
     """
@@ -130,8 +149,8 @@ class Tower(nn.Module):
         spec: TwoTowerSpec,
         names: tuple[str, ...],
         dataset: DatasetSpec,
-        tables: EmbeddingCollection | None,
         *,
+        has_tables: bool,
         generator: torch.Generator,
         seed: int,
     ) -> None:
@@ -140,31 +159,22 @@ class Tower(nn.Module):
         dense = [index for index, column in enumerate(dataset.dense) if column.name in names]
         # Not persistent: the spec has the columns.
         self.register_buffer("_dense", torch.tensor(dense, dtype=torch.int64), persistent=False)
-        self.embedding = tables
-        if tables is None:
+        self.embedding: EmbeddingCollection | None = None
+        if has_tables:
             self.embedding = collection(columns, spec.tables, width=spec.width, pooling=spec.pooling, seed=seed)
         self.names = tuple(column.name for column in columns)
-        self.looked_up = self.names if tables is None else tuple(feature.name for feature in tables.features)
-        self.width = spec.width
-        in_width = len(dense) + spec.width * len(columns)
-        self.mlp = mlp(spec, in_width, spec.hidden, spec.vector_width, generator)
+        self.width, self.pooled_width = spec.width, spec.width * len(columns)
+        self.mlp = mlp(spec, len(dense) + self.pooled_width, spec.hidden, spec.vector_width, generator)
 
-    def forward(self, batch: Batch) -> Tensor:
-        """Return the vectors float[B, vector_width]."""
+    def forward(self, batch: Batch, pooled: Tensor | None) -> Tensor:
+        """Return the vectors float[B, vector_width]; `pooled` are those of its columns where it has no tables."""
         x = batch.dense.index_select(1, self._dense)
-        if self.embedding is not None and self.names:
-            x = join(x, self._pooled(batch.sparse))
+        if self.embedding is not None:
+            pooled = self.embedding(batch.sparse).pooled
+        if pooled is not None:
+            x = join(x, pooled)
         vectors: Tensor = self.mlp(x)
         return vectors
-
-    def _pooled(self, sparse: Jagged | PaddedKeys) -> Tensor:
-        """Return the vectors of the tower's own columns."""
-        assert self.embedding is not None
-        if self.names != self.looked_up and isinstance(sparse, Jagged):
-            sparse = with_empty_bags(sparse, self.names, self.looked_up)
-        pooled: Tensor = self.embedding(sparse).pooled
-        first = self.looked_up.index(self.names[0]) * self.width
-        return pooled[:, first : first + len(self.names) * self.width]
 
 
 def _item_key(spec: TwoTowerSpec, dataset: DatasetSpec) -> CategoricalColumn:

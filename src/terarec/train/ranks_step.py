@@ -14,6 +14,7 @@ from terarec.batch import Batch, slice_samples
 from terarec.dist.gradients import GradientSums
 from terarec.dist.ranks import Ranks
 from terarec.dist.shard import ShardedCollection, named_memory
+from terarec.embedding.modules import replace_modules
 from terarec.errors import ConfigError
 from terarec.models.contract import adds_up
 from terarec.nn.normalization import BatchNorm1d
@@ -126,10 +127,8 @@ def share_batches(model: nn.Module, objective: Objective, ranks: Ranks) -> None:
         ConfigError: Another batch norm of torch.
     """
     if ranks.size > 1:
-        for parent in list(model.modules()):
-            for name, module in parent.named_children():
-                if type(module) is nn.BatchNorm1d:
-                    parent._modules[name] = BatchNorm1d.like(module)
+        norms = [module for module in model.modules() if type(module) is nn.BatchNorm1d]
+        replace_modules(model, {norm: BatchNorm1d.like(norm) for norm in norms})
     for module in model.modules():
         is_other = isinstance(module, nn.modules.batchnorm._BatchNorm) and not isinstance(module, BatchNorm1d)
         if is_other and ranks.size > 1:
