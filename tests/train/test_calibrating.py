@@ -2,6 +2,7 @@
 """Calibrations are those of their definitions, and every use of a calibrated run has calibrated scores."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,14 +10,16 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from terarec.config import load_run
-from terarec.data import open_reader
+from terarec.config import load_run, save_run
+from terarec.config.starting_run import starting_run
+from terarec.data import open_reader, read_spec
 from terarec.errors import ConfigError
-from terarec.export.artifact import export_run
+from terarec.export.artifact import EXPORT_FILE, export_run
+from terarec.export.inputs import KeyInput, padded_keys
 from terarec.models.artifact import load_model
 from terarec.nn.objectives import BinaryObjective
 from terarec.serve import InferenceSession, LiveUpdates, ServedTables
-from terarec.spec import BinarySpec, ParameterServerSpec, RunSpec
+from terarec.spec import BinarySpec, GraphModelSpec, ParameterServerSpec, RegressionSpec, RunSpec
 from terarec.spec.calibration import CalibrationMethod, IsotonicSpec, TemperatureSpec
 from terarec.spec.run import calibration_of
 from terarec.train.calibrating import _isotonic, _temperature, calibrate_run
@@ -124,6 +127,31 @@ def test_every_use_of_a_run_has_calibrated_scores(tmp_path: Path, spec: RunSpec,
             load_model(next_run.directory.path).model, open_reader(spec.data, "valid", batch_size=100)
         )
         assert found.value("logloss") == pytest.approx(report.evaluation.logloss, rel=1e-5)
+
+
+def test_an_exported_graph_has_the_scores_of_the_objective_of_its_run(tmp_path: Path, spec: RunSpec) -> None:
+    """It had the predictions of its losses, whatever the calibration."""
+    run, dataset = tmp_path / "run", read_spec(spec.data)
+    graph = starting_run(GraphModelSpec, dataset, spec.data).run.model
+    build(dataclasses.replace(changed(spec, max_steps=6), model=graph), run).fit()
+    calibrate_run(run, open_reader(spec.data, "valid", batch_size=100), "temperature")
+    assert calibration_of(load_run(run / "run.json")).temperatures != (1.0,)  # type: ignore[union-attr]
+    records = next(iter(open_reader(spec.data, "valid", batch_size=40)))
+    for objective in (None, RegressionSpec()):
+        if objective is not None:
+            save_run(dataclasses.replace(load_run(run / "run.json"), objective=objective), run / "run.json")
+        out = tmp_path / f"export-{objective}"
+        export_run(run, out, format="torch")
+        program = torch.export.load(out / "model.pt2").module()
+        description = json.loads((out / EXPORT_FILE).read_text())
+        inputs = [
+            torch.from_numpy(padded_keys(records.sparse, KeyInput(name="", columns=tuple(one["columns"]))))
+            if one["dtype"] == "int64"
+            else records.dense
+            for one in description["inputs"]
+        ]
+        (found,) = program(*inputs)
+        assert np.allclose(found.detach(), InferenceSession.open(run).score_batch(records), atol=1e-5)
 
 
 def test_a_calibration_of_other_weights_is_reported_and_left_out(

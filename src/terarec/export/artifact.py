@@ -45,11 +45,12 @@ from terarec.models import GraphModel
 from terarec.models.artifact import load_model
 from terarec.models.narrow import narrow
 from terarec.models.trained_columns import check_columns
-from terarec.nn.objectives import build_objective
-from terarec.spec import DatasetSpec, Numbers
+from terarec.nn.objectives import BinaryObjective, build_objective
+from terarec.spec import BinarySpec, DatasetSpec, Numbers
 from terarec.spec.checks import FieldError
 from terarec.spec.codec import finite_data
 from terarec.spec.registry import Registry
+from terarec.spec.run import calibration_of
 
 EXPORT_FILE = "export.json"
 FORMATS = Registry(
@@ -120,7 +121,8 @@ def export_run(
         format: "onnx", "torch", "aotinductor" or "torchscript".
         tables: Whether the tables are in the file.
         checkpoint: "last", "best" or a step; None as in `terarec.models.artifact.find_checkpoint`.
-        scores: Scores of logits; None for those of the run's objective.
+        scores: Scores of logits; None for those of the run's objective, and for a graph whose objective is plain binary
+            cross entropy for the predictions of its losses.
         numbers: Numbers of rows and layers as in `export_model`.
         data: Prepared data set, or HugeCTR's files, on which the AUC of the file is computed; None for none.
         split: Split of the data.
@@ -138,13 +140,16 @@ def export_run(
     if data is not None:
         check_columns(read_spec(data), data, loaded.dataset, run_dir / DATASET_DIRECTORY)
         batches = open_reader(data, split, batch_size=loaded.spec.training.batch_size)
+    objective = loaded.spec.objective
+    if scores is None and (not isinstance(objective, BinarySpec | None) or calibration_of(loaded.spec) is not None):
+        scores = build_objective(objective).scores
     return export_model(
         loaded.model,
         out,
         dataset=loaded.dataset,
         format=format,
         tables=tables,
-        scores=scores or build_objective(loaded.spec.objective).scores,
+        scores=scores,
         source=RunStep(run_dir, loaded.step),
         numbers=numbers,
         samples=batches,
@@ -159,7 +164,7 @@ def export_model(
     format: str = "onnx",  # noqa: A002
     tables: bool = True,
     key_inputs: Sequence[KeyInput] = (),
-    scores: Scores = torch.sigmoid,
+    scores: Scores | None = None,
     source: RunStep | None = None,
     numbers: Numbers | None = None,
     samples: Iterable[Batch] | None = None,
@@ -176,7 +181,7 @@ def export_model(
             machine; "torchscript" for a trace of TorchScript.
         tables: Whether the tables are in the file; else the vectors that they give are inputs.
         key_inputs: Sources of the keys; by default an input for each column.
-        scores: Scores of logits; a `GraphModel` gives the predictions of its losses.
+        scores: Scores of logits; None for probabilities, and for the predictions of the losses of a `GraphModel`.
         source: The run that the model is from; None for one of no run.
         numbers: Numbers of rows and layers; None for fp32. With others the model itself is changed to them, since the
             file is compared with it. Without tables the rows are those of the vectors that the file is compared with.
@@ -276,14 +281,15 @@ def _scoring(
     dataset: DatasetSpec | None,
     tables: bool,
     key_inputs: Sequence[KeyInput],
-    scores: Scores,
+    scores: Scores | None,
     numbers: Numbers,
 ) -> Scoring:
     if isinstance(model, GraphModel):
         dense = () if dataset is None else [column.name for column in dataset.dense]
-        return GraphScoring(model, tables=tables, key_inputs=key_inputs, dense=dense, numbers=numbers)
+        return GraphScoring(model, tables=tables, key_inputs=key_inputs, dense=dense, scores=scores, numbers=numbers)
     if dataset is None:
         raise ConfigError("export", f"got a {type(model).__name__} without dataset, expected the columns that it reads")
+    scores = scores or BinaryObjective().scores
     return BatchScoring(model, dataset, tables=tables, key_inputs=key_inputs, scores=scores, numbers=numbers)
 
 

@@ -156,12 +156,11 @@ class GraphModel(nn.Module):
         Raises:
             ConfigError: A label that no loss reads.
         """
-        logits_by_label = {layer.bottoms[1]: tensors[layer.bottoms[0]] for layer, _ in self._losses}
         columns = []
         for label in self.spec.labels:
-            if label.name not in logits_by_label:
+            if label.name not in self._by_label:
                 raise ConfigError(f"label {label.name!r}", "no loss reads it, expected one for logits of all labels")
-            logits = logits_by_label[label.name]
+            logits = tensors[self._by_label[label.name][0]]
             # Two logits for a label of one column are those of a softmax over two classes.
             columns.append(logits if logits.shape[1] == label.dim else logits[:, 1:] - logits[:, :1])
         return torch.cat(columns, dim=1)
