@@ -202,7 +202,7 @@ def dataset(
     labels: int = 1,
     rows: int | None = ROWS,
 ) -> DatasetSpec:
-    """Columns of which `tags` and `past` are lists; `past` has the keys of `a`."""
+    """Columns of which `tags` and `past` are lists; `past` has the keys of `a`, and 0 is a missing value."""
     hotness = {"tags": 3, "past": 4}
     return DatasetSpec(
         name="small",
@@ -210,7 +210,7 @@ def dataset(
         labels=tuple(LabelColumn(name=f"y{index}") for index in range(labels)),
         dense=tuple(DenseColumn(name=f"x{index}") for index in range(dense)),
         categorical=tuple(
-            CategoricalColumn(name=name, rows=rows, hotness=hotness.get(name, 1)) for name in categorical
+            CategoricalColumn(name=name, rows=rows, hotness=hotness.get(name, 1), given=False) for name in categorical
         ),
     )
 

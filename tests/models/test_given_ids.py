@@ -28,6 +28,7 @@ from terarec.spec import (
     TargetHistory,
     YouTubeDNNSpec,
 )
+from terarec.spec.dataset import MISSING_KEY
 from tests.models.every import dataset
 
 ROWS = 9
@@ -81,6 +82,19 @@ def results(model: Any, batch: Batch) -> list[Tensor]:
     output = model(batch)
     loss = training_loss(model, output, batch, BinaryObjective())
     return [loss, logits_of(model, output)]
+
+
+@pytest.mark.parametrize("name", ["mf_bpr", "youtube_dnn", "sasrec", "din"])
+def test_ids_that_no_workflow_made_are_given(name: str) -> None:
+    """Models took id 0 for a missing value there, and metrics for a user or an item."""
+    plain = replace(MADE, workflow=None, categorical=tuple(replace(one, given=None) for one in GIVEN.categorical))
+    said = replace(plain, categorical=tuple(replace(one, given=False) for one in GIVEN.categorical))
+    for columns, missing, first in ((plain, MISSING_KEY, 0), (said, 0, 1), (replace(plain, workflow="w"), 0, 1)):
+        assert (columns.missing_key("past"), columns.first_id("past")) == (missing, first)
+        model: Any = build_model(SPECS[name], columns)
+        assert getattr(model, "first_item", first) == first
+        assert getattr(model, "missing", missing) == missing
+        assert getattr(model, "_missing", {}) in ({}, {"past": missing})
 
 
 @pytest.mark.parametrize("name", SPECS)

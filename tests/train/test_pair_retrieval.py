@@ -150,7 +150,7 @@ def test_metadata_of_the_names_of_keys_are_no_keys(spec: ModelSpec) -> None:
     ("columns", "missing", "users"),
     [
         (replace(COLUMNS, workflow="w"), 0, 3),
-        (COLUMNS, 0, 4),
+        (replace(COLUMNS, categorical=tuple(replace(c, given=None) for c in COLUMNS.categorical)), 0, 4),
         (replace(COLUMNS, workflow="w", categorical=tuple(replace(c, given=True) for c in COLUMNS.categorical)), 0, 4),
         (replace(COLUMNS, categorical=(COLUMNS.categorical[0], CategoricalColumn(name="b"))), MISSING_KEY, 3),
     ],

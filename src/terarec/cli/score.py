@@ -295,16 +295,14 @@ def _first_item(options: EvaluateOptions, column: str, described: DatasetSpec, l
     """Return the lowest key of one item, at least `lowest`: ids of rare and unseen values stand for many."""
     from terarec.etl.workflow import workflow_of
     from terarec.etl.workflow.datasets import IdValues
-    from terarec.models.columns import first_id
 
-    if described.workflow is None:
-        return lowest
-    ids = IdValues(workflow_of(options.data, allow_import=options.allow_import or ()), column)
-    if ids.num_reserved:
-        return ids.num_reserved
-    # Given ids are values from `first_id` on, and so are all keys, which may be negative.
-    spec = next((one for one in described.categorical if one.name == column and one.rows is not None), None)
-    return lowest if spec is None else max(lowest, first_id(spec))
+    if described.workflow is not None:
+        ids = IdValues(workflow_of(options.data, allow_import=options.allow_import or ()), column)
+        if ids.num_reserved:
+            return ids.num_reserved
+    # Given ids are values from `first_id` on, and all keys are, which may be negative.
+    has_ids = any(one.name == column and one.rows is not None for one in described.categorical)
+    return max(lowest, described.first_id(column)) if has_ids else lowest
 
 
 def _counts(results: RetrievalResults) -> dict[str, int]:

@@ -19,7 +19,6 @@ from terarec.nn import MLP, Layer, TensorShape, build_layer
 from terarec.nn.initializers import Distribution, dense_distributions, normal, uniform
 from terarec.spec import CategoricalColumn, DatasetSpec, DynamicTableSpec, FeatureSpec, Initializer, TableSpec
 from terarec.spec.checks import did_you_mean
-from terarec.spec.dataset import FIRST_ID, MISSING_ID, MISSING_KEY
 from terarec.spec.network import ColumnPooling, EmbeddedSpec, NetworkSpec
 from terarec.spec.tables import TablesSpec
 
@@ -249,8 +248,8 @@ def categorical_column(kind: str, role: str, name: str, dataset: DatasetSpec, *,
     return columns[name]
 
 
-def item_ids(kind: str, item: CategoricalColumn) -> tuple[int, int]:
-    """Return the lowest id of an item, and one more than the highest.
+def item_ids(kind: str, item: CategoricalColumn, dataset: DatasetSpec) -> tuple[int, int]:
+    """Return the lowest id of an item, a column of `dataset`, and one more than the highest.
 
     Raises:
         ConfigError: A column of any keys, or of fewer than two items.
@@ -260,7 +259,7 @@ def item_ids(kind: str, item: CategoricalColumn) -> tuple[int, int]:
             kind,
             f"column {item.name!r} has any keys, expected ids: items to compare with are drawn from all of them",
         )
-    first = first_id(item)
+    first = dataset.first_id(item.name)
     # A vocabulary has an id of rare values, which is no item, in front of those of its values.
     count = item.rows - first - (item.vocabulary is not None)
     if count < 2:
@@ -291,16 +290,6 @@ def check_history(kind: str, place: str, target: str, history: str, dataset: Dat
 
 def _ids(column: CategoricalColumn) -> str:
     return "any keys" if column.rows is None else f"{column.rows} ids"
-
-
-def missing_key(column: CategoricalColumn) -> int:
-    """Return the key of missing values in `column`: `MISSING_KEY`, which is no id, if it has none."""
-    return MISSING_KEY if column.rows is None or column.given else MISSING_ID
-
-
-def first_id(column: CategoricalColumn) -> int:
-    """Return the lowest id of a value in `column`."""
-    return 0 if column.given else FIRST_ID
 
 
 def without_keys(jagged: Jagged | PaddedKeys, missing: Mapping[str, int]) -> Jagged | PaddedKeys:

@@ -14,9 +14,7 @@ from terarec.batch import Batch, Jagged, select
 from terarec.embedding import EmbeddingCollection, PaddedSequences
 from terarec.models.columns import (
     check_history,
-    first_id,
     join,
-    missing_key,
     mlp,
     one_key_bags,
     own_tables,
@@ -78,7 +76,6 @@ class HistoryModel(nn.Module):
         super().__init__()
         for index, pair in enumerate(spec.sequences):
             check_history(kind, f"sequences[{index}]", pair.target, pair.history, dataset)
-        columns = {column.name: column for column in dataset.categorical}
         target_of = {pair.history: pair.target for pair in spec.sequences}
         plain = [column for column in dataset.categorical if column.name not in target_of]
         self.embedding = EmbeddingCollection(
@@ -95,7 +92,7 @@ class HistoryModel(nn.Module):
         names = [column.name for column in plain]
         self._places = [(pair.history, names.index(pair.target)) for pair in spec.sequences]
         # A missing value has an id of its own, to which attention should give no weight.
-        self._missing = {name: missing_key(columns[name]) for name in target_of} if spec.mask_missing else {}
+        self._missing = {name: dataset.missing_key(name) for name in target_of} if spec.mask_missing else {}
         self.width = spec.width
         generator = torch.Generator().manual_seed(seed)
         poolings = [new_pooling(generator) for _ in spec.sequences]
@@ -224,7 +221,7 @@ class DIEN(HistoryModel):
         self.samplers = nn.ModuleList()
         if spec.auxiliary:
             self.samplers.extend(
-                Sampler(spec.negatives, first_id(column), column.rows, where=f"{spec.kind}: negatives")
+                Sampler(spec.negatives, dataset.first_id(column.name), column.rows, where=f"{spec.kind}: negatives")
                 for _, column in self._columns
             )
 

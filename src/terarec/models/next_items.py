@@ -20,7 +20,6 @@ from terarec.models.columns import (
     check_one_label,
     item_ids,
     join,
-    missing_key,
     mlp,
     one_key_bags,
     own_tables,
@@ -71,9 +70,8 @@ class NextItemModel(RetrievalModel):
         item = categorical_column(spec.kind, "item", spec.item, dataset, one_key=True)
         self.item_key, self.history = spec.item, spec.history
         self.user_columns, self.item_columns = (spec.history,), (spec.item,)
-        self.first_item, self.num_items = item_ids(spec.kind, item)
-        history = categorical_column(spec.kind, "history", spec.history, dataset, one_key=False)
-        self.missing = missing_key(history)
+        self.first_item, self.num_items = item_ids(spec.kind, item, dataset)
+        self.missing = dataset.missing_key(spec.history)
         self._loss = spec.loss
         self.sampler = Sampler(spec.negatives, self.first_item, self.num_items, where=f"{spec.kind}: negatives")
 

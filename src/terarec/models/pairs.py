@@ -19,7 +19,6 @@ from terarec.models.columns import (
     check_one_label,
     check_same_ids,
     item_ids,
-    missing_key,
     one_key_bags,
     own_tables,
     owner,
@@ -78,13 +77,13 @@ class PairModel(RetrievalModel):
         self.spec = spec
         self.user_key, self.item_key = spec.user, spec.item
         self.user_columns, self.item_columns = (spec.user,), (spec.item,)
-        self.first_item, self.num_items = item_ids(kind, item)
+        self.first_item, self.num_items = item_ids(kind, item, dataset)
         self.sampler = Sampler(spec.negatives, self.first_item, self.num_items, where=f"{kind}: negatives")
         self._missing: dict[str, int] = {}
         if spec.negatives.column is not None:
             shown = categorical_column(kind, "negatives.column", spec.negatives.column, dataset, one_key=False)
             check_same_ids(kind, "negatives.column", shown, item)
-            self._missing = {shown.name: missing_key(shown)}
+            self._missing = {shown.name: dataset.missing_key(shown.name)}
         self.embedding = EmbeddingCollection(
             own_tables([user, item], spec.tables, width=width),
             [FeatureSpec(name=name, table=owner(name, spec.tables), pooling="sum") for name in (spec.user, spec.item)],

@@ -19,7 +19,6 @@ from terarec.models.columns import (
     check_history,
     check_one_label,
     item_ids,
-    missing_key,
     own_tables,
     samples_of_keys,
     without_keys,
@@ -87,12 +86,12 @@ class SequenceModel(RetrievalModel):
         check_one_label(kind, dataset, num_outputs)
         check_history(kind, "", spec.item, spec.history, dataset)
         item = categorical_column(kind, "item", spec.item, dataset, one_key=True)
-        self.first_item, self.num_items = item_ids(kind, item)
+        self.first_item, self.num_items = item_ids(kind, item, dataset)
         self.item_key, self.history = spec.item, spec.history
         self.user_columns, self.item_columns = (spec.history,), (spec.item,)
         self.spec = spec
         self.encoder = encoder
-        self.missing = missing_key(categorical_column(kind, "history", spec.history, dataset, one_key=False))
+        self.missing = dataset.missing_key(spec.history)
         self.sampler = Sampler(spec.negatives, self.first_item, self.num_items, where=f"{kind}: negatives")
         self.embedding = EmbeddingCollection(
             own_tables([item], spec.tables, width=spec.width),

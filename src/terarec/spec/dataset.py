@@ -13,7 +13,7 @@ from terarec.spec import checks
 from terarec.spec.checks import did_you_mean, quoted
 
 MISSING_ID = 0
-"""Id of a missing value in every column whose ids a workflow made."""
+"""Id of a missing value in every column whose ids are not those of the source."""
 FIRST_ID = 1
 """Lowest id of a value in such a column."""
 MISSING_KEY = -(2**63)
@@ -53,8 +53,8 @@ class CategoricalColumn:
         hotness: 1 for one key a sample (a scalar column); more for a list column, the most keys of a list.
         vocabulary: Name, within the data set, of the vocabulary that made the ids: columns of different ones share no
             table. None where it is not known. It does not count when columns are compared.
-        given: Whether the ids are those of the source, among which `MISSING_ID` is a value as any other; None for not.
-            It does not count when columns are compared.
+        given: Whether the ids are those of the source, among which `MISSING_ID` is a value as any other; None where no
+            workflow made them. It does not count when columns are compared.
     """
 
     name: str
@@ -199,8 +199,15 @@ class DatasetSpec:
 
     def missing_key(self, name: str) -> int:
         """Return the key of a missing value of a categorical column: `MISSING_KEY`, which is no id, if it has none."""
-        made = (column.name for column in self.categorical if column.rows is not None and not column.given)
-        return MISSING_ID if self.workflow is not None and name in made else MISSING_KEY
+        for column in self.categorical:
+            is_given = self.workflow is None if column.given is None else column.given
+            if column.name == name and column.rows is not None and not is_given:
+                return MISSING_ID
+        return MISSING_KEY
+
+    def first_id(self, name: str) -> int:
+        """Return the lowest id of a value of a categorical column of ids."""
+        return FIRST_ID if self.missing_key(name) == MISSING_ID else 0
 
 
 RecordKind = Literal["norm", "parquet", "raw", "raw_async"]

@@ -156,13 +156,17 @@ class Popularity(RetrievalModel):
         item: Column of one key a sample.
         keys: Keys of items int64[n], distinct and rising.
         counts: Their numbers int64[n].
-        num_items: One more than the highest id of an item, where items have ids.
+        first_item: Lowest id of an item, where items have ids.
+        num_items: One more than the highest one.
         history: Column of the items of a user, where samples have one.
     """
 
-    def __init__(self, item: str, keys: Tensor, counts: Tensor, *, num_items: int = 0, history: str = "") -> None:
+    def __init__(
+        self, item: str, keys: Tensor, counts: Tensor, *, first_item: int = 0, num_items: int = 0, history: str = ""
+    ) -> None:
         super().__init__()
-        self.item_key, self.history, self.num_items = item, history, num_items
+        self.item_key, self.history = item, history
+        self.first_item, self.num_items = first_item, num_items
         self._keys, self._counts = keys, counts
 
     @classmethod
@@ -194,7 +198,8 @@ class Popularity(RetrievalModel):
         repeats = torch.isin(known, torch.cat([known[:0], *extended])).sum()
         counts = of_items if 2 * repeats > len(known) else of_items + of_histories
         every = torch.arange(model.num_items)
-        return cls(model.item_key, every, counts, num_items=model.num_items, history=model.history)
+        first, end = model.first_item, model.num_items
+        return cls(model.item_key, every, counts, first_item=first, num_items=end, history=model.history)
 
     @override
     def user_vectors(self, batch: Batch) -> Tensor:

@@ -21,7 +21,6 @@ from terarec.models.next_items import NextItemModel
 from terarec.models.sequences import SequenceModel
 from terarec.nn.precision import Precision, autocast
 from terarec.ragged import ArrayLists, Ragged, concatenate_lists, offsets_of
-from terarec.spec.dataset import FIRST_ID
 from terarec.train.retrieval import Popularity
 
 DEFAULT_K = (5, 10)
@@ -77,7 +76,7 @@ def evaluate_sequences(
     batches: Iterable[Batch],
     *,
     k: Sequence[int] | None = None,
-    first_item: int = FIRST_ID,
+    first_item: int | None = None,
     precision: Precision = "fp32",
     progress: Callable[[int], None] | None = None,
 ) -> RetrievalResults:
@@ -90,7 +89,7 @@ def evaluate_sequences(
         model: The model; it is in evaluation mode meanwhile.
         batches: Batches of the split; samples with a label of 0 have no relevant item, and are left out.
         k: Lengths of the lists; None for those of `DEFAULT_K` that are no longer than the number of items.
-        first_item: Lowest id of one item; those below are of missing and of rare values.
+        first_item: Lowest id of one item; those below are of missing and of rare values. None for that of the model.
         precision: Precision of the layers' matrix products.
         progress: Function called after every batch with the number of samples so far.
 
@@ -98,6 +97,7 @@ def evaluate_sequences(
         ConfigError: No samples, or a `k` above the number of items.
     """
     was_training, device = model.training, device_of(model)
+    first_item = model.first_item if first_item is None else first_item
     samples = _Samples(model.item_key, model.history, first_item)
     users: list[Tensor] = []
     done = 0

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,8 @@ def test_values_are_taken_unchanged() -> None:
     assert encoded.dense.tolist() == [[0.5], [-1.0], [2.0**60]]
     assert [column.name for column in workflow.dataset_spec().categorical] == ["tags", "shop", "user", "seen"]
     assert [column.given for column in workflow.dataset_spec().categorical] == [True, True, None, None]
+    padded = replace(DATASET, categorical=tuple(replace(one, given=False) for one in DATASET.categorical))
+    assert identity_workflow(padded).dataset_spec().missing_key("shop") == 0
     tags, shop, user, seen = encoded.keys
     assert [part.tolist() for part in tags] == [[8, 0, 5, 5, 1], [0, 2, 2, 5]]
     assert np.asarray(shop).tolist() == [3, 0, 1]

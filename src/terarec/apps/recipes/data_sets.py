@@ -170,7 +170,7 @@ def prepare_ratings(file: Path, out: Path, *, test: float) -> None:
         file,
         out,
         "taken",
-        [CategoricalColumn(name=name, rows=FIRST_ID + len(known)) for name, (known, _) in columns.items()],
+        [CategoricalColumn(name=name, rows=FIRST_ID + len(known), given=False) for name, (known, _) in columns.items()],
         {split: [ids[rows] for _, ids in columns.values()] for split, rows in splits.items()},
     )
 

@@ -49,11 +49,12 @@ def identity_workflow(dataset: DatasetSpec) -> Workflow:
     Dense numbers and ids must be there, and lists no longer than `hotness`; a missing key is the key of missing ones.
     """
     steps: list[GivenIds] = []
-    for hotness in dict.fromkeys(column.hotness for column in dataset.categorical):
-        alike = [column for column in dataset.categorical if column.hotness == hotness]
+    for hotness, has_missing in dict.fromkeys((one.hotness, one.given is False) for one in dataset.categorical):
+        alike = [one for one in dataset.categorical if (one.hotness, one.given is False) == (hotness, has_missing)]
         names = tuple(column.name for column in alike)
         rows = tuple(column.rows for column in alike)
-        steps.append(GivenIds(columns=names, rows=rows, max_length=hotness if hotness > 1 else None))
+        longest = hotness if hotness > 1 else None
+        steps.append(GivenIds(columns=names, rows=rows, max_length=longest, zero_is_missing=has_missing))
     numbers = (*(label.name for label in dataset.labels), *(column.name for column in dataset.dense))
     columns = (
         *(SourceColumn(name=name, type="number") for name in numbers),
