@@ -19,6 +19,7 @@ from terarec.optim import RowOptimizer, build_dense_optimizer
 from terarec.spec import (
     AdaGradSpec,
     AdamSpec,
+    BinarySpec,
     DatasetSpec,
     DeepFMSpec,
     DINSpec,
@@ -93,6 +94,27 @@ def accuracy(model: nn.Module, batch: Batch) -> float:
 def test_every_registered_model_is_tested() -> None:
     assert {type(spec) for spec in every.MODELS.values()} == set(MODELS) == set(typing.get_args(ModelSpec))
     assert len({spec.kind for spec in MODELS}) == len(MODELS)
+
+
+def test_specs_say_which_models_have_their_own_loss() -> None:
+    for name, spec in every.MODELS.items():
+        if name == spec.kind and name != "python":  # whose code is anything
+            has_own_loss = hasattr(build(name), "training_loss")
+            assert getattr(spec, "has_own_loss", False) == has_own_loss, name
+            for weights in ({"positive_weight": "auto"}, {"label_weights": (2.0,)}):
+                objective = BinarySpec(**weights)  # type: ignore[arg-type]
+                if has_own_loss:
+                    with pytest.raises(ConfigError, check=at("RunSpec.objective", f"for {name}")):
+                        RunSpec(data="d", model=spec, objective=objective)
+                else:
+                    RunSpec(data="d", model=spec, objective=objective)
+
+
+@pytest.mark.parametrize("name", ["two_tower", "mf_bpr", "youtube_dnn", "sasrec"])
+def test_an_objective_of_several_outputs_is_none_of_one_loss(name: str) -> None:
+    """The error said that the data had as many labels."""
+    with pytest.raises(ConfigError, check=at(name, "got an objective of 3 outputs")):
+        build_model(every.MODELS[name], COLUMNS, num_outputs=3)
 
 
 PRODUCTS = [name for name in COLUMN_MODELS if not name.startswith("lr")]

@@ -225,8 +225,10 @@ def test_labels_outside_0_to_1_are_rejected_before_the_first_step(tmp_path, posi
     """An epoch was trained on them, and without an evaluation all epochs, whose loss falls without an end."""
     data = write_shops(tmp_path / "data", positive=positive)
     run = shops_run(data, tmp_path / "RUN", eval_split=None).spec
-    with pytest.raises(ConfigError, check=at("label 'y'", f"got {positive:g}, expected 0 to 1")):
+    with pytest.raises(ConfigError, check=at("label 'y'", f"got {positive:g}, expected 0 to 1")) as rejected:
         build(dataclasses.replace(run, model=model), tmp_path / "RUN").fit()
+    # Another objective leaves the loss of the towers as it is.
+    assert ("'regression'" in rejected.value.problem) == isinstance(model, WideDeepSpec)
     assert not (tmp_path / "RUN").exists()
 
 

@@ -198,12 +198,14 @@ def multi_cross(spec: NetworkSpec, width: int, layers: int, rank: int, generator
 
 def check_one_label(kind: str, dataset: DatasetSpec, num_outputs: int | None) -> None:
     """Raise `ConfigError` unless a model of one output has one label."""
-    outputs = num_outputs or len(dataset.labels)
-    if outputs != 1:
+    labels = len(dataset.labels)
+    if num_outputs not in (None, labels):
+        raise ConfigError(kind, f"got an objective of {num_outputs} outputs, expected one of a single output")
+    if labels != 1:
         names = ", ".join(label.name for label in dataset.labels)
         raise ConfigError(
             kind,
-            f"got {outputs} labels ({names}) in data set {dataset.name!r}, expected 1, above 0 for the items "
+            f"got {labels} labels ({names}) in data set {dataset.name!r}, expected 1, above 0 for the items "
             "that users took; choose one of them in the workflow's labels, and prepare again",
         )
 

@@ -99,10 +99,11 @@ def check_labels(model: nn.Module, objective: Objective, labels: Sequence[str], 
     if bool(is_bad.any()):
         row, column = is_bad.nonzero()[0].tolist()
         name = labels[column] if labels else str(column)
+        other = ", or for numbers the objective 'regression'" if source is objective else ""
         raise ConfigError(
             f"label {name!r}",
-            f"got {batch.label[row, column]:g}, expected 0 to 1: in the workflow a label with at_least or positives, "
-            "or for numbers the objective 'regression'",
+            f"got {batch.label[row, column]:g}, expected 0 to 1: in the workflow a label with at_least or positives"
+            f"{other}",
         )
 
 

@@ -229,6 +229,7 @@ class GraphModelSpec:
     """
 
     kind: ClassVar[str] = "graph"
+    has_own_loss: ClassVar[bool] = True
     file: str | None = None
     graph: GraphSpec | None = None
 

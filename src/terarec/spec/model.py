@@ -282,6 +282,7 @@ class TwoTowerSpec(NetworkSpec):
     """
 
     kind: ClassVar[str] = "two_tower"
+    has_own_loss: ClassVar[bool] = True
     user: tuple[str, ...]
     item: tuple[str, ...]
     item_key: str | None = None

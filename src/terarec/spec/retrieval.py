@@ -34,6 +34,7 @@ class PairSpec:
             "sampled_softmax": cross entropy among the item and drawn ones, which a batch shares.
     """
 
+    has_own_loss: ClassVar[bool] = True
     user: str
     item: str
     width: int = 64
@@ -105,6 +106,7 @@ class YouTubeDNNSpec(NetworkSpec):
     """
 
     kind: ClassVar[str] = "youtube_dnn"
+    has_own_loss: ClassVar[bool] = True
     item: str
     history: str
     user: tuple[str, ...] = ()
@@ -143,6 +145,7 @@ class MultVAESpec:
     """
 
     kind: ClassVar[str] = "mult_vae"
+    has_own_loss: ClassVar[bool] = True
     item: str
     history: str
     hidden: tuple[int, ...] = (600,)

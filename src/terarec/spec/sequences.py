@@ -41,6 +41,7 @@ class SequenceSpec:
         temperature: Divisor of the similarity.
     """
 
+    has_own_loss: ClassVar[bool] = True
     item: str
     history: str
     width: int = 64

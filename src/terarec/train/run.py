@@ -136,6 +136,8 @@ class Run:
             model = build_model(
                 spec.model, dataset, num_outputs=num_outputs, seed=spec.training.seed, allow_import=self._allow_import
             )
+        if hasattr(model, "training_loss"):  # of a Python model, too
+            spec.check_own_loss()
         specs = [
             table for module in model.modules() if isinstance(module, EmbeddingCollection) for table in module.specs
         ]
