@@ -22,8 +22,10 @@ from terarec.spec import (
     DynamicTablesSpec,
     GRU4RecSpec,
     HSTUSpec,
+    MultVAESpec,
     NegativesSpec,
     SASRecSpec,
+    YouTubeDNNSpec,
 )
 from terarec.spec.sequences import SequenceLoss, SequenceSpec
 from tests.errors import at
@@ -247,9 +249,9 @@ def test_each_position_predicts_the_next_item(monkeypatch: pytest.MonkeyPatch, k
     by_hand, losses, number = ByHand(model), [], 0
     log_q = torch.ones(ROWS).double()
     if draw == "popularity":
-        for history, item in zip(HISTORIES, ITEMS, strict=True):
+        for history, item, label in zip(HISTORIES, ITEMS, labels, strict=True):
             for _, target in pairs_of(history, item, spec.max_length):
-                log_q[target] += 1
+                log_q[target] += label
     log_q = (log_q / log_q[1:].sum()).log()
     for history, item, label in zip(HISTORIES, ITEMS, labels, strict=True):
         pairs = pairs_of(history, item, spec.max_length)
@@ -316,6 +318,24 @@ def test_masked_items_are_predicted_from_the_rest() -> None:
             torch.testing.assert_close(output.targets[rows].double(), by_hand.table[sequence][places])
             seen += len(rows)
     assert seen > 5
+
+
+@pytest.mark.parametrize(
+    ("spec", "counted"),
+    [
+        (SASRecSpec(item="a", history="past", width=4), [2, 3, 4]),
+        (SASRecSpec(item="a", history="past", width=4, loss="sampled_softmax"), [2, 3, 4]),
+        (YouTubeDNNSpec(item="a", history="past", width=4), [4]),
+        (MultVAESpec(item="a", history="past", loss="sampled_softmax"), [1, 2, 3, 4]),
+    ],
+)
+def test_popularity_is_that_of_positive_items(spec: Any, counted: list[int]) -> None:
+    """Items of samples with a label of 0 were counted, too."""
+    by_popularity = replace(spec, negatives=NegativesSpec(draw="popularity"))
+    model: Any = build_model(by_popularity, COLUMNS, seed=1).train()
+    batch = batch_of(HISTORIES, ITEMS, [1.0, 0.0, 0.0, 0.0, 0.0, 0.0])
+    model.training_loss(model(batch), batch)
+    assert model.sampler.counts.nonzero().flatten().tolist() == counted
 
 
 @pytest.mark.parametrize("probability", [0.2, 0.6])

@@ -90,6 +90,8 @@ def test_ids_of_rare_values_are_no_items(popular: bool) -> None:
 
 def test_samples_of_a_label_of_0_are_left_out() -> None:
     labels = [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    popular = Popularity.of_sequences(model(), [batch_of(HISTORIES, ITEMS, labels)])
+    assert popular.vectors_of_items(torch.arange(1, ROWS))[:, 0].tolist() == [1, 1, 1, 1, 0, 0, 0, 0]
     results = evaluate_sequences(model(), [batch_of(HISTORIES, ITEMS, labels)])
     assert (results.users, results.relevant) == (1, 1)
     assert set(results.values) >= {"hit_rate@5", "ndcg@5"}

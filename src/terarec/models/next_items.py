@@ -113,7 +113,7 @@ class NextItemModel(RetrievalModel):
         # Of all that is predicted: a key that no draw can give has no probability to correct its score by.
         items = keys[keys >= self.first_item]
         if self.training:
-            self.sampler.observe(items)
+            self.sampler.observe(keys[(batch.label[:, 0] > 0)[samples] & (keys >= self.first_item)])
         items = self.sampler.items_of_batch(items)
         drawn, log_q = self.sampler.shared(Candidates(batch=items), keys.device, self.draws())
         jagged = select(batch.sparse, (self.history, self.item_key))

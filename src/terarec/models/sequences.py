@@ -138,12 +138,12 @@ class SequenceModel(RetrievalModel):
         """Return the mean loss over positions, a scalar in nats; in evaluation that of the items of the samples."""
         # A missing value is no item to predict.
         counts = (batch.label[:, 0] > 0)[output.samples] & (output.keys >= self.first_item)
-        losses, is_valid = self._losses(output, batch)
+        losses, is_valid = self._losses(output, batch, counts)
         weights = None if batch.weight is None else batch.weight[output.samples]
         return self.mean_loss(losses, counts & is_valid, weights)
 
-    def _losses(self, output: SequenceVectors, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the loss of each position, and whether it has one."""
+    def _losses(self, output: SequenceVectors, batch: Batch, counts: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the loss of each position, of which bool[P] count, and whether it has one."""
         positions, targets = output.positions.float(), output.targets.float()
         is_valid = torch.ones_like(output.keys, dtype=torch.bool)
         if self.spec.loss == "softmax":
@@ -153,7 +153,7 @@ class SequenceModel(RetrievalModel):
             return cross_entropy(logits, classes, reduction="none"), is_valid
         items = output.keys[output.keys >= self.first_item]
         if self.training:
-            self.sampler.observe(items)
+            self.sampler.observe(output.keys[counts])
         items = self.sampler.items_of_batch(items)
         own = (positions * targets).sum(1)
         if self.spec.loss in SHARED_DRAWS:

@@ -177,7 +177,7 @@ class Popularity(RetrievalModel):
 
     @classmethod
     def of_sequences(cls, model: SequenceModel | NextItemModel, batches: Iterable[Batch]) -> Popularity:
-        """Count the items of a sequence model, and those of their histories, each event once.
+        """Count the items of samples with a label above 0, and those of their histories, each event once.
 
         Where most histories are those of another sample with its item behind them, as `History` makes a sample for each
         event, they repeat events, and the items of the samples alone are counted.
@@ -188,9 +188,11 @@ class Popularity(RetrievalModel):
         for batch in batches:
             jagged, size = select(batch.sparse, (model.history, model.item_key)), batch.batch_size
             keys, offsets = jagged.keys.cpu(), jagged.offsets[: size + 1].cpu()
+            is_positive = batch.label[:, 0].cpu() > 0
             past, items = keys[: offsets[-1]], keys[offsets[-1] :]
-            of_items += items.bincount(minlength=model.num_items)
-            of_histories += past.bincount(minlength=model.num_items)
+            of_items += items[is_positive].bincount(minlength=model.num_items)
+            counted = past[is_positive.repeat_interleave(offsets.diff())]
+            of_histories += counted.bincount(minlength=model.num_items)
             before, after = _digests(past, offsets, items)
             histories.append(before)
             extended.append(after)
