@@ -89,6 +89,14 @@ def test_the_loss_equals_brute_force(has_log_q: bool, has_weights: bool, has_que
     assert found.item() == pytest.approx(brute_force(users, items, keys, log_q, queries, weights), rel=1e-5)
 
 
+def test_scores_of_16_bits_are_added_up_in_float32() -> None:
+    users, items = torch.randn(2, 64, 5).unbind()
+    with torch.autocast("cpu", torch.bfloat16):
+        losses, scores = in_batch_softmax(users, items, torch.arange(64)), (users @ items.t()).double()
+    assert losses.dtype == torch.float32
+    torch.testing.assert_close(losses.double(), scores.logsumexp(1) - scores.diagonal(), rtol=1e-6, atol=1e-6)
+
+
 def test_a_batch_without_queries_has_no_loss_and_no_gradient() -> None:
     users = torch.randn(4, 3, requires_grad=True)
     losses = in_batch_softmax(users, torch.randn(4, 3), torch.arange(4))

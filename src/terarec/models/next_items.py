@@ -30,7 +30,7 @@ from terarec.models.columns import (
 from terarec.models.retrieving import RetrievalModel
 from terarec.nn import MLP
 from terarec.nn.initializers import dense_distributions
-from terarec.nn.losses import sampled_softmax_loss
+from terarec.nn.losses import dots, sampled_softmax_loss
 from terarec.nn.negatives import Candidates, Owned, Sampler
 from terarec.spec import DatasetSpec, FeatureSpec, MultVAESpec, YouTubeDNNSpec
 
@@ -103,8 +103,7 @@ class NextItemModel(RetrievalModel):
     def _of_all(self, users: Tensor, samples: Tensor, keys: Tensor) -> Tensor:
         """Return the cross entropy float32[T] of each of the keys among all items."""
         every = torch.arange(self.first_item, self.num_items, device=users.device)
-        # Under autocast a product has 16 bits.
-        logits = (users @ self.vectors_of_items(every).float().t()).float()
+        logits = dots(users, self.vectors_of_items(every))
         classes = (keys - self.first_item).clamp(0, len(every) - 1)
         return logits.logsumexp(1)[samples] - logits[samples, classes]
 
@@ -119,7 +118,7 @@ class NextItemModel(RetrievalModel):
         jagged = select(batch.sparse, (self.history, self.item_key))
         owned = Owned(samples_of_keys(jagged), jagged.keys, self.num_items)
         is_taken = owned.has(torch.arange(batch.batch_size, device=keys.device).unsqueeze(1), drawn)
-        others = (users @ self.vectors_of_items(drawn).float().t()).float()
+        others = dots(users, self.vectors_of_items(drawn))
         own = (users[samples] * self.vectors_of_items(keys).float()).sum(1)
         own_log_q = self.sampler.log_probability(keys.clamp(min=self.first_item), items)
         return sampled_softmax_loss(own, others[samples], own_log_q=own_log_q, log_q=log_q, is_taken=is_taken[samples])

@@ -25,7 +25,7 @@ from terarec.models.columns import (
 )
 from terarec.models.retrieving import RetrievalModel
 from terarec.nn import sequences
-from terarec.nn.losses import noise_contrastive_loss, sampled_softmax_loss
+from terarec.nn.losses import dots, noise_contrastive_loss, sampled_softmax_loss
 from terarec.nn.negatives import Candidates, Owned, Sampler
 from terarec.nn.sequences import RecurrentEncoder, SequenceEncoder, Transformer, last_positions, recent_padded
 from terarec.ragged import Ragged
@@ -148,7 +148,7 @@ class SequenceModel(RetrievalModel):
         is_valid = torch.ones_like(output.keys, dtype=torch.bool)
         if self.spec.loss == "softmax":
             keys = torch.arange(self.first_item, self.num_items, device=output.keys.device)
-            logits = positions @ self.vectors_of_items(keys).float().t()
+            logits = dots(positions, self.vectors_of_items(keys))
             classes = (output.keys - self.first_item).clamp(0, len(keys) - 1)
             return cross_entropy(logits, classes, reduction="none"), is_valid
         items = output.keys[output.keys >= self.first_item]
@@ -158,7 +158,7 @@ class SequenceModel(RetrievalModel):
         own = (positions * targets).sum(1)
         if self.spec.loss in SHARED_DRAWS:
             drawn, log_q = self.sampler.shared(Candidates(batch=items), output.keys.device, self.draws())
-            others = positions @ self.vectors_of_items(drawn).float().t()
+            others = dots(positions, self.vectors_of_items(drawn))
             own_log_q = self.sampler.log_probability(output.keys.clamp(min=self.first_item), items)
             # The item itself is no negative of its own.
             is_taken = output.keys.unsqueeze(1) == drawn

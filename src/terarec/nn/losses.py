@@ -225,6 +225,12 @@ def noise_contrastive_loss(
     return softplus(own_log_q + shift - own) + losses.sum(1)
 
 
+def dots(users: Tensor, items: Tensor) -> Tensor:
+    """Return the dot of each of float[n, D] with each of float[m, D]: float32[n, m], for sums of many small terms."""
+    # Under autocast the product itself has 16 bits.
+    return (users.float() @ items.float().t()).float()
+
+
 def in_batch_softmax(
     users: Tensor,
     items: Tensor,
@@ -251,8 +257,7 @@ def in_batch_softmax(
     if ranks is not None:
         items, first = rows_of_all(ranks, "items of an in-batch softmax", items)
         candidates, _ = rows_of_all(ranks, "keys of an in-batch softmax", item_keys)
-    # (B, D) times (D, candidates) gives (B, candidates); in float32, as the sum over candidates is of many small terms.
-    scores = users.float() @ items.float().t()
+    scores = dots(users, items)
     if log_q is None:
         log_q = scores.new_zeros(scores.shape[1])
     places = slice(first, first + scores.shape[0])
