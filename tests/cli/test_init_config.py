@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from terarec.config import load_run
+from terarec.config.starting_run import ColumnRelations, starting_run
 from terarec.etl import prepare
 from terarec.etl.ops import Categorify, ListSlice
 from terarec.etl.workflow import Workflow
@@ -20,8 +21,10 @@ from terarec.spec import (
     DatasetSpec,
     DenseColumn,
     DINSpec,
+    DynamicTablesSpec,
     LabelColumn,
     LabelSpec,
+    SASRecSpec,
     ShardSpec,
     SourceColumn,
     SourceSpec,
@@ -167,7 +170,8 @@ def test_a_graph_has_a_loss_for_each_label(tmp_path: Path) -> None:
     figures("train", "--config", tmp_path / "run.json", "--out", tmp_path / "run")
     evaluated = figures("evaluate", tmp_path / "run", "--data", data)
     assert set(evaluated["labels"]) == {"click", "buy"}
-    rejected("init-config", "two_tower", data, "--out", tmp_path / "no", where="two_tower", problem="got 2 labels")
+    for kind in ("two_tower", "sasrec", "mult_vae", "mf_bpr"):
+        rejected("init-config", kind, data, "--out", tmp_path / "no", where=kind, problem="got 2 labels")
 
 
 def test_keys_without_a_number_of_rows_get_dynamic_tables(tmp_path: Path) -> None:
@@ -178,6 +182,25 @@ def test_keys_without_a_number_of_rows_get_dynamic_tables(tmp_path: Path) -> Non
     run = load_run(tmp_path / "run.json")
     assert not isinstance(run.model.tables, StaticTablesSpec)
     assert run.training.eval_split == "test"
+
+
+def test_tables_are_dynamic_where_a_column_that_is_looked_up_has_keys() -> None:
+    """Those of each model were, by any column of the data, and began with other weights."""
+    kinds = {spec.kind: spec for spec in MODELS}
+    keys, item = CategoricalColumn(name="user_id"), CategoricalColumn(name="item_id", rows=9)
+    columns = dataclasses.replace(COLUMNS, labels=COLUMNS.labels[:1], categorical=(keys, item))
+    sequences, pairs = (starting_run(kinds[kind], columns, "data").run.model for kind in ("sasrec", "mf_bpr"))
+    assert sequences == SASRecSpec(
+        item="ITEM", history="HISTORY", tables=DynamicTablesSpec(initializer="normal", init_scale=0.02)
+    )
+    assert pairs.tables == DynamicTablesSpec(initializer="normal", init_scale=0.01)
+    histories = dataclasses.replace(
+        columns, categorical=(keys, item, dataclasses.replace(item, name="past", hotness=3))
+    )
+    joint = ColumnRelations(vocabularies={"item_id": 0, "past": 0})
+    assert starting_run(kinds["sasrec"], histories, "data", relations=joint).run.model == SASRecSpec(
+        item="item_id", history="past"
+    )
 
 
 def test_a_file_is_not_overwritten_and_words_are_checked(data: Path, tmp_path: Path) -> None:

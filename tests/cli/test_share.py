@@ -59,6 +59,16 @@ def test_towers_share_the_table_of_the_items(data: Path, tmp_path: Path) -> None
     assert found.items[0] == [CATALOGUE[place] for place in np.argsort(-scores, kind="stable")[:3]]
 
 
+def test_rows_of_each_table_of_a_column_are_named(data: Path, tmp_path: Path) -> None:
+    """Those of all but the first two had question marks."""
+    run, model = tmp_path / "run", ("--model", "mult_vae", "--set", "model.item=item", "--set", "model.history=history")
+    short = ("--set", "training.max_steps=1", "--set", "training.eval_split=none", "--hidden", "4")
+    figures("train", "--data", data, "--out", run, *model, *short, "--set", "model.latent=2")
+    for table in ("item", "item.encoder", "item.bias"):
+        largest = figures("inspect", run, "--table", table)["largest"]
+        assert [row["value"] for row in largest] == [str(row["row"]) for row in largest], table
+
+
 def test_what_cannot_be_shared_is_rejected_before_anything_is_written(data: Path, tmp_path: Path) -> None:
     config = tmp_path / "run.json"
     rejected("init-config", "dnn", data, "--out", config, "--share", "item", where="--share")

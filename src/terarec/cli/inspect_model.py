@@ -26,7 +26,6 @@ from terarec.formats import read_dataset
 from terarec.formats.container import BFLOAT16, read_tensors, widen_bfloat16
 from terarec.kernels.hash_index import new_hash_index
 from terarec.models.artifact import find_checkpoint
-from terarec.models.columns import WIDE_SUFFIX
 from terarec.serve.executor_file import EXECUTORS_FILE, graph_executors_file, kept_choices
 from terarec.spec import BinarySpec
 from terarec.spec.serving import EXECUTOR_NAMES
@@ -269,6 +268,6 @@ def _values(
         if not directory.is_dir():
             continue
         for column in read_dataset(directory).categorical:
-            if table in (column.name, column.name + WIDE_SUFFIX):
+            if column.name in (table, table.rpartition(".")[0]):  # a second table has a suffix
                 return IdValues(workflow_of(directory, allow_import=allow_import), column.name).values(rows)
     return ["?"] * len(rows)

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from terarec.errors import ConfigError
 from terarec.spec import (
+    CategoricalColumn,
     DatasetSpec,
     DIENSpec,
     DynamicTableSpec,
@@ -102,9 +103,12 @@ def starting_run(
     """
     remarks: dict[str, str] = {}
     described, open_fields = _model(model, dataset, factory, relations or ColumnRelations(), remarks)
+    tables = getattr(described, "tables", None)
     # A static table has as many rows as ids; raw integers have no such number.
-    if hasattr(described, "tables") and any(column.rows is None for column in dataset.categorical):
-        described = cast(ModelSpec, replace(cast(Any, described), tables=DynamicTablesSpec()))
+    if tables is not None and any(column.rows is None for column in _looked_up(described, dataset)):
+        scale = tables.init_scale or DynamicTablesSpec().init_scale
+        dynamic = DynamicTablesSpec(initializer=tables.initializer, init_scale=scale)
+        described = cast(ModelSpec, replace(cast(Any, described), tables=dynamic))
         remarks["model.tables"] = "Dynamic, since the data have columns of any integers as keys."
         if isinstance(described, DIENSpec):
             described = replace(described, negatives=NegativesSpec(draw="batch"))
@@ -121,6 +125,9 @@ def _model(
     relations: ColumnRelations,
     remarks: dict[str, str],
 ) -> tuple[ModelSpec, tuple[str, ...]]:
+    labels, of_one = len(dataset.labels), SequenceSpec | YouTubeDNNSpec | MultVAESpec | PairSpec | TwoTowerSpec
+    if labels != 1 and issubclass(model, of_one):
+        raise ConfigError(model.kind, f"got {labels} labels in {dataset.name!r}, expected 1")
     if issubclass(model, HistoriesSpec):
         pairs = _histories(dataset, relations)
         if pairs:
@@ -137,8 +144,6 @@ def _model(
     if issubclass(model, PairSpec):
         return _pair(model, dataset, relations, remarks)
     if model is TwoTowerSpec:
-        if len(dataset.labels) != 1:
-            raise ConfigError("two_tower", f"got {len(dataset.labels)} labels in {dataset.name!r}, expected 1")
         return _two_tower(dataset, relations, remarks)
     if model is GraphModelSpec:
         return GraphModelSpec(graph=_graph(dataset)), ()
@@ -147,6 +152,13 @@ def _model(
             remarks["model.factory"] = "Replace it by your own; terarec train needs --allow-import with its package."
         return PythonModelSpec(factory=factory or FACTORY), () if factory else ("model.factory",)
     return model(), ()  # type: ignore[call-arg]  # the other models have a default for every field
+
+
+def _looked_up(model: ModelSpec, dataset: DatasetSpec) -> Sequence[CategoricalColumn]:
+    """Return the columns that have tables: those that the model's fields name, or all where none does."""
+    fields = [getattr(model, role, ()) for role in ("user", "item", "history")]
+    names = {name for field in fields for name in ((field,) if isinstance(field, str) else field)}
+    return [column for column in dataset.categorical if column.name in names] or dataset.categorical
 
 
 def _pair(

@@ -137,7 +137,7 @@ class MultVAESpec:
         latent: Width of the latent vector.
         dropout: Probability of leaving an item out of the encoder's input in training.
         beta: Greatest factor of the divergence of the latent vectors from a normal distribution.
-        anneal_steps: Number of steps in which the factor rises from 0; 0 for `beta` from the start.
+        anneal_steps: Number of training batches in which the factor rises from 0; 0 for `beta` from the start.
         tables: Static, as large as the data set says, or dynamic; and the initial weights of their rows.
         loss: "softmax": over all items; "sampled_softmax": over each of the user's and drawn ones, which a batch
             shares.
