@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Batch` and `Jagged`: what they reject, and slicing and selecting against plain Python lists."""
 
-from dataclasses import replace
+import copy
+from dataclasses import fields, replace
 
 import pyarrow as pa
 import pytest
@@ -189,6 +190,15 @@ def test_a_batch_is_a_tree_of_its_tensors():
     assert pytree.tree_unflatten(leaves, structure).weight is None
     paths = [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(batch)[0]]
     assert paths == [".dense", ".label", ".sparse.keys", ".sparse.offsets", ".sparse.weights", ".weight"]
+
+
+def test_a_batch_of_a_tree_has_every_field():
+    """So that it can be changed and copied as others, as the exports of models do that rename columns."""
+    again = pytree.tree_map(lambda tensor: tensor, batch_of(2, [[[1], [2]]]))
+    for one in (again, again.sparse):
+        assert all(hasattr(one, field.name) for field in fields(one))
+    assert replace(again.sparse, names=("renamed",)).ready is None
+    assert torch.equal(copy.deepcopy(again).sparse.keys, again.sparse.keys)
 
 
 @pytest.mark.parametrize(

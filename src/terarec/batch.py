@@ -135,8 +135,8 @@ def _jagged_children(jagged: Jagged) -> dict[str, Any]:
 
 def _jagged_of(children: Iterable[Any], names: list[list[str]]) -> Any:
     keys, offsets, weights = children
-    values = {"names": tuple(names[0]), "keys": keys, "offsets": offsets, "weights": weights, "ends": None}
-    return _unchecked(Jagged, values)
+    there = {"names": tuple(names[0]), "keys": keys, "offsets": offsets, "weights": weights}
+    return _unchecked(Jagged, {**there, "ends": None, "ready": None})
 
 
 # A batch without weights has the same three children as before weights existed, so that programs that were exported
