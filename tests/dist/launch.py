@@ -87,6 +87,8 @@ def _parent() -> Connection:
 
 def _fork_ranks(connection: Connection) -> None:
     """Fork the ranks that the connection requests, until it is closed; answer with the result of each."""
+    # Whether there is a GPU may be asked here, but not of CUDA's driver, which the ranks could then not use.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     while True:
         try:
             size, port, function, arguments, joins = pickle.loads(connection.recv_bytes())

@@ -9,6 +9,7 @@ import pytest
 
 from tests.dist.device_matrix import IN_TIERS, TABLES, pieces, quick_cases, run, tiered_cases
 from tests.dist.matrix import FEW_STEPS, MODES, OPTIMIZERS, PLACEMENTS, SIZES, Case, cases, rejection
+from tests.processes import run_new_python
 from tests.simulated_device.device import build, missing_to_build
 
 MODES_TRIED = ("fp32", "bf16 wire", "pooled there", "deterministic", "pooled there", "fp32")
@@ -53,6 +54,23 @@ def test_sorted_keys_train_as_hashed_ones() -> None:
     summary, _ = run(todo, FEW_STEPS, "cpu")
     assert summary.failed == []
     assert (summary.cells, summary.missing) == (len(todo) * len(TABLES), 0)
+
+
+IMPORTS = """
+import torch
+asked = []
+torch.cuda._is_compiled, torch.version.cuda = lambda: True, "13.0"
+torch.cuda.is_available = torch.cuda.device_count = lambda: asked.append("the driver") or 1
+import tests.dist.device_matrix
+assert not asked
+"""
+
+
+@pytest.mark.slow
+def test_a_gpu_is_not_asked_for_before_ranks_are_forked() -> None:
+    """Which then could not use it; of CUDA's home torch does ask when it knows one."""
+    ended = run_new_python(IMPORTS, environment={"CUDA_HOME": "/usr", "PYTHONPATH": str(Path(__file__).parents[2])})
+    assert ended.returncode == 0, ended.stderr
 
 
 @pytest.mark.slow

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils import cpp_extension
 
 from terarec.kernels import registry
 from terarec.memory import growing_rows, initial_values
@@ -63,6 +62,9 @@ def missing_to_build() -> str:
     """Return why the device cannot be built here; empty if it can."""
     if not sys.platform.startswith("linux"):
         return "the simulated device is built on Linux alone"
+    # Not above: importing it asks CUDA's driver where there is one, after which no rank that is forked can use a GPU.
+    from torch.utils import cpp_extension
+
     compiler = cpp_extension.get_cxx_compiler()
     if not cpp_extension.check_compiler_ok_for_platform(compiler):
         return f"there is no C++ compiler {compiler!r}"
@@ -71,6 +73,8 @@ def missing_to_build() -> str:
 
 def build(directory: Path) -> Path:
     """Compile the backend into `directory` and return the library."""
+    from torch.utils import cpp_extension
+
     cpp_extension.load(
         "simulated_device", [str(SOURCE)], build_directory=str(directory), extra_cflags=["-O0"], is_python_module=False
     )
