@@ -42,7 +42,9 @@ SLOW = {
     "gradients_are_scaled_clipped_and_regularised",
     "rates_in_the_momentum_and_epsilon_hat",
     "rows_catch_up_in_the_lazy_global_mode",
+    "rows_of_tiles_with_fewer_rows_than_threads_are_updated_in_every_form",
     "tables_have_learning_rates_of_their_own",
+    "the_sum_of_a_row_depends_on_its_keys_alone",
 }
 """Forms of an update that another case launches, too; an interpreter runs nothing at once whose order could vary."""
 

@@ -57,12 +57,14 @@ def updated(
     rule: RowRule,
     steps: Iterable[int],
     table_lr: Tensor | None = None,
+    numbers: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
     """Weights and state after some steps; the arguments stay as they are."""
     weights, state = weights.clone().to(device), [held.clone().to(device) for held in state]
     there = [moved(gradient, device) for gradient in gradients]
+    numbers = None if numbers is None else numbers.to(device)
     for step in steps:
-        row_update_(weights, state, there, rule, step, table_lr, 7)
+        row_update_(weights, state, there, rule, step, table_lr, 7, numbers)
     return weights.cpu(), [held.cpu() for held in state]
 
 
@@ -73,10 +75,11 @@ def expected_update(
     rule: RowRule,
     steps: Iterable[int],
     table_lr: Tensor | None = None,
+    numbers: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
     weights, state = weights.clone(), [held.clone() for held in state]
     for step in steps:
-        ref_update.row_update_(weights, state, gradients, rule, step, table_lr, 7)
+        ref_update.row_update_(weights, state, gradients, rule, step, table_lr, 7, numbers)
     return weights, state
 
 

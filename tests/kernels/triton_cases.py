@@ -7,6 +7,7 @@ Each takes the device to run on and compares with the plain kernels on the CPU.
 from __future__ import annotations
 
 from collections.abc import Callable
+from unittest import mock
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from terarec.kernels.ref import rows as ref_rows
 from terarec.kernels.ref.bag_lookup import quantize_rows
 from terarec.kernels.ref.hash_index import HashIndex as RefIndex
 from terarec.kernels.row_rules import RULE_KINDS, row_rule
+from terarec.kernels.triton import segments
 from terarec.kernels.triton.bag_lookup import bag_lookup, quantized_bag_lookup, row_dots
 from terarec.kernels.triton.hash_index import HashIndex
 from terarec.kernels.triton.row_update import row_gradient_norm, row_update_
@@ -200,6 +202,30 @@ def tables_have_learning_rates_of_their_own(device: torch.device) -> None:
 
 
 @case
+def rows_of_tiles_with_fewer_rows_than_threads_are_updated_in_every_form(device: torch.device) -> None:
+    layout = make_layout(64)
+    gradient = gradient_of(layout, 9, 1, 1)
+    for kind in ("sgd", "adagrad"):
+        table_lr = torch.tensor([0.5, 0.0, 2.0])
+        compare_updates(device, layout, [gradient], rule_of(kind), steps=[1], table_lr=table_lr)
+    compare_updates(device, layout, [gradient], rule_of("adam", mode="lazy_global"), steps=[1, 9])
+    weights, rule = make_lookup(layout, 0, 1).weights, row_rule("sgd", lr=0.5)
+    expected, _ = expected_update(weights, [], [gradient], rule, [1])
+    rows = ref_lookup.locate(gradient.keys, gradient.offsets, layout.array).rows
+    elsewhere = gradient._replace(places=len(weights) - 1 - rows)
+    for most in (segments._INT32_ROWS, 0):  # rows of 32 bits, and of 64 as if there were too many
+        with mock.patch.object(segments, "_INT32_ROWS", most):
+            torch.testing.assert_close(updated(device, weights, [], [gradient], rule, [1])[0], expected)
+            result, _ = updated(device, weights.flip(0), [], [elsewhere], rule, [1])
+            torch.testing.assert_close(result.flip(0), expected)
+    numbers = torch.arange(len(weights)).flip(0)
+    for row_numbers in (numbers, torch.tensor([[0, -1, len(weights) - 1], [1000, -1, len(weights) - 1]])):
+        result, _ = updated(device, weights.bfloat16(), [], [gradient], rule, [1], numbers=row_numbers)
+        plain, _ = expected_update(weights.bfloat16(), [], [gradient], rule, [1], numbers=numbers)
+        assert int((result != plain).sum()) <= result.numel() // 1000  # sums of repeated keys may round the other way
+
+
+@case
 def a_hot_key_is_summed_in_parts(device: torch.device) -> None:
     """As many occurrences as one program takes, one more, and as one more level of parts takes."""
     layout = torch.tensor([[0, 50, 0, 0]])
@@ -213,6 +239,30 @@ def a_hot_key_is_summed_in_parts(device: torch.device) -> None:
         result, _ = updated(device, weights, [], [gradient], rule, steps=[1])
         expected, _ = expected_update(weights, [], [gradient], rule, steps=[1])
         torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
+
+
+def after_other_rows(grad: torch.Tensor, others: int) -> KernelGradient:
+    """Gradients `grad` of row 7, and of zeros for row 0, which lies before it in the order of rows."""
+    count, width = grad.shape
+    keys = torch.cat([torch.zeros(others, dtype=torch.int64), torch.full((count,), 7)])
+    every = torch.cat([torch.zeros(others, width), grad])
+    return KernelGradient(keys, torch.arange(others + count + 1), every, torch.tensor([[0, 50, 0, 0]]))
+
+
+@case
+def the_sum_of_a_row_depends_on_its_keys_alone(device: torch.device) -> None:
+    """Not on the rows before it, on keys of other rows in between, or on how many columns are here."""
+    rule = row_rule("sgd", lr=1.0)
+    for count, width, others in ((200, 128, (5, 64, 190)), (4200, 2, (1, 4095))):
+        grad = torch.randn(count, width, generator=torch.Generator().manual_seed(count))
+        alone, _ = updated(device, torch.zeros(50, width), [], [after_other_rows(grad, 0)], rule, steps=[1])
+        for number in others:
+            gradient = after_other_rows(grad, number)
+            result, _ = updated(device, torch.zeros(50, width), [], [gradient], rule, steps=[1])
+            assert torch.equal(result, alone)
+        part = after_other_rows(grad[:, : width // 2], 0)
+        result, _ = updated(device, torch.zeros(50, width // 2), [], [part], rule, steps=[1])
+        assert torch.equal(result, alone[:, : width // 2])
 
 
 @case

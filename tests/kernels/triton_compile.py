@@ -11,6 +11,7 @@ import sys
 os.environ["TRITON_INTERPRET"] = "0"  # read when Triton is loaded
 
 from typing import Any
+from unittest import mock
 
 import torch
 from triton.backends.compiler import GPUTarget
@@ -19,7 +20,7 @@ from triton.runtime.jit import JITFunction
 
 from terarec.kernels.contract import KernelGradient
 from terarec.kernels.row_rules import LAST_UPDATE, RULE_KINDS, RowRule, row_rule
-from terarec.kernels.triton import bag_lookup, row_update, rows
+from terarec.kernels.triton import bag_lookup, row_update, rows, segments
 from terarec.kernels.triton.device import hash_table
 from tests.ops.rules import known
 
@@ -48,7 +49,11 @@ def compile_only(compiled: dict[str, int]) -> None:
     launch = JITFunction.run
 
     def run(self: JITFunction, *arguments: object, grid: object, warmup: bool, **options: object) -> None:
-        launch(self, *arguments, grid=grid, warmup=True, **options)
+        kernel = launch(self, *arguments, grid=grid, warmup=True, **options)
+        # It adds products of gradients and factors, which other places compute in two steps; the rest of an update
+        # divides, for which a GPU needs such instructions.
+        if self.__name__ == "key_parts_kernel" and "cubin" in kernel.asm and "FFMA" in kernel.asm["sass"]:
+            raise AssertionError("key_parts_kernel rounds a product and a sum at once")
         compiled[self.__name__] = compiled.get(self.__name__, 0) + 1
 
     JITFunction.run = run
@@ -65,12 +70,37 @@ def look_up_and_update(width: int, dtype: torch.dtype, poolings: tuple[int, int]
         bag_lookup.row_dots(weights, keys, offsets, result, layout)
     gradients = [KernelGradient(keys, offsets, torch.zeros_like(result), layout, key_weights)]
     for rule in rules:
-        state = [torch.zeros(200, *(() if rule.kind == "rowwise_adagrad" else (width,))) for _ in rule.state_names]
-        if LAST_UPDATE in rule.state_names:
-            state[-1] = torch.zeros(200, dtype=torch.int32)
-        table_lr = torch.ones(2) if rule.updates_all_rows else None
-        row_update.row_update_(weights, state, gradients, rule, 3, table_lr, 5)
+        update(weights, gradients, rule, torch.ones(2) if rule.updates_all_rows else None)
     row_update.row_gradient_norm(weights, gradients, row_rule("sgd", lr=1.0))
+
+
+def update(
+    weights: torch.Tensor,
+    gradients: list[KernelGradient],
+    rule: RowRule,
+    table_lr: torch.Tensor | None = None,
+    numbers: torch.Tensor | None = None,
+) -> None:
+    rows, width = weights.shape
+    state = [torch.zeros(rows, *(() if rule.kind == "rowwise_adagrad" else (width,))) for _ in rule.state_names]
+    if LAST_UPDATE in rule.state_names:
+        state[-1] = torch.zeros(rows, dtype=torch.int32)
+    row_update.row_update_(weights, state, gradients, rule, 3, table_lr, 5, numbers)
+
+
+def update_in_other_forms(width: int) -> None:
+    """Updates with learning rates by table, of rows that were missed, lie elsewhere, have numbers, or 64 bits."""
+    layout = torch.tensor([[0, 100, 0, 0], [100, 100, 0, 1]])
+    keys, offsets = torch.zeros(2 * BATCH, dtype=torch.int64), torch.arange(2 * BATCH + 1)
+    weights, gradient = torch.zeros(200, width), KernelGradient(keys, offsets, torch.zeros(BATCH, 2 * width), layout)
+    for kind in ("sgd", "adagrad"):
+        update(weights, [gradient], rule_of(kind), torch.ones(2))
+    update(weights, [gradient], rule_of("adam", mode="lazy_global"))
+    update(weights, [gradient._replace(places=keys)], rule_of("sgd"))
+    for numbers in (torch.arange(200), torch.zeros(1, 3, dtype=torch.int64)):
+        update(weights.bfloat16(), [gradient], rule_of("sgd"), numbers=numbers)
+    with mock.patch.object(segments, "_INT32_ROWS", 0):
+        update(weights, [gradient], rule_of("sgd"))
 
 
 def rule_of(kind: str, **more: Any) -> RowRule:
@@ -88,6 +118,8 @@ def compile_all(*, every_rule: bool) -> None:
     lazy = ("momentum", "nesterov", "rmsprop", "adam", "adamw") if every_rule else ("adam",)
     caught_up = [rule_of(kind, mode="lazy_global") for kind in lazy]
     look_up_and_update(3, torch.float32, (0, 4), [*caught_up, rule_of("ftrl", mode="global", clip_norm=1.0)])
+    for width in (64, 128) if every_rule else (64,):
+        update_in_other_forms(width)
     keys, offsets, layout = torch.zeros(10, dtype=torch.int64), torch.arange(11), torch.tensor([[0, 9, 0, 0]])
     bag_lookup.quantized_bag_lookup(torch.zeros(9, 24, dtype=torch.uint8), keys, offsets, layout, True)
     for kind in ("uniform", "normal"):

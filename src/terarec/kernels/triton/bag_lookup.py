@@ -10,6 +10,7 @@ from torch import Tensor
 from terarec.kernels.contract import ROW_TAIL_BYTES
 from terarec.kernels.triton.device.lookup import dots_kernel, lookup_kernel
 from terarec.kernels.triton.launch import (
+    UNFUSED,
     check_no_bags,
     layout_on_device,
     new_status,
@@ -75,6 +76,7 @@ def row_dots(weights: Tensor, keys: Tensor, offsets: Tensor, grad: Tensor, layou
         BLOCK=block,
         BAGS=bags,
         COLUMNS=layout.shape[1],
+        **UNFUSED,
     )
     raise_if_bad(status, keys, offsets, layout)
     return dots
@@ -123,6 +125,7 @@ def _look_up(
         IS_WEIGHTED=key_weights is not None,
         HAS_MAX=tensors.has_max,
         IS_QUANTIZED=rows.dtype == torch.uint8,
+        **UNFUSED,
     )
     if is_checked:
         raise_if_bad(status, keys, offsets, layout)

@@ -85,6 +85,13 @@ _MOST_ROWS = 128
 _MOST_COLUMNS = 256
 
 
+UNFUSED = {"enable_fp_fusion": False}
+"""Option of kernels that add products: each product is rounded, as by torch, where ranks compute with the same numbers.
+
+The compiler may otherwise make one instruction of a product and a sum, in some forms of a kernel and not in others.
+"""
+
+
 def whole_rows(width: int) -> tuple[int, int]:
     """Return (rows, columns) of a tile that holds whole rows of `width` numbers."""
     # Tiles of Triton have sides that are powers of two; the mask `column < WIDTH` cuts the rest off.

@@ -16,7 +16,7 @@ from terarec.kernels.contract import KernelGradient, full_update_ranges
 from terarec.kernels.ref.row_update import rounding_numbers
 from terarec.kernels.row_rules import RULE_KINDS, RowRule
 from terarec.kernels.triton.device.update import squares_kernel, update_kernel
-from terarec.kernels.triton.launch import on_its_device, step_stream, whole_rows
+from terarec.kernels.triton.launch import UNFUSED, on_its_device, step_stream, whole_rows
 from terarec.kernels.triton.segments import Segments, segments_of
 
 
@@ -126,6 +126,7 @@ class _Update(NamedTuple):
             CATCHES_UP=rule.catches_up,
             UPDATES_ALL=rule.updates_all_rows,
             IS_REST=is_rest,
+            **UNFUSED,
         )
 
 
@@ -156,6 +157,7 @@ def row_gradient_norm(
         SEGMENTS=tile_rows,
         IS_PLAIN=segments.is_plain,
         HAS_MAX=segments.has_max,
+        **UNFUSED,
     )
     return abs(rule.grad_scale) * math.sqrt(float(squares.sum()))
 

@@ -21,6 +21,7 @@ from terarec.kernels.triton.device.segments import (
     winners_kernel,
 )
 from terarec.kernels.triton.launch import (
+    UNFUSED,
     DeviceLayout,
     check_no_bags,
     layout_on_device,
@@ -167,6 +168,7 @@ def _locate_one(
         IS_PLAIN=located.scales.shape[0] == 0,
         HAS_MAX=located.places.shape[0] > 0,
         HAS_FACTORS=table_lr is not None,
+        **UNFUSED,
     )
     if is_checked:
         raise_if_bad(bad, keys, offsets, gradient.layout, number)
@@ -334,10 +336,10 @@ def _parts(num_keys: int, unit: int, width: int, device: torch.device) -> Tensor
 
 def _sum_parts(segments: Segments) -> None:
     width = segments.grads.shape[1]
-    tile_rows, block = whole_rows(width)
-    tile_rows = min(tile_rows, CHUNK.value)
-    if segments.num_keys > CHUNK.value:
-        key_parts_kernel[(triton.cdiv(segments.num_keys, CHUNK.value),)](
+    tile_slots, block = whole_rows(width)
+    key_slots, part_slots = segments.key_parts.shape[0], segments.part_parts.shape[0]
+    if key_slots:
+        key_parts_kernel[(triton.cdiv(key_slots, tile_slots),)](
             *segments.of_keys(),
             segments.segments,
             segments.starts,
@@ -345,12 +347,13 @@ def _sum_parts(segments: Segments) -> None:
             segments.num_keys,
             WIDTH=width,
             BLOCK=block,
-            ROWS=tile_rows,
+            SLOTS=tile_slots,
             IS_PLAIN=segments.is_plain,
             HAS_MAX=segments.has_max,
+            **UNFUSED,
         )
-    if segments.num_keys > CHUNK.value**2:
-        part_parts_kernel[(triton.cdiv(segments.num_keys, CHUNK.value**2),)](
+    if part_slots:
+        part_parts_kernel[(triton.cdiv(part_slots, tile_slots),)](
             segments.key_parts,
             segments.segments,
             segments.starts,
@@ -358,5 +361,5 @@ def _sum_parts(segments: Segments) -> None:
             segments.num_keys,
             WIDTH=width,
             BLOCK=block,
-            ROWS=tile_rows,
+            SLOTS=tile_slots,
         )

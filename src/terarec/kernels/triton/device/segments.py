@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sorted rows -> segments, one for each distinct row; and partial sums of the long ones.
 
-Positions in sorted order are cut into blocks of CHUNK. A segment of at most CHUNK keys is summed by the program that
-updates its row. A longer one covers the first position of all its blocks but perhaps the first, and the last position
-of all but perhaps the last; so no block has a part of more than two long segments, and slot 2 * block + 1 is for the
-one that starts inside the block, slot 2 * block for the one that came in. Level 2 does the same with blocks of CHUNK
-blocks, so a row of a million keys is summed by many programs, in an order that depends on the keys alone.
+A segment of at most CHUNK keys is summed by the program that updates its row. A longer one is cut into parts of CHUNK
+keys, counted from its first: other rows do not change the order of its sum. Of the parts that begin within a block of
+CHUNK sorted positions at most one is the first of its segment, for which slot 2 * block + 1 is, and at most one a later
+one, for which slot 2 * block is. Level 2 does the same with CHUNK parts and blocks of CHUNK blocks, so that many
+programs sum a row of a million keys. Within a part keys are added one by one, the same way for rows of any width.
 """
 
 from __future__ import annotations
@@ -134,7 +134,6 @@ def winners_kernel(
         tl.store(winners + source[:, None] * WIDTH + column[None, :], winner, mask=mask)
 
 
-# Sums are cut at fixed positions, never at programs, so that the order of adding depends on the keys alone.
 CHUNK = tl.constexpr(64)
 
 
@@ -181,38 +180,50 @@ def key_gradients(
 
 
 @triton.jit
-def part_slots(block, start, UNIT: tl.constexpr):
-    """Return slot of the part that a long segment starting at `start` has in `block` of UNIT positions."""
-    return 2 * block + (start > block * UNIT).to(tl.int64)
-
-
-@triton.jit
-def _part_of_keys(
-    grads, sources, scales, places, winners, begin, end, column,
+def _sum_keys(
+    grads, sources, scales, places, winners, begin, keys,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, IS_PLAIN: tl.constexpr, HAS_MAX: tl.constexpr,
 ):  # fmt: skip
-    total = tl.zeros((BLOCK,), tl.float32)
-    for first in range(times(begin), times(end), ROWS):
-        at = first + tl.arange(0, ROWS)
-        grad = key_gradients(grads, sources, scales, places, winners, at, at < end, column, WIDTH, IS_PLAIN, HAS_MAX)
-        # A tree within ROWS keys, tiles one after the other: the order depends on the width and the keys alone.
-        total += tl.sum(grad, 0)
+    """Return sums float32 [ROWS, BLOCK] of the gradients of ``keys [ROWS]`` keys from the positions `begin` on."""
+    column = tl.arange(0, BLOCK)
+    total = tl.zeros((ROWS, BLOCK), tl.float32)
+    for j in range(times(tl.max(keys, 0))):
+        total += key_gradients(
+            grads, sources, scales, places, winners, begin + j, j < keys, column, WIDTH, IS_PLAIN, HAS_MAX
+        )
     return total
 
 
 @triton.jit
-def _part_of_parts(
-    parts, start, begin, end, column, UNIT: tl.constexpr,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    total = tl.zeros((BLOCK,), tl.float32)
-    last = (end - 1) // UNIT
-    for block in range(times(begin // UNIT), times(last + 1), ROWS):
-        at = block + tl.arange(0, ROWS)
-        slot = part_slots(at, start, UNIT)
-        mask = (at <= last)[:, None] & (column < WIDTH)[None, :]
-        total += tl.sum(tl.load(parts + slot[:, None] * WIDTH + column[None, :], mask=mask, other=0.0), 0)
+def _sum_parts(
+    parts, start, begin, keys, UNIT: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr
+):
+    """Return sums of parts of UNIT keys, those of ``keys [ROWS]`` keys from `begin` on of segments from `start` on."""
+    column = tl.arange(0, BLOCK)
+    count = (keys + UNIT - 1) // UNIT
+    total = tl.zeros((ROWS, BLOCK), tl.float32)
+    for j in range(times(tl.max(count, 0))):
+        block = begin // UNIT + j
+        slot = 2 * block + (start >= block * UNIT).to(tl.int64)
+        mask = (j < count)[:, None] & (column < WIDTH)[None, :]
+        total += tl.load(parts + slot[:, None] * WIDTH + column[None, :], mask=mask, other=0.0)
     return total
+
+
+@triton.jit
+def _parts_of_slots(segments, starts, slot, num_keys, UNIT: tl.constexpr):
+    """Return first position of the segment of each slot's part, its own, and its number of keys; 0: no part."""
+    block = slot // 2
+    is_slot = block * UNIT < num_keys
+    # A long segment that starts in the block covers its last position; one that came in covers the first.
+    last = tl.minimum(block * UNIT + UNIT, num_keys) - 1
+    segment = tl.load(segments + tl.where(slot % 2 == 1, last, block * UNIT), mask=is_slot, other=1).to(tl.int64)
+    start = tl.load(starts + segment - 1, mask=is_slot, other=0)
+    end = tl.load(starts + segment, mask=is_slot, other=0)
+    begin = start + (block - start // UNIT) * UNIT
+    is_part = (end - start > UNIT) & (slot % 2 == (start >= block * UNIT).to(tl.int64))
+    # None, too, if the last part of the segment that came in begins before the block.
+    return start, begin, tl.where(is_part, tl.maximum(tl.minimum(end - begin, UNIT), 0), 0)
 
 
 @triton.jit(do_not_specialize=["num_keys"])
@@ -228,33 +239,19 @@ def key_parts_kernel(
     num_keys,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
+    SLOTS: tl.constexpr,
     IS_PLAIN: tl.constexpr,
     HAS_MAX: tl.constexpr,
 ):
-    """Sum the block's part of the long segment that enters or starts it, and of the one that continues after it."""
-    block = tl.program_id(0).to(tl.int64)
-    first = block * CHUNK
-    stop = tl.minimum(first + CHUNK, num_keys)
+    """Sum the parts of long segments that are in a tile of slots."""
+    slot = tl.program_id(0).to(tl.int64) * SLOTS + tl.arange(0, SLOTS)
+    _, begin, keys = _parts_of_slots(segments, starts, slot, num_keys, CHUNK)
+    total = _sum_keys(
+        grads, sources, scales, places, winners, begin, keys, WIDTH, BLOCK, SLOTS, IS_PLAIN, HAS_MAX
+    )  # fmt: skip
     column = tl.arange(0, BLOCK)
-    # The first segment of the block may have come in from the previous one; `other` below is the last one.
-    one = tl.load(segments + first).to(tl.int64) - 1
-    start, end = tl.load(starts + one), tl.load(starts + one + 1)
-    if end - start > CHUNK:
-        begin = tl.maximum(start, first)
-        total = _part_of_keys(
-            grads, sources, scales, places, winners, begin, tl.minimum(end, stop), column,
-            WIDTH, BLOCK, ROWS, IS_PLAIN, HAS_MAX,
-        )  # fmt: skip
-        tl.store(parts + part_slots(block, start, CHUNK) * WIDTH + column, total, mask=column < WIDTH)
-    other = tl.load(segments + stop - 1).to(tl.int64) - 1
-    start, end = tl.load(starts + other), tl.load(starts + other + 1)
-    if (other != one) & (end - start > CHUNK):
-        total = _part_of_keys(
-            grads, sources, scales, places, winners, start, stop, column,
-            WIDTH, BLOCK, ROWS, IS_PLAIN, HAS_MAX,
-        )  # fmt: skip
-        tl.store(parts + part_slots(block, start, CHUNK) * WIDTH + column, total, mask=column < WIDTH)
+    mask = (keys > 0)[:, None] & (column < WIDTH)[None, :]
+    tl.store(parts + slot[:, None] * WIDTH + column[None, :], total, mask=mask)
 
 
 @triton.jit(do_not_specialize=["num_keys"])
@@ -266,25 +263,15 @@ def part_parts_kernel(
     num_keys,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
+    SLOTS: tl.constexpr,
 ):
     """Do the same as `key_parts_kernel` for segments of more than CHUNK * CHUNK keys, from their level 1 parts."""
-    UNIT: tl.constexpr = CHUNK * CHUNK
-    block = tl.program_id(0).to(tl.int64)
-    first = block * UNIT
-    stop = tl.minimum(first + UNIT, num_keys)
+    slot = tl.program_id(0).to(tl.int64) * SLOTS + tl.arange(0, SLOTS)
+    start, begin, keys = _parts_of_slots(segments, starts, slot, num_keys, CHUNK * CHUNK)
+    total = _sum_parts(parts, start, begin, keys, CHUNK, WIDTH, BLOCK, SLOTS)
     column = tl.arange(0, BLOCK)
-    one = tl.load(segments + first).to(tl.int64) - 1
-    start, end = tl.load(starts + one), tl.load(starts + one + 1)
-    if end - start > UNIT:
-        begin = tl.maximum(start, first)
-        total = _part_of_parts(parts, start, begin, tl.minimum(end, stop), column, CHUNK, WIDTH, BLOCK, ROWS)
-        tl.store(out + part_slots(block, start, UNIT) * WIDTH + column, total, mask=column < WIDTH)
-    other = tl.load(segments + stop - 1).to(tl.int64) - 1
-    start, end = tl.load(starts + other), tl.load(starts + other + 1)
-    if (other != one) & (end - start > UNIT):
-        total = _part_of_parts(parts, start, start, stop, column, CHUNK, WIDTH, BLOCK, ROWS)
-        tl.store(out + part_slots(block, start, UNIT) * WIDTH + column, total, mask=column < WIDTH)
+    mask = (keys > 0)[:, None] & (column < WIDTH)[None, :]
+    tl.store(out + slot[:, None] * WIDTH + column[None, :], total, mask=mask)
 
 
 @triton.jit
@@ -293,35 +280,15 @@ def segment_gradients(
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, SEGMENTS: tl.constexpr, IS_PLAIN: tl.constexpr, HAS_MAX: tl.constexpr,
 ):  # fmt: skip
     """Return sums float32 [SEGMENTS, BLOCK] of the gradients of a tile of segments, short and long."""
-    column = tl.arange(0, BLOCK)
     start = tl.load(starts + segment, mask=is_segment, other=0)
     end = tl.load(starts + segment + 1, mask=is_segment, other=0)
-    length = end - start
-    total = tl.zeros((SEGMENTS, BLOCK), tl.float32)
-    # Long segments have their sums in parts: 0 keys are read for them here.
-    keys = length * (length <= CHUNK).to(tl.int64)
-    for j in range(times(tl.max(keys, 0))):
-        total += key_gradients(
-            grads, sources, scales, places, winners, start + j, j < keys, column, WIDTH, IS_PLAIN, HAS_MAX
-        )
-    total += _parts_of_segments(
-        key_parts, start, end, (length > CHUNK) & (length <= CHUNK * CHUNK), CHUNK, WIDTH, BLOCK, SEGMENTS
-    )
-    total += _parts_of_segments(part_parts, start, end, length > CHUNK * CHUNK, CHUNK * CHUNK, WIDTH, BLOCK, SEGMENTS)
-    return total
-
-
-@triton.jit
-def _parts_of_segments(
-    parts, start, end, is_long, UNIT: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, SEGMENTS: tl.constexpr
-):
-    column = tl.arange(0, BLOCK)
-    first = start // UNIT
-    # 0 for short segments, so that a tile without long ones skips the loop.
-    count = ((end - 1) // UNIT - first + 1) * is_long.to(tl.int64)
-    total = tl.zeros((SEGMENTS, BLOCK), tl.float32)
-    for j in range(times(tl.max(count, 0))):
-        mask = (j < count)[:, None] & (column < WIDTH)[None, :]
-        slot = part_slots(first + j, start, UNIT)
-        total += tl.load(parts + slot[:, None] * WIDTH + column[None, :], mask=mask, other=0.0)
+    keys = end - start
+    # A tile without long segments skips the loops over parts.
+    short = tl.where(keys <= CHUNK, keys, 0)
+    total = _sum_keys(
+        grads, sources, scales, places, winners, start, short, WIDTH, BLOCK, SEGMENTS, IS_PLAIN, HAS_MAX
+    )  # fmt: skip
+    long = tl.where(keys > CHUNK * CHUNK, keys, 0)
+    total += _sum_parts(key_parts, start, start, keys - short - long, CHUNK, WIDTH, BLOCK, SEGMENTS)
+    total += _sum_parts(part_parts, start, start, long, CHUNK * CHUNK, WIDTH, BLOCK, SEGMENTS)
     return total
