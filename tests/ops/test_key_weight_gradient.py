@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradients of key weights, against formulas in float64 that autograd derives."""
 
+import numpy as np
 import pytest
 import torch
 
 from terarec.errors import ConfigError, KeyOutOfRangeError
+from terarec.kernels.contract import MEAN, SQRTN
+from terarec.kernels.ref.bag_lookup import locate_checked
 from terarec.kernels.registry import choose
 from terarec.ops import bag_lookup
 from terarec.ops.bag_lookup import key_weight_gradient
@@ -64,3 +67,17 @@ def test_what_does_not_fit_is_rejected(implementation):
     held.keys[5] = -1
     with pytest.raises(KeyOutOfRangeError, check=at("feature 'b'")):
         key_weight_gradient(*good, grad, held.layout, key_weights=key_weights, implementation=implementation)
+
+
+def test_divisors_add_the_weights_of_a_bag_in_the_order_of_its_keys():
+    """As `add.accumulate` does, so that the bits are those of another device."""
+    generator = torch.Generator().manual_seed(0)
+    key_weights, offsets = torch.randn(150, generator=generator), torch.tensor([0, 20, 20, 150, 150])
+    pooling = torch.tensor([MEAN, SQRTN])
+    factors = locate_checked(torch.zeros(150, dtype=torch.int64), offsets, torch.zeros(2).long(), pooling, key_weights)[
+        2
+    ]
+    first, last = key_weights.numpy()[:20], key_weights.numpy()[20:]
+    one = np.float32(1.0)
+    expected = [one / np.add.accumulate(first)[-1], 0.0, one / np.sqrt(np.add.accumulate(last * last)[-1]), 0.0]
+    assert factors.tolist() == expected

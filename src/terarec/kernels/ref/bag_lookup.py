@@ -162,7 +162,7 @@ def key_weight_gradient(dots: Tensor, keys: Tensor, offsets: Tensor, layout: Ten
     """
     bags, _, factors, _ = locate(keys, offsets, layout, key_weights)
     pooling = layout[:, 2].to(keys.device).repeat_interleave((offsets.numel() - 1) // layout.shape[0])[bags]
-    weighted = dots.new_zeros(factors.numel()).index_add(0, bags, key_weights * dots)[bags]
+    weighted = _bag_sums((key_weights * dots)[:, None], offsets)[bags, 0]
     factor = factors[bags]
     # The derivative of the divisor: for "sqrtn" it has the weight itself as a factor, for "mean" 1.
     turned = torch.where(pooling == SQRTN, key_weights * factor * factor * weighted, factor * weighted)
@@ -303,7 +303,7 @@ def locate_checked(
     # Feature-major: bags s * B to (s + 1) * B - 1 are those of feature s. An empty batch has no bags to divide.
     rows = first_rows[bags // max(batch_size, 1)] + keys
     of_bags = pooling.repeat_interleave(batch_size)
-    return Located(bags, rows, bag_factors(bags, lengths, of_bags, key_weights), of_bags == MAX)
+    return Located(bags, rows, bag_factors(offsets, of_bags, key_weights), of_bags == MAX)
 
 
 def numbered_bags(lengths: Tensor, num_keys: int) -> Tensor:
@@ -312,19 +312,27 @@ def numbered_bags(lengths: Tensor, num_keys: int) -> Tensor:
     return torch.arange(lengths.numel(), device=lengths.device).repeat_interleave(lengths, output_size=num_keys)
 
 
-def bag_factors(bags: Tensor, lengths: Tensor, pooling: Tensor, key_weights: Tensor | None) -> Tensor:
+def bag_factors(offsets: Tensor, pooling: Tensor, key_weights: Tensor | None) -> Tensor:
     """Return the factor of the sum of each bag, float32[S * B].
 
     Mean and sqrtn divide by n and sqrt(n), or with key weights w by sum(w) and sqrt(sum(w^2)), as TensorFlow's
     embedding_lookup_sparse does; where that is zero, the bag gives zeros.
     """
-    ones = lengths.new_ones(bags.numel(), dtype=torch.float32) if key_weights is None else key_weights
-    zeros = ones.new_zeros(lengths.numel())
-    total = zeros.index_add(0, bags, ones)
-    norm = zeros.index_add(0, bags, ones * ones).sqrt()
+    total = squares = offsets.diff().float()
+    if key_weights is not None:
+        total, squares = _bag_sums(torch.stack([key_weights, key_weights * key_weights], dim=1), offsets).unbind(dim=1)
     # The divisor of an empty bag of mean or sqrtn is 0, too; its sum is zeros with any factor.
-    divisor = torch.where(pooling == MEAN, total, torch.where(pooling == SQRTN, norm, 1.0))
+    divisor = torch.where(pooling == MEAN, total, torch.where(pooling == SQRTN, squares.sqrt(), 1.0))
     return torch.where(divisor == 0.0, 0.0, divisor.reciprocal())
+
+
+def _bag_sums(values: Tensor, offsets: Tensor) -> Tensor:
+    """Return the sums [S * B, C] of each bag's ``values [N, C]``, added in the order of the keys on any device.
+
+    `index_add` adds in an order of each run's own on a GPU. Numbers without columns would be added in a tree there.
+    """
+    sums: Tensor = torch.segment_reduce(values, "sum", offsets=offsets, axis=0, initial=0, unsafe=True)
+    return sums
 
 
 def _check_offsets(offsets: Tensor, num_keys: int) -> None:
