@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
-from terarec.errors import ConfigError, KernelError, StorageError
+from terarec.errors import ConfigError, KernelError, NoSpaceError, StorageError
 from terarec.kernels.hash_index import new_hash_index
 from tests.errors import at
 
@@ -185,6 +185,32 @@ def test_of_a_repeated_key_the_last_row_counts(index):
 def test_counts_stop_at_the_largest_row(index):
     index.assign(tensor([4]), tensor([2**36 - 2]))
     assert index.count(tensor([4, 6, 4, 6])).tolist() == [2**36 - 1, 1, 2**36 - 1, 2]
+
+
+@pytest.mark.parametrize("missing", ["full", "arange", "cat"])
+def test_an_index_on_a_device_without_memory_stays_as_it_was(missing, monkeypatch):
+    """Where new slots are made, after slots were claimed, and before rows are written."""
+    pytest.importorskip("triton", reason="Triton is installed on Linux alone")
+    index, model = new_hash_index("cpu", "triton"), {}
+    insert(index, model, [*range(100), *EXTREMES], [], 0)
+    keys, function = [*range(90, 290), -(2**63), 95], getattr(torch, missing)
+    calls = [lambda: index.insert(tensor(keys), NO_ROWS, 200)]
+    if missing == "arange":  # the others are as above, or insert alone comes to them
+        calls += [lambda: index.assign(tensor(keys), tensor(range(len(keys)))), lambda: index.count(tensor(keys))]
+
+    def without_memory(*arguments, **options):
+        raise torch.OutOfMemoryError("Tried to allocate 2.00 GiB")
+
+    for call in calls:
+        monkeypatch.setattr(torch, missing, without_memory)
+        with pytest.raises(NoSpaceError) as caught:
+            call()
+        assert caught.value.where == f"hash index of {len(model)} keys in {index.memory_bytes:,} bytes"
+        monkeypatch.setattr(torch, missing, function)
+        assert (held(index), len(index)) == (model, len(model))
+        assert index.find(tensor([5, 200, -(2**63)])).tolist() == [5, -1, model[-(2**63)]]
+    insert(index, model, keys, [150], 200)
+    assert held(index) == model
 
 
 def patterns():

@@ -3,10 +3,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
+
 import torch
 import triton
 from torch import Tensor
 
+from terarec.errors import NoSpaceError
 from terarec.kernels.hash_index import (
     MOST_ROWS,
     check_next_row,
@@ -28,6 +33,38 @@ _MOST_SLOTS_A_KEY = 1.5
 """With more, that is more than 24 bytes a key, erasing shrinks the table."""
 
 
+class _Slots(NamedTuple):
+    """The slots of a table.
+
+    Attributes:
+        keys: int64[size + 1].
+        rows: int64[size + 1].
+    """
+
+    keys: Tensor
+    rows: Tensor
+
+    @classmethod
+    def empty(cls, size: int, device: torch.device) -> _Slots:
+        keys = torch.full((size + 1,), EMPTY.value, dtype=torch.int64, device=device)
+        # Any key but EMPTY, so that no search takes this slot for a free one.
+        keys[size] = 0
+        return cls(keys, torch.full((size + 1,), -1, dtype=torch.int64, device=device))
+
+    @property
+    def size(self) -> int:
+        # The slot behind the table belongs to the key EMPTY, which cannot lie in the table.
+        return self.keys.shape[0] - 1
+
+    def find(self, keys: Tensor, *, gives_rows: bool) -> Tensor:
+        """Return the slot int64[N] of each key, or its row; -1 where it has none."""
+        return _find(keys, self.keys, self.rows, self.size, gives_rows) if keys.shape[0] else torch.empty_like(keys)
+
+    def claim(self, keys: Tensor) -> Tensor:
+        """Return the slot int64[N] of each key; the rows of absent ones become those of `claim_kernel`."""
+        return _claim(keys, self.keys, self.rows, self.size) if keys.shape[0] else torch.empty_like(keys)
+
+
 class HashIndex:
     """Index from int64 keys to rows, 0 <= row < 2^36; see `terarec.kernels.ref.hash_index.HashIndex`, which it equals.
 
@@ -40,8 +77,8 @@ class HashIndex:
 
     def __init__(self, *, device: torch.device | str = "cuda") -> None:
         self.device = torch.device(device)
-        self._length = 0
-        self._make_slots(_FEWEST_SLOTS)
+        self._length = self._used = 0
+        self._slots = _Slots.empty(_FEWEST_SLOTS, self.device)
 
     def __len__(self) -> int:
         """Return the number of keys."""
@@ -50,11 +87,11 @@ class HashIndex:
     @property
     def memory_bytes(self) -> int:
         """Bytes of the slots: 16 a slot."""
-        return 8 * (self._slot_keys.numel() + self._slot_rows.numel())
+        return 8 * (self._slots.keys.numel() + self._slots.rows.numel())
 
     def find(self, keys: Tensor) -> Tensor:
         """Return the rows int64[N] of ``keys int64[N]``, -1 where absent; does not wait for the device."""
-        return self._find(check_vector("keys", keys, self.device), gives_rows=True)
+        return self._slots.find(check_vector("keys", keys, self.device), gives_rows=True)
 
     def insert(self, keys: Tensor, free_rows: Tensor, next_row: int) -> tuple[Tensor, Tensor]:
         """Find keys and insert the absent ones; see `terarec.kernels.ref.hash_index.HashIndex.insert`."""
@@ -66,19 +103,21 @@ class HashIndex:
         absent = (rows < 0).nonzero().flatten()
         if absent.shape[0] == 0:
             return rows, keys[:0]
-        # Only absent keys: claiming is a compare-and-swap, finding a plain load.
-        slots, first = self._claim(keys[absent])
-        new_keys = keys[absent[first]]
-        fresh = max(first.shape[0] - free_rows.shape[0], 0)
-        if next_row + fresh > MOST_ROWS:
-            # Gives the claimed slots up again; the keys in them stay, as those of erased ones do.
-            self._slot_rows[slots] = -1
-            raise index_full_error(next_row, fresh)
-        new_rows = torch.arange(next_row, next_row + fresh, device=self.device)
-        self._slot_rows[slots[first]] = torch.cat([free_rows[: first.shape[0]], new_rows])
-        self._length += first.shape[0]
-        # Read back by slot, so that repeated keys get the row that their first occurrence received.
-        rows[absent] = self._slot_rows[slots]
+        with self._unchanged_by_errors(absent.shape[0]):
+            # Only absent keys: claiming is a compare-and-swap, finding a plain load.
+            slots, first = self._claim(keys[absent])
+            fresh = max(first.shape[0] - free_rows.shape[0], 0)
+            if next_row + fresh > MOST_ROWS:
+                raise index_full_error(next_row, fresh)
+            new_rows = torch.arange(next_row, next_row + fresh, device=self.device)
+            rows_of_first = torch.empty_like(slots)
+            rows_of_first[first] = torch.cat([free_rows[: first.shape[0]], new_rows])
+            # By the first positions that the slots name, so that repeated keys get the row of their first occurrence.
+            given = rows_of_first[self._slots.rows[slots] + slots.shape[0] + 1]
+            rows[absent] = given
+            new_keys = keys[absent[first]]
+            self._slots.rows[slots] = given
+            self._length += first.shape[0]
         return rows, new_keys
 
     def assign(self, keys: Tensor, rows: Tensor) -> None:
@@ -86,87 +125,96 @@ class HashIndex:
         keys = check_vector("keys", keys, self.device)
         rows = check_vector("rows", rows, self.device, length=keys.shape[0])
         check_rows("rows", rows)
-        slots, first = self._claim(keys)
-        self._length += first.shape[0]
-        _, last = _occurrences(slots)
-        self._slot_rows[slots[last]] = rows[last]
+        with self._unchanged_by_errors(keys.shape[0]):
+            slots, first = self._claim(keys)
+            _, last = _occurrences(slots)
+            self._slots.rows[slots[last]] = rows[last]
+            self._length += first.shape[0]
 
     def count(self, keys: Tensor) -> Tensor:
         """Count keys; see `terarec.kernels.ref.hash_index.HashIndex.count`."""
         keys = check_vector("keys", keys, self.device)
-        # Read before `_claim`, which overwrites the rows of absent keys with codes below -1.
-        before = self.find(keys).clamp(min=0)
-        slots, first = self._claim(keys)
-        self._length += first.shape[0]
-        # By slot: all occurrences of a key have the same one.
-        number, last = _occurrences(slots)
-        values = (before + number).clamp(max=MOST_ROWS - 1)
-        self._slot_rows[slots[last]] = values[last]
+        with self._unchanged_by_errors(keys.shape[0]):
+            # Read before `_claim`, which overwrites the rows of absent keys with codes below -1.
+            before = self.find(keys).clamp(min=0)
+            slots, first = self._claim(keys)
+            # By slot: all occurrences of a key have the same one.
+            number, last = _occurrences(slots)
+            values = (before + number).clamp(max=MOST_ROWS - 1)
+            self._slots.rows[slots[last]] = values[last]
+            self._length += first.shape[0]
         return values
 
     def erase(self, keys: Tensor) -> Tensor:
         """Erase ``keys int64[N]``; return their rows int64[N], -1 where absent or already erased in this call."""
         keys = check_vector("keys", keys, self.device)
-        slots = self._find(keys, gives_rows=False)
+        slots = self._slots.find(keys, gives_rows=False)
         number, _ = _occurrences(slots)
         # A key that is erased twice in one call has its row at the first occurrence only.
-        rows = torch.where((slots >= 0) & (number == 1), self._slot_rows[slots.clamp(min=0)], -1)
+        rows = torch.where((slots >= 0) & (number == 1), self._slots.rows[slots.clamp(min=0)], -1)
         occupied = slots[rows >= 0]
-        self._slot_rows[occupied] = -1
+        self._slots.rows[occupied] = -1
         self._length -= occupied.shape[0]
-        if self._slots > max(_FEWEST_SLOTS, _MOST_SLOTS_A_KEY * self._length):
-            self._rebuild(self._length)
+        if self._slots.size > max(_FEWEST_SLOTS, _MOST_SLOTS_A_KEY * self._length):
+            # The keys are erased, also where there is no memory to move the others to fewer slots.
+            with suppress(torch.OutOfMemoryError):
+                self._rebuild(self._length)
         return rows
 
     def items(self, start: int = 0, most: int | None = None) -> tuple[Tensor, Tensor, int]:
         """Return keys and rows; see `terarec.kernels.ref.hash_index.HashIndex.items`."""
         check_span(start, most)
-        # The slot behind the table belongs to the key EMPTY, which cannot lie in the table.
-        end = self._slots + 1
+        end = self._slots.size + 1
         stop = end if most is None else min(start + most, end)
-        slots = start + (self._slot_rows[start:stop] >= 0).nonzero().flatten()
-        keys = torch.where(slots == self._slots, EMPTY.value, self._slot_keys[slots])
-        return keys, self._slot_rows[slots], stop if stop < end else -1
+        slots = start + (self._slots.rows[start:stop] >= 0).nonzero().flatten()
+        keys = torch.where(slots == self._slots.size, EMPTY.value, self._slots.keys[slots])
+        return keys, self._slots.rows[slots], stop if stop < end else -1
 
-    def _find(self, keys: Tensor, *, gives_rows: bool) -> Tensor:
-        if not keys.shape[0]:
-            return torch.empty_like(keys)
-        return _find(keys, self._slot_keys, self._slot_rows, self._slots, gives_rows)
+    @contextmanager
+    def _unchanged_by_errors(self, num_keys: int) -> Iterator[None]:
+        """Give the slots that a call claims for `num_keys` keys up again if it fails, before it has given them rows.
+
+        The keys stay in them, as those of erased ones do.
+        """
+        try:
+            yield
+        except BaseException as error:
+            # In place, and without a count of the slots: there may be no memory.
+            self._slots.rows.clamp_(min=-1)
+            self._used += num_keys
+            if isinstance(error, torch.OutOfMemoryError):
+                raise NoSpaceError(
+                    f"hash index of {len(self):,} keys in {self.memory_bytes:,} bytes",
+                    f"no memory for up to {num_keys:,} keys more, {self.device} has too little",
+                ) from error
+            raise
 
     def _claim(self, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Return the slots of keys, and the first positions, increasing, of absent keys, whose rows are below -1."""
         self._make_room(keys)
-        num_keys = keys.shape[0]
-        slots = _claim(keys, self._slot_keys, self._slot_rows, self._slots) if num_keys else torch.empty_like(keys)
+        slots = self._slots.claim(keys)
         # Row p - N - 1 marks the first position p of an absent key (`claim_kernel`), here of all positions at once.
-        codes = torch.arange(-num_keys - 1, -1, device=self.device)
-        first = (self._slot_rows[slots] == codes).nonzero().flatten()
+        codes = torch.arange(-keys.shape[0] - 1, -1, device=self.device)
+        first = (self._slots.rows[slots] == codes).nonzero().flatten()
         self._used += first.shape[0]
         return slots, first
 
     def _make_room(self, keys: Tensor) -> None:
         """Grow unless there are enough slots for the absent ones of `keys`."""
-        if self._used + keys.shape[0] <= _FULL * self._slots:
+        if self._used + keys.shape[0] <= _FULL * self._slots.size:
             return
         # Only where the bound by all keys fails: mostly few are new, and counting them sorts and waits.
-        absent = torch.unique(keys[self._find(keys, gives_rows=True) < 0]).shape[0]
-        if self._used + absent > _FULL * self._slots:
+        absent = torch.unique(keys[self._slots.find(keys, gives_rows=True) < 0]).shape[0]
+        if self._used + absent > _FULL * self._slots.size:
             self._rebuild(self._length + absent)
 
     def _rebuild(self, num_keys: int) -> None:
         """Move all keys to new slots, for `num_keys` keys; slots of erased keys are free again."""
         keys, rows, _ = self.items()
-        self._make_slots(max(_FEWEST_SLOTS, int(_SLOTS_A_KEY * num_keys)))
-        # Does not rebuild again: the new slots have room for all keys.
-        slots, _ = self._claim(keys)
-        self._slot_rows[slots] = rows
-
-    def _make_slots(self, slots: int) -> None:
-        self._slots, self._used = slots, 0
-        self._slot_keys = torch.full((slots + 1,), EMPTY.value, dtype=torch.int64, device=self.device)
-        # Any key but EMPTY, so that no search takes this slot for a free one.
-        self._slot_keys[slots] = 0
-        self._slot_rows = torch.full((slots + 1,), -1, dtype=torch.int64, device=self.device)
+        slots = _Slots.empty(max(_FEWEST_SLOTS, int(_SLOTS_A_KEY * num_keys)), self.device)
+        slots.rows[slots.claim(keys)] = rows
+        # Only now: what failed before has changed nothing.
+        self._slots, self._used = slots, keys.shape[0]
 
 
 @on_its_device
