@@ -77,6 +77,28 @@ def test_a_run_on_devices_equals_one_process_and_continues_on_any_number(
     check_close(alone, fit(Ranks(), run_with(data, tables, one / "rows", epochs=3), one, None, True))
 
 
+def waits_of_steps(rank: int, library: Path, spec: RunSpec, out: Path) -> list[int]:
+    """Return how often the host waited for the stream of the steps in each step."""
+    ranks, run, waits = joined(library), RanksStep.run, []
+
+    def counted(stepping: RanksStep, step: StepInput) -> None:
+        before = torch.ops.simulated_device.waits_for_stream(0)
+        run(stepping, step)
+        waits.append(torch.ops.simulated_device.waits_for_stream(0) - before)
+
+    RanksStep.run = counted  # type: ignore[method-assign]
+    build(replace(spec, training=replace(spec.training, device=NAME)), out, ranks=ranks).fit()
+    return waits
+
+
+@pytest.mark.slow
+def test_steps_do_not_wait_for_themselves(library: Path, data: Path, tmp_path: Path) -> None:
+    spec = run_spec(data, tables="static", epochs=1)
+    for waits in run_ranks(2, waits_of_steps, library, spec, tmp_path, joins=False):
+        # The first steps show how the model looks up; behind the last one no batch follows.
+        assert waits[3:-1] == [0] * (10 - 4)
+
+
 def faults(rank: int, library: Path, uuid: str, name: str, shares_device: bool) -> Any:
     """Join with a device of these properties."""
     os.environ |= {"SIMULATED_UUID": uuid, "SIMULATED_NAME": name if rank else NAME}

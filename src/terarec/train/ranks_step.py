@@ -21,7 +21,7 @@ from terarec.nn.normalization import BatchNorm1d
 from terarec.nn.objectives import Objective
 from terarec.spec import TrainingSpec
 from terarec.train.optimizers import Optimizers
-from terarec.train.step import StepInput, TrainingStep
+from terarec.train.step import HostCopy, StepInput, TrainingStep
 
 
 class RanksStep(TrainingStep):
@@ -50,7 +50,7 @@ class RanksStep(TrainingStep):
         # Their parts begin during the backward pass, between collectives of the tables.
         self._sums = GradientSums(ranks.twin(), self._parameters)
         self._own_next: tuple[Batch, Batch] | None = None
-        self._former_flag: Tensor | None = None
+        self._former: HostCopy | None = None
 
     @override
     def run(self, step: StepInput) -> None:
@@ -94,12 +94,6 @@ class RanksStep(TrainingStep):
         # The sum over ranks is checked, so that all of them raise.
         return loss if batch.batch_size else loss.nan_to_num()  # the mean of no samples
 
-    @override
-    def _check_before_update(self, step: StepInput) -> None:
-        # The sum of this step comes with the gradients, behind the backward pass; that of the step before is there.
-        if self._checks_loss and self._device.type != "cpu" and self.loss is not None:
-            self._check_finite(self.loss, step.number - 1, step.epoch)
-
     def _sum_over_ranks(self, loss: Tensor, step: StepInput) -> Tensor:
         """Sum the gradients of layers over the ranks, and return the sum of the loss, and note signals of any rank."""
         # A signal reaches ranks at different steps. They travel with the gradients, so that all stop after the same
@@ -108,13 +102,20 @@ class RanksStep(TrainingStep):
         numbers = torch.stack([loss, torch.full_like(loss, float(step.is_interrupted))])
         summed = self._sums.finish(numbers)
         assert summed is not None, "numbers were given"
-        is_here = self._device.type == "cpu"
-        # The flag of this step would wait for the device: there, ranks stop by that of the step before.
-        flag, self._former_flag = summed[1] if is_here else self._former_flag, summed[1]
-        if flag is not None and bool(flag > 0):
-            self.is_interrupted, self._former_flag = True, None
-        if self._checks_loss and is_here:
-            self._check_finite(summed[0], step.number, step.epoch)
+        is_here, copy = self._device.type == "cpu", HostCopy(summed)
+        # Those of this step would wait for the device: there, ranks check the loss of the step before and stop by its
+        # flag.
+        there, self._former = copy if is_here else self._former, copy
+        if there is not None:
+            whole, flag = there.value()
+            if flag > 0:
+                # Not once more in the next step, should there be one.
+                self.is_interrupted, self._former = (
+                    True,
+                    HostCopy(torch.stack([summed[0], torch.zeros_like(summed[1])])),
+                )
+            if self._checks_loss:
+                self._check_finite(whole, step.number if is_here else step.number - 1, step.epoch)
         return summed[0]
 
 

@@ -95,7 +95,7 @@ class TrainingStep:
         self._model, self._spec, self._optimizers, self._objective = model, spec, optimizers, objective
         self._device = device
         self._checks_loss = check_loss and not is_scale_dynamic
-        self._unchecked: list[tuple[_LossCopy, Batch]] = []
+        self._unchecked: list[tuple[HostCopy, Batch]] = []
         self._counted: list[Tensor] = []
         self._parameters = list(model.parameters())
         self._stepped = tuple(optimizers)
@@ -189,7 +189,7 @@ class TrainingStep:
             # Before the backward pass, and so before any update: the error leaves the weights as they were.
             self._check_finite(loss.detach(), step.number, step.epoch, batch)
         elif self._checks_loss:
-            self._unchecked.append((_LossCopy(loss.detach()), batch))
+            self._unchecked.append((HostCopy(loss.detach()), batch))
         return loss
 
     def _check_before_update(self, step: StepInput) -> None:
@@ -217,24 +217,28 @@ class TrainingStep:
             )
 
 
-class _LossCopy:
-    """A loss on its way from a device, behind the forward pass that gives it.
+class HostCopy:
+    """Numbers on their way from a device, behind the work that gives them.
 
-    While the host waits for it the device does the backward pass, which was launched since.
+    While the host waits for them the device does what was launched since.
+
+    Args:
+        numbers: The numbers.
     """
 
-    def __init__(self, loss: Tensor) -> None:
-        self._loss, self._ready = loss, None
-        if has_streams(loss.device):
+    def __init__(self, numbers: Tensor) -> None:
+        self._numbers, self._ready = numbers, None
+        if has_streams(numbers.device):
             # Only a copy to pinned memory lets the host go on.
-            self._loss = torch.empty((), dtype=loss.dtype, pin_memory=True).copy_(loss, non_blocking=True)
-            self._ready = torch.accelerator.current_stream(loss.device).record_event()
+            pinned = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            self._numbers = pinned.copy_(numbers, non_blocking=True)
+            self._ready = torch.accelerator.current_stream(numbers.device).record_event()
 
     def value(self) -> Tensor:
-        """Wait for the loss, and return it."""
+        """Wait for the numbers, and return them."""
         if self._ready is not None:
             self._ready.synchronize()
-        return self._loss
+        return self._numbers
 
 
 def first_non_finite(model: nn.Module, batch: Batch) -> str | None:
