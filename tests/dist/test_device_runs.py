@@ -20,6 +20,7 @@ from terarec.train import Callback, Optimizers, Trainer, devices
 from terarec.train.ranks_step import RanksStep
 from terarec.train.run import build
 from terarec.train.step import StepInput, TrainingStep
+from tests.dist import test_bags
 from tests.dist.device_matrix import device_of
 from tests.dist.launch import Raised, raised, run_ranks
 from tests.dist.matrix import Model, samples
@@ -97,6 +98,29 @@ def test_steps_do_not_wait_for_themselves(library: Path, data: Path, tmp_path: P
     for waits in run_ranks(2, waits_of_steps, library, spec, tmp_path, joins=False):
         # The first steps show how the model looks up; behind the last one no batch follows.
         assert waits[3:-1] == [0] * (10 - 4)
+
+
+def falling_offsets(rank: int, library: Path) -> Any:
+    """Look up bags that the ranks of the rows pool, on rank 1 with offsets that fall."""
+    ranks = joined(library)
+    device = torch.device(NAME, 0)
+    jagged = test_bags.samples(ranks.share(test_bags.BATCH), is_weighted=False)
+    if rank == 1:
+        jagged.offsets[1] = 30
+    try:
+        test_bags.sharded(ranks, "rows", "rows").to(device)(
+            replace(jagged, keys=jagged.keys.to(device), offsets=jagged.offsets.to(device))
+        )
+    except Exception as error:
+        return raised(error)
+    return None
+
+
+@pytest.mark.slow
+def test_falling_offsets_on_a_device_are_named(library: Path) -> None:
+    other, rank = run_ranks(2, falling_offsets, library, joins=False)
+    assert other.kind == "CollectiveError"
+    assert (rank.kind, rank.fields["where"]) == ("ConfigError", "offsets[2]")
 
 
 def faults(rank: int, library: Path, uuid: str, name: str, shares_device: bool) -> Any:

@@ -284,9 +284,7 @@ class Lookups:
             ):
                 spans[of_table].append(_Span(number, feature, slice(first, stop)))
         of_bags = {
-            number: numbered_bags(parts[number].offsets.diff(), parts[number].keys.numel())
-            for number, one in enumerate(self._groups)
-            if one.is_pooled_on_rows
+            number: _bags_of_keys(parts[number]) for number, one in enumerate(self._groups) if one.is_pooled_on_rows
         }
         keys = [self._keys_of(number, of_table, parts, of_bags) for number, of_table in enumerate(spans)]
         distinct_keys = hashed_keys if keys[0].keys.is_cpu else sorted_keys
@@ -484,6 +482,16 @@ def _grouped(collection: EmbeddingCollection, pooled: Sequence[int]) -> tuple[li
         return isinstance(spec, DynamicTableSpec) or spec.tiers is not None
 
     return sorted(groups_of_rows, key=comes_later), matrices
+
+
+def _bags_of_keys(part: Jagged) -> Tensor:
+    """Return the bag int64[N] of each key; that of the last one if the offsets do not rise from 0 to N."""
+    lengths, num_keys = part.offsets.diff(), part.keys.numel()
+    # Those of a device are checked later, and by others it would write behind the bags, which ends the process.
+    is_valid = ((lengths >= 0) & (lengths <= num_keys)).all() & (lengths.sum() == num_keys)
+    others = torch.zeros_like(lengths)
+    others[-1:] = num_keys
+    return numbered_bags(torch.where(is_valid, lengths, others), num_keys)
 
 
 def _stacked(parts: Sequence[Tensor], width: int, keys: Tensor) -> Tensor:
