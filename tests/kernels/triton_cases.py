@@ -13,18 +13,20 @@ import numpy as np
 import torch
 
 from terarec.errors import ConfigError
-from terarec.kernels.contract import BadKeyError, KernelGradient
+from terarec.kernels.contract import ANY_ROWS, BadKeyError, KernelGradient
 from terarec.kernels.ref import bag_lookup as ref_lookup
 from terarec.kernels.ref import row_update as ref_update
 from terarec.kernels.ref import rows as ref_rows
 from terarec.kernels.ref.bag_lookup import quantize_rows
 from terarec.kernels.ref.hash_index import HashIndex as RefIndex
 from terarec.kernels.row_rules import RULE_KINDS, row_rule
+from terarec.kernels.triton import bag_lookup as triton_lookup
 from terarec.kernels.triton import segments
 from terarec.kernels.triton.bag_lookup import bag_lookup, quantized_bag_lookup, row_dots
 from terarec.kernels.triton.hash_index import HashIndex
 from terarec.kernels.triton.row_update import row_gradient_norm, row_update_
 from terarec.kernels.triton.rows import fill_keyed_rows, rows_at_most
+from terarec.ops.layout import placed
 from tests.kernels.triton_calls import (
     POOLINGS,
     compare_updates,
@@ -318,6 +320,24 @@ def unchecked_bad_keys_count_as_absent(device: torch.device) -> None:
     row_update_(weights, [], [there], row_rule("sgd", lr=1.0), 1, is_checked=False)
     expected, _ = expected_update(held.weights, [], [good], row_rule("sgd", lr=1.0), steps=[1])
     torch.testing.assert_close(weights.cpu(), expected)
+
+
+@case
+def the_host_does_not_wait_for_keys_that_it_has_found(device: torch.device) -> None:
+    held = make_lookup(make_layout(8), 7, 2)
+    arguments, layout = (held.weights, held.keys, held.offsets), placed(held.layout, ANY_ROWS)
+    gradient = KernelGradient(held.keys, held.offsets, torch.ones(7, 32), layout.array)
+    rule, waits = row_rule("sgd", lr=1.0), {"side_effect": AssertionError}
+    with (
+        mock.patch.object(triton_lookup, "raise_if_bad", **waits),
+        mock.patch.object(segments, "raise_if_bad", **waits),
+    ):
+        result = looked_up(device, *arguments, layout)
+        dots = row_dots(*(part.to(device) for part in (*arguments, gradient.grad)), layout.array)
+        moved_rows, _ = updated(device, held.weights, [], [gradient], rule, [1])
+    torch.testing.assert_close(result, ref_lookup.bag_lookup(*arguments, layout.array, True))
+    torch.testing.assert_close(dots.cpu(), ref_lookup.row_dots(*arguments, gradient.grad, layout.array))
+    torch.testing.assert_close(moved_rows, expected_update(held.weights, [], [gradient], rule, [1])[0])
 
 
 @case

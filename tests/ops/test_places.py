@@ -8,9 +8,10 @@ import torch
 
 from terarec.errors import ConfigError
 from terarec.kernels.row_rules import RULE_KINDS
+from terarec.ops.layout import found_rows, placed
 from terarec.ops.row_update import row_gradient_norm, row_update_
 from tests.errors import at
-from tests.ops.bags import IMPLEMENTATIONS
+from tests.ops.bags import IMPLEMENTATIONS, make_layout
 from tests.ops.rules import make_gradients, make_rule, make_state
 from tests.params import in_every_run
 
@@ -18,11 +19,11 @@ from tests.params import in_every_run
 def scattered(gradients, num_rows):
     """`gradients` with places in weights that hold some of the rows twice apart, and where each row lies."""
     place_of = torch.randperm(2 * num_rows, generator=torch.Generator().manual_seed(5))[:num_rows]
-    placed = []
+    moved = []
     for held in gradients:
         base = held.layout.array[:, 0].repeat_interleave(held.offsets[:: (len(held.offsets) - 1) // 4].diff())
-        placed.append(held._replace(places=place_of[held.keys + base]))
-    return placed, place_of
+        moved.append(held._replace(places=place_of[held.keys + base]))
+    return moved, place_of
 
 
 def apart(tensor, place_of):
@@ -83,6 +84,15 @@ def test_the_same_bits(case, dtype):
         nowhere = torch.ones(len(other), dtype=torch.bool)
         nowhere[place_of] = False
         assert bool((other[nowhere] == 9).all())
+
+
+def test_layouts_of_found_rows_on_a_device_are_those_of_other_steps():
+    layout = make_layout(8)
+    few, many = (placed(layout, found_rows(torch.empty(rows, 8, device="meta"))) for rows in (3, 5000))
+    assert few is many
+    assert few.num_rows == 0
+    assert few.by_key is few.by_key
+    assert placed(layout, found_rows(torch.empty(3, 8))).num_rows == 3
 
 
 def test_a_place_outside_the_weights_is_rejected():

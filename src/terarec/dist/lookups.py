@@ -28,11 +28,11 @@ from terarec.dist.streams import KeyStream
 from terarec.dist.vectors import FetchedVectors
 from terarec.embedding import EmbeddingCollection, EmbeddingOutput
 from terarec.embedding.output import assemble, bags_of
-from terarec.embedding.tables import LookupGroup, check_keys, lookup_groups, placed
+from terarec.embedding.tables import LookupGroup, check_keys, lookup_groups
 from terarec.errors import ConfigError
 from terarec.kernels.ref.bag_lookup import numbered_bags
 from terarec.ops.bag_lookup import bag_lookup, key_weight_gradient
-from terarec.ops.layout import BagLayout
+from terarec.ops.layout import BagLayout, found_rows, placed
 from terarec.ops.row_update import BagGradient, key_gradients, summed_gradients
 from terarec.spec import DynamicTableSpec, TableSpec
 
@@ -234,7 +234,7 @@ class Lookups:
                 group,
                 part,
                 keys,
-                placed(group.lookup.layout, matrices[group.vectors].shape[0]),
+                placed(group.lookup.layout, found_rows(matrices[group.vectors])),
                 part.weights if group.lookup.layout.takes_key_weights else None,
             )
             for group, part, keys in zip(self._groups, pending.parts, pending.places, strict=True)

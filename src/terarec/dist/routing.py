@@ -21,7 +21,7 @@ from terarec.embedding.tables import LookupGroup
 from terarec.kernels.hash_index import new_hash_index
 from terarec.kernels.ref.bag_lookup import locate_checked
 from terarec.ops.bag_lookup import bag_lookup
-from terarec.ops.layout import BagLayout
+from terarec.ops.layout import BagLayout, found_rows, single_layout
 from terarec.ops.row_update import BagGradient, summed_gradients
 
 _POOLED = ("sum", "mean", "sqrtn")
@@ -171,7 +171,7 @@ class BagPart(NamedTuple):
         """Return the sums float32[b, D] of ``vectors float32[u, D]`` of the distinct keys."""
         if not self.places.numel():
             return vectors.new_zeros(self.lengths.numel(), vectors.shape[1])
-        keys, offsets, layout = self._lookup(vectors.shape)
+        keys, offsets, layout = self._lookup(vectors)
         return bag_lookup(vectors, keys, offsets, layout, key_weights=self.weights)
 
     def gradient(self, grad: Tensor, num_keys: int) -> Tensor:
@@ -179,23 +179,14 @@ class BagPart(NamedTuple):
         like = grad.new_empty(num_keys, grad.shape[1])
         if not self.places.numel():
             return like.zero_()
-        keys, offsets, layout = self._lookup(like.shape)
+        keys, offsets, layout = self._lookup(like)
         return summed_gradients([BagGradient(keys, offsets, grad.contiguous(), layout, self.weights)], like)
 
-    def _lookup(self, shape: torch.Size) -> tuple[Tensor, Tensor, BagLayout]:
+    def _lookup(self, vectors: Tensor) -> tuple[Tensor, Tensor, BagLayout]:
         """Return keys, offsets and layout of a lookup of one feature in a matrix of vectors."""
         offsets = torch.cat([self.lengths.new_zeros(1, dtype=torch.int64), self.lengths.cumsum(0)])
         # The vectors as a table of their own, since the kernels of one device pool and sum them.
-        layout = BagLayout(
-            table_names=("rows",),
-            table_base=(0,),
-            table_rows=(shape[0],),
-            feature_names=("bags",),
-            feature_table=(0,),
-            pooling=("sum",),
-            width=shape[1],
-        )
-        return self.places.long(), offsets, layout
+        return self.places.long(), offsets, single_layout(found_rows(vectors), vectors.shape[1], "sum")
 
 
 def packed_size(numbers: Sequence[int]) -> int:

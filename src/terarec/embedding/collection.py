@@ -37,7 +37,6 @@ from terarec.embedding.tables import (
     fitted,
     load_entries,
     lookup_groups,
-    placed,
     tables_to_make,
     translate,
     translated_readers,
@@ -45,7 +44,7 @@ from terarec.embedding.tables import (
 from terarec.errors import ConfigError
 from terarec.memory import Pin, PlacedRows, RowBatch, TierUse
 from terarec.ops.bag_lookup import bag_lookup
-from terarec.ops.layout import BagLayout
+from terarec.ops.layout import BagLayout, found_rows, placed
 from terarec.ops.row_update import BagGradient
 from terarec.ops.split_rows import SplitColumns
 from terarec.spec import FeatureSpec
@@ -344,7 +343,11 @@ class EmbeddingCollection(nn.Module):
         assert arena.tiers is not None, "only tiers have slots"
         slots = bags_of(replace(part.part, keys=where.slots), group).keys
         return _Bags(
-            group, bags, slots, placed(group.layout, arena.weights.shape[0]), arena.tiers.placement.share_pin(where.pin)
+            group,
+            bags,
+            slots,
+            placed(group.layout, found_rows(arena.weights)),
+            arena.tiers.placement.share_pin(where.pin),
         )
 
     def _lookup(self, bags: _Bags, is_trained: bool) -> tuple[LookupGroup, Jagged, Tensor]:

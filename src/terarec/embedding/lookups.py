@@ -16,7 +16,7 @@ from terarec.embedding.tables import POOLING_KINDS, AnyTableSpec, LookupGroup, c
 from terarec.errors import ConfigError
 from terarec.memory import Pin
 from terarec.ops.bag_lookup import bag_lookup, pool_rows
-from terarec.ops.layout import BagLayout, single_layout
+from terarec.ops.layout import BagLayout, found_rows, single_layout
 from terarec.ops.row_update import BagGradient
 from terarec.spec import FeatureSpec
 
@@ -55,7 +55,7 @@ class FoundRows:
     def vectors(self, order: Tensor) -> Tensor:
         """Return the vectors float32[n, D] of the keys at the positions ``order int64[n]``."""
         places = self._places[order]
-        layout = single_layout(self._weights.shape[0], self._weights.shape[1], "none")
+        layout = single_layout(found_rows(self._weights), self._weights.shape[1], "none")
         # By the device, which a copy of these two numbers would make wait.
         offsets = torch.arange(2, device=places.device) * places.numel()
         return bag_lookup(self._weights, places, offsets, layout)

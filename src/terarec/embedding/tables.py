@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -146,7 +145,7 @@ def fitted(layout: BagLayout, num_rows: int) -> BagLayout:
     """Return `layout` with the present `num_rows` of its arena: of a dynamic one these grow."""
     if layout.num_rows == num_rows:
         return layout
-    return dataclasses.replace(layout, table_rows=(num_rows,) * len(layout.table_rows))
+    return replace(layout, table_rows=(num_rows,) * len(layout.table_rows))
 
 
 def _layout(arena: AnyArena, features: Sequence[FeatureSpec]) -> BagLayout:
@@ -187,12 +186,6 @@ class Translated(NamedTuple):
     part: Jagged
     rows: Tensor
     tables: Tensor
-
-
-def placed(layout: BagLayout, num_rows: int) -> BagLayout:
-    """Return `layout` for keys that are rows of weights ``[num_rows, D]``."""
-    num_tables = len(layout.table_names)
-    return dataclasses.replace(layout, table_base=(0,) * num_tables, table_rows=(num_rows,) * num_tables)
 
 
 def check_keys(part: Jagged, layout: BagLayout) -> None:

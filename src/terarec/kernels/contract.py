@@ -17,6 +17,10 @@ from terarec.errors import ConfigError, KeyOutOfRangeError
 
 SUM, MEAN, NONE, SQRTN, MAX = 0, 1, 2, 3, 4
 
+ANY_ROWS = 2**62
+"""Rows of a table of which the caller has found the keys itself: where the host would wait for a device to check them,
+it does not."""
+
 ROW_TAIL_BYTES = 8
 """Bytes after the codes of a quantized row: its scale and its offset, float32, little-endian."""
 

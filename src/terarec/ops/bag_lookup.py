@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from terarec.kernels.ref.bag_lookup import spread_gradient
 from terarec.kernels.registry import Op, choose
 from terarec.ops import checks
 from terarec.ops.checks import is_traced
-from terarec.ops.layout import BagLayout, result_shape
+from terarec.ops.layout import BagLayout, found_rows, placed, result_shape
 
 
 def key_weight_gradient(
@@ -146,9 +145,7 @@ def pool_rows(rows: Tensor, offsets: Tensor, layout: BagLayout, key_weights: Ten
         return rows
     # The rows are a table themselves: key i is row i of it.
     keys = torch.arange(rows.shape[0], device=rows.device)
-    tables = len(layout.table_names)
-    whole = replace(layout, table_base=(0,) * tables, table_rows=(rows.shape[0],) * tables)
-    return bag_lookup(rows, keys, offsets, whole, key_weights=key_weights)
+    return bag_lookup(rows, keys, offsets, placed(layout, found_rows(rows)), key_weights=key_weights)
 
 
 def _learns(weights: Tensor, key_weights: Tensor | None) -> bool:

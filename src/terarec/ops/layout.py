@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from terarec.errors import ConfigError
-from terarec.kernels.contract import MAX, MEAN, NONE, SQRTN, SUM, Extents
+from terarec.kernels.contract import ANY_ROWS, MAX, MEAN, NONE, SQRTN, SUM, Extents
 from terarec.spec import Pooling
 
 _CODES = {"sum": SUM, "mean": MEAN, "sqrtn": SQRTN, "max": MAX, "none": NONE}
@@ -23,7 +23,7 @@ class BagLayout:
     Attributes:
         table_names: The T tables.
         table_base: Arena row of each table's first row.
-        table_rows: Rows of each table.
+        table_rows: Rows of each table; see `found_rows`.
         feature_names: The S features.
         feature_table: Index of each feature's table; several features may share one.
         pooling: Pooling of each feature; "none" for all of them or for none.
@@ -89,7 +89,8 @@ class BagLayout:
     def num_rows(self) -> int:
         """Arena rows that the tables need: V is at least this."""
         # The largest end, not a sum: tables may share rows, as those of an arena that grows do.
-        return max(base + rows for base, rows in zip(self.table_base, self.table_rows, strict=True))
+        ends = zip(self.table_base, self.table_rows, strict=True)
+        return max(0 if rows == ANY_ROWS else base + rows for base, rows in ends)
 
     @functools.cached_property
     def extents(self) -> Extents:
@@ -104,6 +105,12 @@ class BagLayout:
             [(self.table_base[table], self.table_rows[table], _CODES[pooling], table) for table, pooling in tables],
             dtype=torch.int64,
         )
+
+    @functools.cached_property
+    def by_key(self) -> BagLayout:
+        """This layout without pooling."""
+        pooling: tuple[Pooling, ...] = tuple("none" for _ in self.pooling)
+        return replace(self, pooling=pooling)
 
     def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return the first arena row and the pooling code of each feature, int64[S] each, on a device."""
@@ -132,6 +139,22 @@ def result_shape(keys: Tensor, offsets: Tensor, num_features: int, width: int, i
     return keys.shape[0], width
 
 
+def found_rows(weights: Tensor) -> int:
+    """Return the rows of a table for keys that the caller has found in ``weights [V, D]``: V; on a device `ANY_ROWS`.
+
+    There the host would wait for a check of these keys, and for a copy of a layout that holds for one step alone.
+    """
+    return weights.shape[0] if weights.is_cpu else ANY_ROWS
+
+
+@functools.lru_cache(maxsize=256)  # a device keeps a copy of each
+def placed(layout: BagLayout, num_rows: int) -> BagLayout:
+    """Return `layout` for keys that are rows of weights ``[num_rows, D]``."""
+    num_tables = len(layout.table_names)
+    return replace(layout, table_base=(0,) * num_tables, table_rows=(num_rows,) * num_tables)
+
+
+@functools.lru_cache(maxsize=256)
 def single_layout(rows: int, width: int, pooling: Pooling) -> BagLayout:
     """Return the layout of a feature "input" that looks up the only table, "weight"."""
     return BagLayout(

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
@@ -18,8 +17,7 @@ from terarec.kernels.registry import Op, choose
 from terarec.kernels.row_rules import LAST_UPDATE, RowRule, UpdateMode, number_names, row_rule, rule_class
 from terarec.ops import checks
 from terarec.ops.checks import is_traced
-from terarec.ops.layout import BagLayout
-from terarec.spec import Pooling
+from terarec.ops.layout import BagLayout, found_rows, placed
 
 __all__ = [
     "BagGradient",
@@ -344,7 +342,7 @@ def sparse_gradient(gradient: BagGradient, dtype: torch.dtype, weights: Tensor |
     values = torch.zeros(rows.shape[0], shape[1], device=gradient.grad.device)
     if rows.shape[0]:
         # An update of the touched rows alone, renumbered from 0, so that nothing of the size of the table is made.
-        layout = dataclasses.replace(gradient.layout, table_rows=(rows.shape[0],))
+        layout = placed(gradient.layout, found_rows(values))
         row_update_(values, (), [gradient._replace(keys=groups, layout=layout)], _SUBTRACT, step=1)
     values = values.neg_().to(dtype)
     # Rows are distinct and rising: torch need not sort and sum them again, nor check them.
@@ -361,9 +359,7 @@ def per_key(gradient: BagGradient, weights: Tensor | None) -> BagGradient:
     layout = gradient.layout
     if "max" not in layout.pooling:
         return gradient
-    pooling: tuple[Pooling, ...] = tuple("none" for _ in layout.pooling)
-    grads = key_gradients(gradient, weights)
-    return gradient._replace(grad=grads, layout=dataclasses.replace(layout, pooling=pooling), key_weights=None)
+    return gradient._replace(grad=key_gradients(gradient, weights), layout=layout.by_key, key_weights=None)
 
 
 def key_gradients(gradient: BagGradient, weights: Tensor | None) -> Tensor:

@@ -8,6 +8,7 @@ instead. Nothing waits for a device.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +20,7 @@ from torch import Tensor
 from terarec.errors import ConfigError
 from terarec.kernels.ref.row_update import rounding_numbers
 from terarec.kernels.row_rules import RowRule, row_rule
-from terarec.ops.layout import BagLayout, single_layout
+from terarec.ops.layout import BagLayout, found_rows, single_layout
 from terarec.ops.row_update import BagGradient, key_gradients, row_update_, summed_gradients
 
 _SUBTRACT = row_rule("sgd", lr=1.0)
@@ -217,25 +218,23 @@ def _touched(weights: Tensor, gradients: Sequence[BagGradient], table: int) -> _
     joined = torch.cat(keys)
     count, device = joined.numel(), joined.device
     first, number = _first_occurrences(joined)
-    one = BagLayout(
-        table_names=("rows",),
-        table_base=(0,),
-        table_rows=(first.numel(),),
-        feature_names=("rows",),
-        feature_table=(0,),
-        pooling=("none",),
-        width=layout.width,
-    )
     summed = torch.zeros(first.numel(), layout.width, device=device)
     if count:
+        one = single_layout(found_rows(summed), layout.width, "none")
         occurrences = BagGradient(number, torch.arange(2, device=device) * count, torch.cat(grads), one)
         # By the update kernel, which adds in the order of the batch: one process and several ranks get the same bits.
         summed = summed_gradients([occurrences], summed)
-    of_rows = replace(layout, feature_names=("rows",), feature_table=(table,), pooling=("none",))
     is_used = first < count
     chosen = torch.where(is_used, first, 0)
     has_places = gradients[0].places is not None
-    return _Touched(joined[chosen], torch.cat(places)[chosen], of_rows, summed, is_used[:, None], table, has_places)
+    return _Touched(
+        joined[chosen], torch.cat(places)[chosen], _of_rows(layout, table), summed, is_used[:, None], table, has_places
+    )
+
+
+@functools.lru_cache(maxsize=256)  # a device keeps a copy of each
+def _of_rows(layout: BagLayout, table: int) -> BagLayout:
+    return replace(layout, feature_names=("rows",), feature_table=(table,), pooling=("none",))
 
 
 def _first_occurrences(keys: Tensor) -> tuple[Tensor, Tensor]:
@@ -304,7 +303,7 @@ def _update_whole_rows_(
         row_update_(
             rows,
             tuple(moved.values()),
-            [BagGradient(numbers, ends, whole, single_layout(count, whole.shape[1], "none"))],
+            [BagGradient(numbers, ends, whole, single_layout(found_rows(rows), whole.shape[1], "none"))],
             rule,
             step=step,
             table_lr=factors[name],

@@ -60,13 +60,13 @@ def row_dots(weights: Tensor, keys: Tensor, offsets: Tensor, grad: Tensor, layou
     if batch_size == 0:
         check_no_bags(keys, offsets)
         return dots
-    status = new_status(keys.device)
+    status, on = new_status(keys.device), layout_on_device(layout, keys.device)
     bags, block = whole_rows(weights.shape[1])
     dots_kernel[(triton.cdiv(batch_size, bags), layout.shape[0])](
         weights.contiguous(),
         keys,
         offsets,
-        layout_on_device(layout, keys.device).array,
+        on.array,
         grad.contiguous(),
         dots,
         status,
@@ -78,7 +78,8 @@ def row_dots(weights: Tensor, keys: Tensor, offsets: Tensor, grad: Tensor, layou
         COLUMNS=layout.shape[1],
         **UNFUSED,
     )
-    raise_if_bad(status, keys, offsets, layout)
+    if on.is_checked:
+        raise_if_bad(status, keys, offsets, layout)
     return dots
 
 
@@ -127,6 +128,6 @@ def _look_up(
         IS_QUANTIZED=rows.dtype == torch.uint8,
         **UNFUSED,
     )
-    if is_checked:
+    if is_checked and tensors.is_checked:
         raise_if_bad(status, keys, offsets, layout)
     return out

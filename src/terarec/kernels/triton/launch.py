@@ -14,7 +14,7 @@ import triton
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from terarec.kernels.contract import MAX, MEAN, NONE, SQRTN, BadKeyError, bad_offsets
+from terarec.kernels.contract import ANY_ROWS, MAX, MEAN, NONE, SQRTN, BadKeyError, bad_offsets
 from terarec.kernels.triton.device.lookup import NOTHING
 
 P = ParamSpec("P")
@@ -114,12 +114,14 @@ class DeviceLayout:
         is_pooled: Whether it pools.
         is_scaled: Whether a bag's sum is divided.
         has_max: Whether a bag is pooled by its maximum.
+        is_checked: Whether a key may be bad, so that the host has to know.
     """
 
     array: Tensor
     is_pooled: bool
     is_scaled: bool
     has_max: bool
+    is_checked: bool
 
 
 # Weak and by identity: copies go with their layout, and == of tensors compares elements.
@@ -136,6 +138,7 @@ def layout_on_device(layout: Tensor, device: torch.device) -> DeviceLayout:
             is_pooled=NONE not in codes,
             is_scaled=bool(codes & {MEAN, SQRTN}),
             has_max=MAX in codes,
+            is_checked=any(rows < ANY_ROWS for rows in layout[:, 1].tolist()),
         )
     return by_device[device]
 

@@ -170,7 +170,7 @@ def _locate_one(
         HAS_FACTORS=table_lr is not None,
         **UNFUSED,
     )
-    if is_checked:
+    if is_checked and on.is_checked:
         raise_if_bad(bad, keys, offsets, gradient.layout, number)
     if on.has_max:
         array = on.array
