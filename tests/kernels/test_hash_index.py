@@ -187,7 +187,9 @@ def test_counts_stop_at_the_largest_row(index):
     assert index.count(tensor([4, 6, 4, 6])).tolist() == [2**36 - 1, 1, 2**36 - 1, 2]
 
 
-@pytest.mark.parametrize("missing", ["full", "arange", "cat"])
+@pytest.mark.parametrize(
+    "missing", ["full", *(pytest.param(name, marks=pytest.mark.slow) for name in ("arange", "cat"))]
+)
 def test_an_index_on_a_device_without_memory_stays_as_it_was(missing, monkeypatch):
     """Where new slots are made, after slots were claimed, and before rows are written."""
     pytest.importorskip("triton", reason="Triton is installed on Linux alone")

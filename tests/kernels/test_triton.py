@@ -44,6 +44,7 @@ SLOW = {
     "rows_catch_up_in_the_lazy_global_mode",
     "rows_of_tiles_with_fewer_rows_than_threads_are_updated_in_every_form",
     "tables_have_learning_rates_of_their_own",
+    "the_host_does_not_wait_for_keys_that_it_has_found",
     "the_sum_of_a_row_depends_on_its_keys_alone",
 }
 """Forms of an update that another case launches, too; an interpreter runs nothing at once whose order could vary."""
