@@ -181,6 +181,8 @@ def with_columns(**columns: object) -> WorkflowSpec:
         (lambda: SplitByFraction(valid=0.0), ("SplitByFraction",)),
         (lambda: SplitByTime(column="t"), ("SplitByTime",)),
         (lambda: SplitByTime(column="t", valid_from=2.0, test_from=1.0), ("SplitByTime.test_from",)),
+        (lambda: SplitByTime(column="t", test_from=1.0, train_from=1.0), ("SplitByTime.train_from",)),
+        (lambda: SplitByTime(column="t", test=0.1, train_from=1.0), ("SplitByTime.train_from",)),
         (lambda: SplitByFiles(valid=0), ("SplitByFiles",)),
         (lambda: SourceColumn(name="t", type="time", format="%x"), ("SourceColumn.format", "the directives %Y")),
         (lambda: SourceColumn(name="t", type="text", format="%Y"), ("SourceColumn.format", "type is 'text'")),

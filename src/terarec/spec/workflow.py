@@ -84,6 +84,7 @@ class SplitByTime:
         valid_from: Rows from this time on are "valid": a number as the column holds them, or a text in ISO 8601 such as
             "2024-05-01" or "2024-05-01T12:30:00+02:00", which means its seconds since 1970.
         test_from: Rows from this time on are "test".
+        train_from: Rows before this time are in no part, but in the histories of later ones; with thresholds alone.
         valid: Share of the rows, instead of the thresholds.
         test: Share of the rows, the latest of all.
     """
@@ -92,24 +93,28 @@ class SplitByTime:
     column: str
     valid_from: float | str | None = None
     test_from: float | str | None = None
+    train_from: float | str | None = None
     valid: float = 0.0
     test: float = 0.0
 
     def __post_init__(self) -> None:
         checks.column_name(self, "column")
-        for threshold in ("valid_from", "test_from"):
+        for threshold in ("valid_from", "test_from", "train_from"):
             _time(self, threshold)
         has_thresholds = self.valid_from is not None or self.test_from is not None
         # Both or neither of the two ways.
         if has_thresholds is bool(self.valid or self.test):
             checks.reject(self, "", "expected either thresholds (valid_from, test_from) or shares (valid, test)")
-        first, last = self.bound("valid_from"), self.bound("test_from")
+        first, last, train = self.bound("valid_from"), self.bound("test_from"), self.bound("train_from")
         if first is not None and last is not None and last <= first:
             checks.fail(self, "test_from", f"a time after valid_from, {self.valid_from!r}")
+        end = last if first is None else first
+        if train is not None and (end is None or train >= end):
+            checks.fail(self, "train_from", "a time before valid_from and test_from, one of which is given")
         if not has_thresholds:
             _shares(self)
 
-    def bound(self, name: Literal["valid_from", "test_from"]) -> Fraction | None:
+    def bound(self, name: Literal["valid_from", "test_from", "train_from"]) -> Fraction | None:
         """Return a threshold as the exact number that it means; None if there is none."""
         bound = getattr(self, name)
         if not isinstance(bound, str):

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from terarec.etl import prepare
-from terarec.etl.columns import Rows, array_of, is_missing
+from terarec.etl.columns import LEFT_OUT, Rows, array_of, is_missing
 from terarec.etl.dry_run import preview
 from terarec.etl.engine import split
 from terarec.etl.engine.split import OrderStatistics, RowBounds, TimeBounds, assign, named_splits, share_counts
@@ -139,6 +139,8 @@ def test_by_time_with_thresholds() -> None:
     times = array_of(np.array([5, 9, 10, 19, 20, 0]), np.array([False] * 5 + [True]))
     split = assign(SplitByTime(column="t", valid_from=10, test_from=20), None)
     assert split(block(6, t=times)).tolist() == [0, 0, 1, 1, 2, 0]
+    later = assign(SplitByTime(column="t", train_from=9, valid_from=10, test_from=20), None)
+    assert later(block(6, t=times)).tolist() == [LEFT_OUT, 0, 1, 1, 2, LEFT_OUT]
 
 
 @pytest.mark.parametrize(

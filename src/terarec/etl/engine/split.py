@@ -18,7 +18,18 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from terarec.etl.columns import SPLIT_NAMES, TEST, TRAIN, VALID, Rows, is_missing, kind_of, numbers_of, numpy_values
+from terarec.etl.columns import (
+    LEFT_OUT,
+    SPLIT_NAMES,
+    TEST,
+    TRAIN,
+    VALID,
+    Rows,
+    is_missing,
+    kind_of,
+    numbers_of,
+    numpy_values,
+)
 from terarec.etl.engine.left_out import map_list, splits_of
 from terarec.etl.engine.passes import Passes, ReadRows
 from terarec.etl.ops.values import hashes_of
@@ -126,7 +137,10 @@ def _by_time(split: SplitByTime, bounds: Bounds | None, rows: Rows) -> NDArray[n
         return _marked(times > bounds.valid_after, times > bounds.test_after)
     unit = NANOSECONDS if split.column in rows.nanoseconds else 1
     valid, test = (_are_from(times, split.bound(name), unit) for name in ("valid_from", "test_from"))
-    return _marked(valid, test)
+    splits = _marked(valid, test)
+    if split.train_from is not None:
+        splits[~_are_from(times, split.bound("train_from"), unit)] = LEFT_OUT
+    return splits
 
 
 def _are_from(times: OrderedTimes, bound: Fraction | None, unit: int) -> NDArray[np.bool_]:
@@ -341,8 +355,9 @@ _ALLOWED = "empty_splits='allow' (--empty-splits allow)"
 def empty_split(split: Split, name: str, rows: int, times: tuple[float, float] | None = None) -> FieldError:
     """Return the error that the split `name` gets none of so many `rows`, with what to ask instead."""
     if isinstance(split, SplitByTime) and times is not None:
-        reason = f"valid_from {split.valid_from!r}, test_from {split.test_from!r}, where {split.column!r} is from "
-        reason += f"{times[0]!r} to {times[1]!r}"
+        names = (*(["train_from"] if split.train_from is not None else []), "valid_from", "test_from")
+        reason = ", ".join(f"{name} {getattr(split, name)!r}" for name in names)
+        reason = f"{reason}, where {split.column!r} is from {times[0]!r} to {times[1]!r}"
         advice = "thresholds between these, or one split for all rows (--split)"
     elif isinstance(split, SplitByTime):
         reason = f"rows of equal {split.column!r} stay together, in the earlier part"
