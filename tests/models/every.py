@@ -34,6 +34,7 @@ from terarec.spec import (
     GraphModelSpec,
     GraphSpec,
     GRU4RecSpec,
+    HSTURankerSpec,
     HSTUSpec,
     LabelColumn,
     LRSpec,
@@ -121,6 +122,12 @@ DIEN_MODELS: dict[str, ModelSpec] = {
     "dien": DIENSpec(width=4, sequences=HISTORY, hidden=(6,), max_length=4),
     "dien-plain": DIENSpec(width=4, sequences=HISTORY, hidden=(6,), auxiliary=0.0, max_length=3),
 }
+RANKER_MODELS: dict[str, ModelSpec] = {
+    "hstu_ranker": HSTURankerSpec(width=4, sequences=HISTORY, max_length=3, hidden=(6,)),
+    "hstu_ranker-whole": HSTURankerSpec(
+        width=4, sequences=HISTORY, mask_missing=False, max_length=6, layers=1, heads=1, hidden=(5,)
+    ),
+}
 CONTEXT_MODELS: dict[str, ModelSpec] = {
     "final_mlp-context": FinalMLPSpec(
         width=4, hidden=(6,), second=(4,), gate=(3,), first_context=("b", "tags"), second_context=("a",)
@@ -185,6 +192,7 @@ MODELS: dict[str, ModelSpec] = {
     **DIN_MODELS,
     **BST_MODELS,
     **DIEN_MODELS,
+    **RANKER_MODELS,
     **TWO_TOWER_MODELS,
     **SEQUENCE_MODELS,
     **PAIR_MODELS,

@@ -48,6 +48,8 @@ def pooled(table: Array, keys: list[int], pooling: str) -> Array:
 def activate(name: str, x: Array, weights: Weights, prefix: str) -> Array:
     if name == "relu":
         return np.maximum(x, 0)
+    if name == "silu":
+        return silu(x)
     if name == "tanh":
         return np.tanh(x)
     if name == "gelu":
@@ -391,6 +393,52 @@ def bst(w: Weights, sample: Sample, spec: Any) -> Array:
     return mlp(w, "deep", np.concatenate([sample.dense, *plain]), len(spec.hidden), spec)
 
 
+def silu(x: Array) -> Array:
+    return x / (1 + np.exp(-x))
+
+
+def hstu_ranker(w: Weights, sample: Sample, spec: Any) -> Array:
+    ((target, history),) = ((pair.target, pair.history) for pair in spec.sequences)
+    apart = {history, spec.actions, spec.times, spec.time}
+    plain = [pooled(w.tables[n], k, spec.pooling) for n, k in sample.keys.items() if n not in apart]
+    places = [place for place, key in enumerate(sample.keys[history]) if key != 0 or not spec.mask_missing]
+    places = places[-spec.max_length :]
+    x = [w.tables[target][sample.keys[history][place]] for place in places] + [w.tables[target][sample.keys[target][0]]]
+    if spec.actions:
+        done = [w.tables[spec.actions][sample.keys[spec.actions][place]] for place in places]
+        x = [item + action for item, action in zip(x, [*done, w["attention.0.unknown"]], strict=True)]
+    times = [*(sample.keys[spec.times][place] for place in places), sample.keys[spec.time][0]] if spec.times else None
+    inputs = np.concatenate([sample.dense, *plain, hstu_at_end(w, np.stack(x), times, spec)])
+    return mlp(w, "deep", inputs, len(spec.hidden), spec)
+
+
+def hstu_at_end(w: Weights, x: Array, times: list[int] | None, spec: Any) -> Array:
+    """The output for the last of the positions [n, D], normalized."""
+    prefix, count = "attention.0.encoder", len(x)
+    x = x * math.sqrt(spec.width) + w[f"{prefix}.positions.weight"][:count][::-1]
+    for layer in range(spec.layers):
+        block = f"{prefix}.blocks.{layer}"
+        rows = normalized_rows(w, f"{block}.norms.0", x)
+        projected = np.stack([silu(w.linear(f"{block}.projection", row)) for row in rows])
+        gate, value, query, key = np.split(projected, 4, axis=1)
+        heads = []
+        for head, (q, k, v) in enumerate(
+            zip(*(np.split(part, spec.heads, axis=1) for part in (query, key, value)), strict=True)
+        ):
+            mixed = np.zeros_like(v)
+            for i in range(count):
+                for j in range(i + 1):
+                    score = q[i] @ k[j] + w[f"{block}.distances"][head, spec.max_length + i - j]
+                    if times is not None:
+                        bucket = int(math.log(max(1, abs(times[i] - times[j]))) / 0.301)
+                        score += w[f"{block}.gaps"][head, min(bucket, spec.time_buckets - 1)]
+                    mixed[i] += silu(score) / (spec.max_length + 1) * v[j]
+            heads.append(mixed)
+        gated = normalized_rows(w, f"{block}.norms.1", np.concatenate(heads, axis=1)) * gate
+        x = x + np.stack([w.linear(f"{block}.output", row) for row in gated])
+    return normalized_rows(w, "attention.0.norm", x[-1:])[0]
+
+
 def recurrent(of_input: Array, of_state: Array, state: Array, weight: float = 1.0) -> Array:
     """A gated recurrent unit, whose update gate is multiplied by a weight."""
     input_parts, state_parts = np.split(of_input, 3), np.split(of_state, 3)
@@ -501,6 +549,7 @@ def logits(spec: ModelSpec, w: Weights, sample: Sample, dataset: DatasetSpec) ->
         ple,
         esmm,
         bst,
+        hstu_ranker,
         dien,
         mf_bpr,
         ncf,

@@ -19,6 +19,7 @@ from tests.models.every import (
     DIN_MODELS,
     NEXT_ITEM_MODELS,
     PAIR_MODELS,
+    RANKER_MODELS,
     TWO_TOWER_MODELS,
     dataset,
     random_batch,
@@ -69,9 +70,9 @@ def samples_of(batch: Batch) -> list[Sample]:
     ]
 
 
-def check(spec: ModelSpec, columns: DatasetSpec) -> None:
+def check(spec: ModelSpec, columns: DatasetSpec, batch: Batch | None = None) -> None:
     model = random_model(spec, columns)
-    batch = random_batch(columns, seed=5)
+    batch = batch or random_batch(columns, seed=5)
     weights = weights_of(model)
     expected = np.stack([logits(spec, weights, sample, columns) for sample in samples_of(batch)])
     with torch.no_grad():
@@ -89,9 +90,9 @@ def test_a_model_equals_its_formula(name: str, shape: str) -> None:
 
 
 @pytest.mark.parametrize("shape", ["all", "without dense", "several labels"])
-@pytest.mark.parametrize("name", [*DIN_MODELS, *BST_MODELS, *DIEN_MODELS])
+@pytest.mark.parametrize("name", [*DIN_MODELS, *BST_MODELS, *DIEN_MODELS, *RANKER_MODELS])
 def test_models_of_histories_equal_their_formulas(name: str, shape: str) -> None:
-    check({**DIN_MODELS, **BST_MODELS, **DIEN_MODELS}[name], SHAPES[shape])
+    check({**DIN_MODELS, **BST_MODELS, **DIEN_MODELS, **RANKER_MODELS}[name], SHAPES[shape])
 
 
 @pytest.mark.parametrize("shape", ["all", "without dense", "several labels"])

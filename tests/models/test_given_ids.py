@@ -19,6 +19,7 @@ from terarec.spec import (
     DIENSpec,
     DINSpec,
     GRU4RecSpec,
+    HSTURankerSpec,
     HSTUSpec,
     MFBPRSpec,
     MultVAESpec,
@@ -59,6 +60,7 @@ SPECS: dict[str, Any] = {
     "hstu": HSTUSpec(**SEQUENCE),
     "din": DINSpec(**WITH),
     "bst": BSTSpec(**WITH, dropout=0.0),
+    "hstu_ranker": HSTURankerSpec(**WITH),
     "dien": DIENSpec(**WITH),
 }
 

@@ -142,7 +142,7 @@ def test_learns_a_sum(name: str) -> None:
     assert accuracy(model, batches(-1, 2000)) > 0.95
 
 
-@pytest.mark.parametrize("name", in_every_run(["din"], [*DIN_MODELS, *every.DIEN_MODELS]))
+@pytest.mark.parametrize("name", in_every_run(["din"], [*DIN_MODELS, *every.DIEN_MODELS, "hstu_ranker"]))
 def test_it_learns_whether_the_target_is_in_the_history(name: str) -> None:
     def batches(seed: int, size: int = 256) -> Batch:
         batch = random_batch(COLUMNS, size, seed=seed)

@@ -205,7 +205,7 @@ def test_gaps_in_time_bias_the_attention_of_hstu() -> None:
             expected = by_hand.hstu(by_hand.table[[key for key, _ in kept]], [time for _, time in kept])[-1]
         torch.testing.assert_close(users[row], expected / spec.temperature, atol=1e-5, rtol=1e-5)
     short = Jagged(names=("a", "past", "when"), keys=keys[:-1], offsets=torch.tensor([0, *sizes[:-1], 1]).cumsum(0))
-    with pytest.raises(ConfigError, check=at("column 'when', row 5", "got 1 times for 2 items")):
+    with pytest.raises(ConfigError, check=at("column 'when', row 5", "got a list of 1 for 2 items")):
         model(replace(batch, sparse=short))
 
 

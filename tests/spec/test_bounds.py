@@ -39,7 +39,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "CsvOptions": {"label": "a", "dense": ("b",)},
     **{
         name: {"sequences": (spec.TargetHistory(history="a", target="b"),)}
-        for name in ("HistoriesSpec", "DIENSpec", "DINSpec", "BSTSpec")
+        for name in ("HistoriesSpec", "DIENSpec", "DINSpec", "BSTSpec", "HSTURankerSpec")
     },
     "DynamicTableSpec": {"name": "a", "width": 1},
     "FeatureSpec": {"name": "a", "table": "b"},

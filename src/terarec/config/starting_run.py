@@ -29,7 +29,7 @@ from terarec.spec import (
     TrainingSpec,
     TwoTowerSpec,
 )
-from terarec.spec.histories import HistoriesSpec
+from terarec.spec.histories import HistoriesSpec, HSTURankerSpec
 from terarec.spec.model import ModelSpec
 from terarec.spec.retrieval import MultVAESpec, PairSpec, YouTubeDNNSpec
 from terarec.spec.sequences import SequenceSpec
@@ -132,7 +132,7 @@ def _model(
         pairs = _histories(dataset, relations)
         if pairs:
             remarks["model.sequences"] = "The list columns that share a vocabulary with one column of one key a sample."
-            return cast(ModelSpec, model(sequences=pairs)), ()
+            return cast(ModelSpec, model(sequences=pairs[:1] if model is HSTURankerSpec else pairs)), ()
         remarks["model.sequences"] = (
             "Replace both names: no list column is known to share a vocabulary with exactly one column of one key a "
             f"sample (Categorify with joint). The columns are {', '.join(_names(dataset))}."

@@ -290,13 +290,32 @@ def check_history(kind: str, place: str, target: str, history: str, dataset: Dat
     check_same_ids(kind, place or "history", of_history, of_target)
 
 
+def check_times(kind: str, role: str, name: str, dataset: DatasetSpec, *, one_key: bool) -> None:
+    """Raise `ConfigError` unless a data set has a column of times, keys of any integers; see `categorical_column`."""
+    column = categorical_column(kind, role, name, dataset, one_key=one_key)
+    if column.rows is not None:
+        raise ConfigError(kind, f"{role}: {name!r} has {column.rows} ids, expected times: keys of any integers")
+
+
 def _ids(column: CategoricalColumn) -> str:
     return "any keys" if column.rows is None else f"{column.rows} ids"
 
 
-def without_keys(jagged: Jagged | PaddedKeys, missing: Mapping[str, int]) -> Jagged | PaddedKeys:
-    """Return `jagged` without the keys `missing` of the features that this names."""
-    if not missing:
+def without_keys(
+    jagged: Jagged | PaddedKeys, missing: Mapping[str, int], beside: Mapping[str, Sequence[str]] | None = None
+) -> Jagged | PaddedKeys:
+    """Return `jagged` without the keys `missing` of the features that this names.
+
+    Args:
+        jagged: Keys of a batch.
+        missing: Feature -> its key that is left out.
+        beside: Feature -> others with a value for each of its keys, of which those of left out keys go, too; not of
+            padded keys.
+
+    Raises:
+        ConfigError: A list of one of these is of another length than that of the feature.
+    """
+    if not missing and not beside:
         return jagged
     if isinstance(jagged, PaddedKeys):
         return jagged.without(missing)
@@ -308,12 +327,33 @@ def without_keys(jagged: Jagged | PaddedKeys, missing: Mapping[str, int]) -> Jag
     # 0 for a feature that is not named only fills the place; `is_named` is False there.
     dropped_key = torch.tensor([missing.get(name, 0) for name in jagged.names], device=keys.device)
     kept = ~(is_named[feature] & (keys == dropped_key[feature]))
+    for name, others in (beside or {}).items():
+        _keep_beside(kept, jagged, name, others)
     # The number of kept keys before an old offset is the new one.
     ends = torch.cat([jagged.offsets[:1], kept.cumsum(0)])
     weights = None if jagged.weights is None else jagged.weights[kept]
     return dataclasses.replace(
         jagged, keys=keys[kept], offsets=ends[jagged.offsets], weights=weights, ends=None, ready=None
     )
+
+
+def _keep_beside(kept: Tensor, jagged: Jagged, name: str, others: Sequence[str]) -> None:
+    """Let `kept` bool[N] be for the keys of `others` what it is for those of the feature `name`."""
+    size = jagged.batch_size
+    offsets = {
+        one: jagged.offsets[(first := jagged.names.index(one) * size) : first + size + 1] for one in (name, *others)
+    }
+    own = offsets.pop(name)
+    for other, of_other in offsets.items():
+        wrong = own.diff() != of_other.diff()
+        if bool(wrong.any()):
+            row = int(wrong.nonzero()[0])
+            got, expected = (int(one[row + 1] - one[row]) for one in (of_other, own))
+            raise ConfigError(
+                f"column {other!r}, row {row}",
+                f"got a list of {got} for {expected} items of {name!r}, expected as many",
+            )
+        kept[int(of_other[0]) : int(of_other[-1])] = kept[int(own[0]) : int(own[-1])]
 
 
 def samples_of_keys(jagged: Jagged) -> Tensor:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of targets and the histories that share their tables: their common part, DIN, BST and DIEN."""
+"""Models of targets and the histories that share their tables: their common part, DIN, BST, HSTURanker and DIEN."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
+from typing_extensions import override
 
 from terarec.batch import Batch, Jagged, select
 from terarec.embedding import EmbeddingCollection, PaddedSequences
+from terarec.errors import ConfigError
 from terarec.models.columns import (
+    categorical_column,
     check_history,
+    check_times,
     join,
     mlp,
     one_key_bags,
@@ -24,12 +28,12 @@ from terarec.models.columns import (
 )
 from terarec.nn import MLP
 from terarec.nn.attention import HistoryPooling, TargetAttention
-from terarec.nn.history_pooling import HistoryTransformer, InterestEvolution
+from terarec.nn.history_pooling import HistoryTransducer, HistoryTransformer, InterestEvolution
 from terarec.nn.initializers import dense_distributions
 from terarec.nn.negatives import Candidates, Owned, Sampler
 from terarec.nn.sequences import last_positions
 from terarec.ragged import Ragged
-from terarec.spec import BSTSpec, DatasetSpec, DIENSpec, DINSpec, FeatureSpec
+from terarec.spec import BSTSpec, DatasetSpec, DIENSpec, DINSpec, FeatureSpec, HSTURankerSpec
 from terarec.spec.histories import HistoriesSpec
 
 
@@ -58,6 +62,8 @@ class HistoryModel(nn.Module):
         kind: Kind of the model.
         num_outputs: Number of outputs C; None for one a label.
         seed: Seed of the initial weights.
+        lists: Columns with tables of their own that are not pooled.
+        unread: Columns that are not looked up.
 
     Raises:
         ConfigError: A column that is not there, a target of several keys a sample, or a history of other ids.
@@ -72,19 +78,23 @@ class HistoryModel(nn.Module):
         kind: str,
         num_outputs: int | None = None,
         seed: int = 0,
+        lists: Sequence[str] = (),
+        unread: Sequence[str] = (),
     ) -> None:
         super().__init__()
         for index, pair in enumerate(spec.sequences):
             check_history(kind, f"sequences[{index}]", pair.target, pair.history, dataset)
+        columns = {column.name: column for column in dataset.categorical}
         target_of = {pair.history: pair.target for pair in spec.sequences}
-        plain = [column for column in dataset.categorical if column.name not in target_of]
+        others = {*target_of, *lists, *unread}
+        plain = [column for column in dataset.categorical if column.name not in others]
         self.embedding = EmbeddingCollection(
-            own_tables(plain, spec.tables, width=spec.width),
+            own_tables([*plain, *(columns[name] for name in lists)], spec.tables, width=spec.width),
             [
                 *(FeatureSpec(name=c.name, table=owner(c.name, spec.tables), pooling=spec.pooling) for c in plain),
                 *(
                     FeatureSpec(name=name, table=owner(target, spec.tables), pooling="none")
-                    for name, target in target_of.items()
+                    for name, target in (*target_of.items(), *zip(lists, lists, strict=True))
                 ),
             ],
             seed=seed,
@@ -182,6 +192,79 @@ class BST(HistoryModel):
             )
 
         super().__init__(spec, dataset, new_transformer, kind=spec.kind, num_outputs=num_outputs, seed=seed)
+
+
+class HSTURanker(HistoryModel):
+    """HSTU over a history, what the user did with its items, and the target; and an MLP over its output and all others.
+
+    Zhai et al. 2024, arXiv 2402.17152, section 2.2.
+
+    Arguments and errors are those of `HistoryModel`, and for columns of actions and times that are not there.
+    """
+
+    def __init__(
+        self, spec: HSTURankerSpec, dataset: DatasetSpec, *, num_outputs: int | None = None, seed: int = 0
+    ) -> None:
+        if spec.actions is not None:
+            categorical_column(spec.kind, "actions", spec.actions, dataset, one_key=False)
+        for role, name in (("times", spec.times), ("time", spec.time)):
+            if name is not None:
+                check_times(spec.kind, role, name, dataset, one_key=role == "time")
+
+        def new_transducer(generator: torch.Generator) -> HistoryTransducer:
+            return HistoryTransducer(
+                spec.max_length,
+                spec.width,
+                layers=spec.layers,
+                heads=spec.heads,
+                rate=spec.dropout,
+                time_buckets=0 if spec.times is None else spec.time_buckets,
+                has_actions=spec.actions is not None,
+                generator=generator,
+            )
+
+        super().__init__(
+            spec,
+            dataset,
+            new_transducer,
+            kind=spec.kind,
+            num_outputs=num_outputs,
+            seed=seed,
+            lists=[spec.actions] if spec.actions else [],
+            unread=[name for name in (spec.times, spec.time) if name],
+        )
+        self.actions, self.times, self.time = spec.actions, spec.times, spec.time
+
+    @override
+    def without_missing(self, batch: Batch) -> Jagged:
+        others = [name for name in (self.actions, self.times) if name]
+        beside = {self._places[0][0]: others} if others else None
+        return cast(Jagged, without_keys(batch.sparse, self._missing, beside))
+
+    @override
+    def forward(self, batch: Batch) -> Tensor:
+        jagged, (name, place) = self.without_missing(batch), self._places[0]
+        pooled, sequences = self.embedding(jagged)
+        target, history = pooled[:, place * self.width : (place + 1) * self.width], sequences[name]
+        pooling = self.attention[0]
+        assert isinstance(pooling, HistoryTransducer)
+        if isinstance(history, PaddedSequences):  # in an exported program
+            if self.actions or self.times:
+                raise ConfigError("hstu_ranker", "has actions or times, lists that programs cannot keep in step")
+            return self.logits(batch, pooled, [pooling.padded(target, history.values, history.mask)])
+        actions = None if self.actions is None else sequences[self.actions].values
+        reduced = pooling(target, history.values, history.offsets, actions, self._times_of(jagged))
+        return self.logits(batch, pooled, [reduced])
+
+    def _times_of(self, jagged: Jagged) -> tuple[Tensor, Tensor] | None:
+        """Return the times of the items int64[n] and of the targets int64[B]; None without."""
+        if self.times is None or self.time is None:
+            return None
+        of_items, of_target = (select(jagged, (name,)).keys for name in (self.times, self.time))
+        if len(of_target) != jagged.batch_size:
+            got = f"got {len(of_target)} keys for {jagged.batch_size} samples"
+            raise ConfigError(f"column {self.time!r}", f"{got}, expected one for each")
+        return of_items, of_target
 
 
 class Interests(NamedTuple):

@@ -16,7 +16,7 @@ from terarec.models.columns import check_shared
 from terarec.models.contract import VectorModel
 from terarec.models.dlrm import DLRM, DLRMDCNV2
 from terarec.models.graph import graph_model
-from terarec.models.histories import BST, DIEN, DIN
+from terarec.models.histories import BST, DIEN, DIN, HSTURanker
 from terarec.models.interactions import DCN, FFM, PNN, AutoInt, FiBiNET, FinalMLP, MaskNet
 from terarec.models.multitask import ESMM, PLE, MMoE, SharedBottom
 from terarec.models.next_items import MultVAE, YouTubeDNN
@@ -25,7 +25,7 @@ from terarec.models.sequences import HSTU, GRU4Rec, SASRec
 from terarec.models.two_tower import TwoTower
 from terarec.models.wide_deep import DNN, FM, LR, DeepFM, WideDeep, XDeepFM
 from terarec.spec import DatasetSpec, GraphModelSpec
-from terarec.spec.histories import BSTSpec, DIENSpec, DINSpec
+from terarec.spec.histories import BSTSpec, DIENSpec, DINSpec, HSTURankerSpec
 from terarec.spec.interactions import FFMSpec, FiBiNETSpec, FinalMLPSpec, MaskNetSpec, PNNSpec
 from terarec.spec.model import (
     AutoIntSpec,
@@ -101,6 +101,7 @@ MODELS: dict[type[ModelSpec], Callable[..., nn.Module]] = {
     DINSpec: DIN,
     DIENSpec: DIEN,
     BSTSpec: BST,
+    HSTURankerSpec: HSTURanker,
     SharedBottomSpec: SharedBottom,
     MMoESpec: MMoE,
     PLESpec: PLE,

@@ -18,6 +18,7 @@ from terarec.models.columns import (
     categorical_column,
     check_history,
     check_one_label,
+    check_times,
     item_ids,
     own_tables,
     samples_of_keys,
@@ -293,11 +294,7 @@ class HSTU(SequenceModel):
         self.times = spec.times
         if spec.times is not None:
             self.user_columns = (*self.user_columns, spec.times)
-            column = categorical_column(spec.kind, "times", spec.times, dataset, one_key=False)
-            if column.rows is not None:
-                raise ConfigError(
-                    spec.kind, f"times: {column.name!r} has {column.rows} ids, expected times: keys of any integers"
-                )
+            check_times(spec.kind, "times", spec.times, dataset, one_key=False)
 
     @override
     def recent(self, sparse: Jagged) -> Jagged:
@@ -305,18 +302,8 @@ class HSTU(SequenceModel):
         if self.times is None:
             return jagged
         both, size = select(sparse, (self.history, self.times)), sparse.batch_size
-        every = both.offsets.diff()
-        lengths, of_times = every[:size], every[size:]
-        if not torch.equal(lengths, of_times):
-            row = int((lengths != of_times).nonzero()[0])
-            raise ConfigError(
-                f"column {self.times!r}, row {row}",
-                f"got {int(of_times[row])} times for {int(lengths[row])} items of {self.history!r}, expected as many",
-            )
-        keys, times = both.keys.chunk(2)
-        is_item = keys != self.missing
-        ends = torch.cat([both.offsets[:1], is_item.cumsum(0)])[both.offsets[: size + 1]]
-        recent, _ = sequences.last_positions(times[is_item], ends, self.longest)
+        both = cast(Jagged, without_keys(both, {self.history: self.missing}, {self.history: (self.times,)}))
+        recent, _ = sequences.last_positions(both.keys.chunk(2)[1], both.offsets[: size + 1], self.longest)
         offsets = torch.cat([jagged.offsets, jagged.offsets[-1] + jagged.offsets[1 : size + 1]])
         return Jagged(names=(*jagged.names, self.times), keys=torch.cat([jagged.keys, recent]), offsets=offsets)
 

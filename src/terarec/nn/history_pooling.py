@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Poolings of a history that see its target: the transformer of BST, and the recurrent units of DIEN."""
+"""Poolings of a history that see its target: the transformer of BST, the layers of HSTU, the units of DIEN."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from torch.nn.utils.rnn import PackedSequence
 
 from terarec.nn.attention import HistoryPooling, segment_softmax
 from terarec.nn.dense import new_linear
-from terarec.nn.initializers import uniform, xavier_uniform
+from terarec.nn.initializers import normal, uniform, xavier_uniform
 from terarec.nn.sequences import (
+    HSTU,
     PositionVectors,
     TransformerBlock,
     append_last,
@@ -92,21 +93,98 @@ class HistoryTransformer(HistoryPooling):
 
     def padded(self, target: Tensor, values: Tensor, mask: Tensor) -> Tensor:
         """Reduce padded histories; see `HistoryPooling`."""
-        recent, lengths = recent_padded(values, mask, self.length)
-        is_target = torch.arange(self.length + 1, device=mask.device) == lengths.unsqueeze(1)
-        longer = nn.functional.pad(recent, (0, 0, 0, 1))
-        vectors = torch.where(is_target.unsqueeze(2), target.unsqueeze(1), longer)
+        vectors, lengths, is_target = _padded_before(target, *recent_padded(values, mask, self.length))
         vectors = self.positions.padded(vectors, lengths + 1)
         for block in self.blocks:
             assert isinstance(block, TransformerBlock)
             vectors = block.padded(vectors, lengths + 1)
         if self.output == "target":
-            return (vectors * is_target.unsqueeze(2)).sum(1)
+            return (vectors * is_target).sum(1)
         places = lengths.unsqueeze(1) - torch.arange(self.length + 1, device=mask.device)
         is_there = (places >= 0).unsqueeze(2)
         # From the target backwards: place k has the vector of distance k.
         backwards = vectors.gather(1, places.clamp(min=0).unsqueeze(2).expand_as(vectors)).masked_fill(~is_there, 0.0)
         return backwards.sum(1) / (lengths + 1).unsqueeze(1) if self.output == "mean" else backwards.flatten(1)
+
+
+def _padded_before(target: Tensor, recent: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return histories float[B, K, D] of ``lengths int64[B]`` with their targets behind them, and where these are.
+
+    Returns:
+        float[B, K + 1, D]; the lengths without the targets; bool[B, K + 1, 1].
+    """
+    is_target = (torch.arange(recent.shape[1] + 1, device=lengths.device) == lengths.unsqueeze(1)).unsqueeze(2)
+    return torch.where(is_target, target.unsqueeze(1), nn.functional.pad(recent, (0, 0, 0, 1))), lengths, is_target
+
+
+class HistoryTransducer(HistoryPooling):
+    """Layers of `HSTU` over a history with its target behind it, which gives the result (Zhai et al. 2024).
+
+    A position is the sum of the vectors of an item and of the user's action on it, where the paper has two positions;
+    that of the target has a learned vector in the place of the action, which is not known yet. The result is
+    normalized.
+
+    Args:
+        length: Number of items of a history that count, the last ones.
+        width: Width D.
+        layers: Number of layers.
+        heads: Number of heads.
+        rate: Probability of zeroing an element in training.
+        time_buckets: Number of biases of gaps in time; 0 for none.
+        has_actions: Whether the items of histories have actions.
+        generator: Source of the initial weights.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        width: int,
+        *,
+        layers: int,
+        heads: int,
+        rate: float,
+        time_buckets: int,
+        has_actions: bool,
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__(width)
+        self.length = length
+        self.encoder = HSTU(
+            length + 1, width, layers=layers, heads=heads, rate=rate, time_buckets=time_buckets, generator=generator
+        )
+        self.norm = nn.LayerNorm(width)
+        self.unknown: nn.Parameter | None = None
+        if has_actions:
+            self.unknown = nn.Parameter(torch.empty(width))
+            normal(0.02).fill_(self.unknown, generator)
+
+    def forward(
+        self,
+        target: Tensor,
+        values: Tensor,
+        offsets: Tensor,
+        actions: Tensor | None = None,
+        times: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """Reduce the histories, whose items may have actions float[n, D] and times; see `HistoryPooling`.
+
+        `times` are int64[n] of the items and int64[B] of the targets.
+        """
+        if actions is not None and self.unknown is not None:
+            target, values = target + self.unknown, values + actions
+        recent, starts = last_positions(values, offsets, self.length)
+        positions, ends = append_last(recent, starts, target)
+        of_positions = None
+        if times is not None:
+            of_positions, _ = append_last(last_positions(times[0], offsets, self.length)[0], starts, times[1])
+        hidden: Tensor = self.norm(self.encoder(positions, ends, of_positions).index_select(0, ends[1:] - 1))
+        return hidden
+
+    def padded(self, target: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+        """Reduce padded histories, which have neither actions nor times; see `HistoryPooling`."""
+        vectors, lengths, is_target = _padded_before(target, *recent_padded(values, mask, self.length))
+        hidden: Tensor = self.norm((self.encoder.padded(vectors, lengths + 1) * is_target).sum(1))
+        return hidden
 
 
 class InterestEvolution(HistoryPooling):

@@ -17,7 +17,7 @@ from terarec.spec.dataset import (
     SparseInput,
 )
 from terarec.spec.graph import GraphEmbedding, GraphFeature, GraphLabel, GraphLayer, GraphModelSpec, GraphSpec
-from terarec.spec.histories import BSTSpec, DIENSpec, DINSpec, TargetHistory
+from terarec.spec.histories import BSTSpec, DIENSpec, DINSpec, HSTURankerSpec, TargetHistory
 from terarec.spec.interactions import FFMSpec, FiBiNETSpec, FinalMLPSpec, MaskNetSpec, PNNSpec
 from terarec.spec.model import (
     AutoIntSpec,
@@ -173,6 +173,7 @@ __all__ = [
     "GraphLayer",
     "GraphModelSpec",
     "GraphSpec",
+    "HSTURankerSpec",
     "HSTUSpec",
     "HostMemorySpec",
     "Initializer",

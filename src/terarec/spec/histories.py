@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of a target and the histories that share its table: DIN, DIEN and BST."""
+"""Models of a target and the histories that share its table: DIN, DIEN, BST and the ranking form of HSTU."""
 
 from __future__ import annotations
 
@@ -131,5 +131,49 @@ class BSTSpec(HistoriesSpec):
             checks.positive_int(self, width, maximum=checks.MOST_WIDTH)
         checks.positive_int(self, "layers", maximum=checks.MOST_LAYERS)
         checks.one_of(self, "output", get_args(HistoryOutput))
+        if self.width % self.heads:
+            checks.fail(self, "width", f"a multiple of the heads ({self.heads})")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HSTURankerSpec(HistoriesSpec):
+    """HSTU that ranks (Zhai et al. 2024): gated layers of attention over a history and its target, and an MLP.
+
+    Attributes:
+        actions: List column of what the user did with the items of the history, such as skipped or liked, ids; None
+            for none.
+        times: List column of the times of these items, keys of any integers; None for no biases of gaps in time.
+        time: Column of the time of the target, which `times` need.
+        max_length: Number of items of a history that count, the last ones.
+        layers: Number of layers.
+        heads: Heads of their attention.
+        time_buckets: Number of biases of gaps, as of HSTU.
+    """
+
+    kind: ClassVar[str] = "hstu_ranker"
+    actions: str | None = None
+    times: str | None = None
+    time: str | None = None
+    max_length: int = 50
+    layers: int = 2
+    heads: int = 2
+    time_buckets: int = 128
+    activation: Activation = "silu"
+    hidden: tuple[int, ...] = (256, 128)
+
+    def __post_init__(self) -> None:
+        HistoriesSpec.__post_init__(self)
+        if len(self.sequences) != 1:
+            checks.fail(self, "sequences", "one pair of a target and a history")
+        given = [name for name in ("actions", "times", "time") if getattr(self, name) is not None]
+        for name in given:
+            checks.name(self, name)
+        if (self.times is None) != (self.time is None):
+            checks.reject(self, "time", "expected times of the history and the time of the target, or neither")
+        pair = self.sequences[0]
+        checks.distinct(self, "sequences", [pair.target, pair.history, *(getattr(self, name) for name in given)])
+        for width in ("max_length", "heads", "time_buckets"):
+            checks.positive_int(self, width, maximum=checks.MOST_WIDTH)
+        checks.positive_int(self, "layers", maximum=checks.MOST_LAYERS)
         if self.width % self.heads:
             checks.fail(self, "width", f"a multiple of the heads ({self.heads})")

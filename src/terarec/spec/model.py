@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from terarec.spec import checks
 from terarec.spec.graph import GraphModelSpec
-from terarec.spec.histories import BSTSpec, DIENSpec, DINSpec
+from terarec.spec.histories import BSTSpec, DIENSpec, DINSpec, HSTURankerSpec
 from terarec.spec.interactions import FFMSpec, FiBiNETSpec, FinalMLPSpec, MaskNetSpec, PNNSpec
 from terarec.spec.multitask import ESMMSpec, MMoESpec, PLESpec, SharedBottomSpec
 from terarec.spec.network import (
@@ -355,6 +355,7 @@ ModelSpec = (
     | DINSpec
     | DIENSpec
     | BSTSpec
+    | HSTURankerSpec
     | SharedBottomSpec
     | MMoESpec
     | PLESpec
