@@ -15,7 +15,7 @@ from pathlib import Path
 from marked_page import Found, MarkedPage
 
 from terarec.apps.recipes import load_recipe, recipe_names
-from terarec.spec import NegativesSpec
+from terarec.spec import NegativesSpec, TargetHistory
 from terarec.spec.recipe import PublishedRanking, PublishedResult, RecipeSpec
 
 HERE = Path(__file__).resolve().parent
@@ -140,8 +140,7 @@ def _figures(published: PublishedResult, runs: Sequence[Found]) -> tuple[str, ..
     mean_auc = "" if published.mean_auc is None else f"{published.mean_auc:.4f}"
     if published.label_auc:
         return _figures_of_labels(published, runs)
-    assert published.auc is not None
-    auc = f"{published.auc:.4f}"
+    auc = "" if published.auc is None else f"{published.auc:.4f}"
     logloss = "" if published.logloss is None else f"{published.logloss:.4f}"
     if not runs:
         return (auc, mean_auc, "", "", "", logloss, "", "")
@@ -151,7 +150,7 @@ def _figures(published: PublishedResult, runs: Sequence[Found]) -> tuple[str, ..
         mean_auc,
         _spread(aucs),
         f"{min(aucs):.4f}",
-        f"{statistics.mean(aucs) - published.auc:+.4f}",
+        "" if published.auc is None else f"{statistics.mean(aucs) - published.auc:+.4f}",
         logloss,
         _spread(loglosses),
         f"{statistics.mean(seconds):.0f} s",
@@ -207,8 +206,10 @@ def settings(recipe: RecipeSpec) -> str:
 
 
 def _plain(value: object) -> str:
+    if isinstance(value, TargetHistory):
+        return f"{value.target} and {value.history}"
     if isinstance(value, tuple):
-        return "-".join(map(str, value)) or "none"
+        return "-".join(map(_plain, value)) or "none"
     if isinstance(value, NegativesSpec):
         return f"{value.count} {value.draw}"
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)

@@ -37,6 +37,7 @@ def test_it_survives_the_codec():
         ({"logloss": -0.1}, "published.logloss"),
         ({"source": "BARS"}, "published.source"),
         ({"mean_auc": 0.98}, "published"),
+        ({"label_auc": {"click": 0.6}}, "published"),
         ({"mean_auc": 2.0, "mean_logloss": 0.1}, "published.mean_auc"),
     ],
 )

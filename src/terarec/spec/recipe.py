@@ -23,8 +23,8 @@ class PublishedResult:
     """Metrics that a recipe has to reach.
 
     Attributes:
-        source: Address of the publication.
-        auc: Area under the ROC curve on the test split, from 0 to 1; None where those of labels are published.
+        source: Address of the publication of the metrics, or else of the settings.
+        auc: Area under the ROC curve on the test split, from 0 to 1; None where those of labels are published, or none.
         logloss: Mean logarithmic loss on the test split, in nats; None where it is not published.
         mean_auc: Mean area over several seeds, where it is published, too.
         mean_logloss: Mean logarithmic loss over these seeds.
@@ -47,8 +47,8 @@ class PublishedResult:
         checks.instance(self, "label_auc", Mapping, "an area for each label")
         if not all(isinstance(area, float) and 0.0 <= area <= 1.0 for area in self.label_auc.values()):
             checks.fail(self, "label_auc", "areas from 0 to 1")
-        if (self.auc is None) != bool(self.label_auc):
-            checks.reject(self, "", "expected one of auc and label_auc")
+        if self.auc is not None and self.label_auc:
+            checks.reject(self, "", "got auc and label_auc, expected one of them at most")
         _check_source(self)
         if (self.mean_auc is None) != (self.mean_logloss is None):
             checks.reject(self, "", "got one of mean_auc and mean_logloss, expected both or neither")
