@@ -8,6 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
+from terarec.config.files import save_run
 from terarec.errors import ConfigError, FormatError, StorageError, TrainingError
 from terarec.formats import write_dataset
 from terarec.formats.parquet import ParquetShardWriter
@@ -15,6 +16,7 @@ from terarec.io.files import AtomicFile
 from terarec.models.artifact import load_model
 from terarec.ragged import Ragged
 from terarec.spec import (
+    BinarySpec,
     CategoricalColumn,
     DatasetSpec,
     DenseColumn,
@@ -230,6 +232,22 @@ def test_labels_outside_0_to_1_are_rejected_before_the_first_step(tmp_path, posi
     # Another objective leaves the loss of the towers as it is.
     assert ("'regression'" in rejected.value.problem) == isinstance(model, WideDeepSpec)
     assert not (tmp_path / "RUN").exists()
+
+
+def test_weights_that_a_loss_does_not_read_are_rejected_where_a_training_begins(tmp_path):
+    """No run of an earlier version that had them could be read."""
+    data = write_shops(tmp_path / "data")
+    plain = dataclasses.replace(
+        shops_run(data, tmp_path / "RUN").spec, model=TwoTowerSpec(user=("x",), item=("shop",)), objective=BinarySpec()
+    )
+    build(plain, tmp_path / "RUN").fit()
+    weighted = dataclasses.replace(plain, objective=BinarySpec(positive_weight="auto"))
+    save_run(weighted, tmp_path / "RUN/run.json")
+    assert load_model(tmp_path / "RUN").step == 2
+    more = dataclasses.replace(weighted.training, epochs=2)
+    assert build(dataclasses.replace(weighted, training=more), tmp_path / "RUN").fit(resume=True).steps == 4
+    with pytest.raises(ConfigError, check=at("RunSpec.objective", "for two_tower")):
+        build(weighted, tmp_path / "NEW")
 
 
 def test_weights_that_are_not_finite_are_not_saved(tmp_path):

@@ -54,9 +54,9 @@ class BinarySpec:
     class_weights: tuple[ClassWeights, ...] = ()
 
     @property
-    def has_weights(self) -> bool:
-        """Whether labels or classes have weights."""
-        return bool(self.label_weights or self.class_weights or self.positive_weight != 1.0)
+    def weighs_losses(self) -> bool:
+        """Whether classes have weights, or labels weights but 0 and 1, by which metrics leave labels out, too."""
+        return bool(self.class_weights or self.positive_weight != 1.0 or set(self.label_weights) - {0.0, 1.0})
 
     def __post_init__(self) -> None:
         _check_weights(self, self.label_weights)
@@ -308,8 +308,6 @@ class RunSpec:
         if isinstance(self.model, ESMMSpec) and not isinstance(self.objective, BinarySpec | None):
             # Its outputs are the logits of products of probabilities.
             checks.reject(self, "objective", f"got {self.objective.kind!r} for esmm, expected 'binary'")
-        if getattr(self.model, "has_own_loss", False):
-            self.check_own_loss()
         if not isinstance(self.data, str) or not self.data:
             checks.fail(self, "data", "the path of a prepared data set")
         if self.init_from is not None and (not isinstance(self.init_from, str) or not self.init_from):
@@ -324,8 +322,11 @@ class RunSpec:
             checks.reject(self, "extend_chain", "got true with reset_optimizer, expected one: a chain keeps all states")
 
     def check_own_loss(self) -> None:
-        """Raise `ConfigError` for weights of labels or classes, which a loss of the model's own does not read."""
-        if isinstance(self.objective, BinarySpec) and self.objective.has_weights:
+        """Raise `ConfigError` for weights of labels or classes, which a loss of the model's own does not read.
+
+        Only where a training begins: runs of an earlier version may have them, which changed nothing.
+        """
+        if isinstance(self.objective, BinarySpec) and self.objective.weighs_losses:
             kind = self.model.kind
             checks.reject(
                 self, "objective", f"got weights of labels or classes for {kind}, which has its own loss, expected none"

@@ -98,6 +98,8 @@ class Run:
         self.initial: Path | None = None
         self.dataset: DatasetSpec = read_spec(spec.data)
         self.spec = self._with_complete_schedule()
+        if getattr(spec.model, "has_own_loss", False):
+            self._check_own_loss()
         self.spec = spec = self._with_class_weights()
         self.callbacks = list(callbacks)
         self._allow_import = tuple(allow_import)
@@ -137,7 +139,7 @@ class Run:
                 spec.model, dataset, num_outputs=num_outputs, seed=spec.training.seed, allow_import=self._allow_import
             )
         if hasattr(model, "training_loss"):  # of a Python model, too
-            spec.check_own_loss()
+            self._check_own_loss()
         specs = [
             table for module in model.modules() if isinstance(module, EmbeddingCollection) for table in module.specs
         ]
@@ -227,6 +229,10 @@ class Run:
         except FieldError as error:
             raise ConfigError(f"training.schedule.{error.field}", error.problem) from None
         return dataclasses.replace(self.spec, training=dataclasses.replace(training, schedule=complete))
+
+    def _check_own_loss(self) -> None:
+        if not self.directory.has_checkpoint:  # a run to resume, which keeps its description
+            self.spec.check_own_loss()
 
     def _with_class_weights(self) -> RunSpec:
         """Return the description with the weights of classes that the run to resume has, or that the data give."""
