@@ -112,17 +112,17 @@ std::shared_ptr<Segment> RowFile::listed_segment(const SegmentRecord& record, in
 
 // Of the pages from `first_page` on; a footer has those of all pages.
 void RowFile::read_keys(Segment& segment, SegmentKeys& keys, int64_t first_page) {
-  const File file(segment.path, OpenMode::kRead, options_.direct);
-  const int64_t expected = segment.file_bytes(layout_), size = file.size();
+  const auto file = segment.file(OpenMode::kRead, open_files_);
+  const int64_t expected = segment.file_bytes(layout_), size = file->size();
   if (size < expected) {
     throw DamagedError(segment.path, -1,
                        "got " + std::to_string(size) + " bytes, expected " + std::to_string(expected));
   }
   if (segment.footer_bytes == 0) {
-    scan_keys(file, segment, keys, first_page);
+    scan_keys(*file, segment, keys, first_page);
   } else {
     const AlignedBuffer footer(segment.footer_bytes);
-    file.read(footer.get(), footer.size(), segment.pages * layout_.page_bytes);
+    file->read(footer.get(), footer.size(), segment.pages * layout_.page_bytes);
     const std::string fault =
         keys.read_footer(segment.number, segment.pages, layout_, footer.get(), segment.footer_bytes);
     if (!fault.empty()) throw DamagedError(segment.path, -1, fault);

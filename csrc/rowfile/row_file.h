@@ -259,7 +259,7 @@ class Scan {
   std::vector<std::shared_ptr<Segment>> segments_;
   size_t segment_ = 0;
   int64_t next_page_ = 0, first_page_ = 0;  // the latter: of the buffer
-  std::unique_ptr<File> file_;
+  std::shared_ptr<const File> file_;
   AlignedBuffer buffer_;
   int64_t num_pages_ = 0;        // in the buffer
   int64_t page_ = 0, row_ = 0;   // the next to be looked at

@@ -40,8 +40,8 @@ bool Scan::next_pages() {
     file_.reset();
   }
   if (segment_ == segments_.size()) return false;
-  const Segment& segment = *segments_[segment_];
-  if (!file_) file_ = std::make_unique<File>(segment.path, OpenMode::kRead, store_.options_.direct);
+  Segment& segment = *segments_[segment_];
+  if (!file_) file_ = segment.file(OpenMode::kRead, store_.open_files_);
   num_pages_ = std::min<int64_t>(static_cast<int64_t>(buffer_.size()) / layout.page_bytes, segment.pages - next_page_);
   file_->read(buffer_.get(), num_pages_ * layout.page_bytes, next_page_ * layout.page_bytes);
   first_page_ = next_page_;

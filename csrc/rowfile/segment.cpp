@@ -34,26 +34,26 @@ void OpenFiles::opened(const std::shared_ptr<Segment>& segment) const {
   {
     Opened& all = Opened::shared();
     std::lock_guard<std::mutex> lock(all.mutex);
-    auto& segments = all.segments;
-    segments.push_back(segment);
-    if (static_cast<int64_t>(segments.size()) <= most()) return;
-    const auto is_gone = [](const std::weak_ptr<Segment>& each) { return each.expired(); };
-    segments.erase(std::remove_if(segments.begin(), segments.end(), is_gone), segments.end());
-    if (static_cast<int64_t>(segments.size()) <= most()) return;
+    all.segments.push_back(segment);
   }
-  close_half();
+  close_half(most());
 }
 
-bool OpenFiles::close_half() {
+bool OpenFiles::close_half(int64_t most) {
   std::vector<std::shared_ptr<Segment>> to_close;
   {
     Opened& all = Opened::shared();
     std::lock_guard<std::mutex> lock(all.mutex);
-    const auto half = all.segments.begin() + static_cast<int64_t>((all.segments.size() + 1) / 2);
-    for (auto each = all.segments.begin(); each != half; ++each) {
+    auto& segments = all.segments;
+    if (static_cast<int64_t>(segments.size()) <= most) return false;
+    const auto is_gone = [](const std::weak_ptr<Segment>& each) { return each.expired(); };
+    segments.erase(std::remove_if(segments.begin(), segments.end(), is_gone), segments.end());
+    if (static_cast<int64_t>(segments.size()) <= most) return false;
+    const auto half = segments.begin() + static_cast<int64_t>((segments.size() + 1) / 2);
+    for (auto each = segments.begin(); each != half; ++each) {
       if (auto held = each->lock()) to_close.push_back(std::move(held));
     }
-    all.segments.erase(all.segments.begin(), half);
+    segments.erase(segments.begin(), half);
   }
   for (const auto& each : to_close) each->close_file();
   return !to_close.empty();
@@ -84,7 +84,7 @@ std::shared_ptr<const File> Segment::file(OpenMode mode, OpenFiles& open_files) 
       open_files.opened(shared_from_this());
       return result;
     } catch (const StoreError& error) {  // others than segments have taken what the process may open
-      if (has_closed || error.code() != EMFILE || !OpenFiles::close_half()) throw;
+      if (has_closed || error.code() != EMFILE || !OpenFiles::close_half(0)) throw;
     }
   }
 }

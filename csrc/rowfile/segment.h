@@ -35,8 +35,8 @@ class OpenFiles {
   // How many stay open: at most half of those that the process may open now.
   int64_t most() const;
   void opened(const std::shared_ptr<Segment>& segment) const;
-  // Closes the half that was opened first; false if none was open.
-  static bool close_half();
+  // Closes the half that was opened first where more than `most` are open; false if none was closed.
+  static bool close_half(int64_t most);
 
  private:
   const int64_t most_;

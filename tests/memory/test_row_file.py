@@ -394,7 +394,7 @@ def test_readers_move_on_when_they_refresh(tmp_path: Path) -> None:
 
 
 def test_readers_keep_the_files_of_their_commit(tmp_path: Path) -> None:
-    """They opened a file with the first row that they read of it, when the writer may have removed it."""
+    """Lookups, and scans of all rows, opened a file when they first read of it, when the writer may have removed it."""
     store, keys = filled(tmp_path / "rows", 4000), np.arange(4000, dtype=np.int64)
     reader = RowFile.open(tmp_path / "rows", read_only=True)
     for version in (1, 2):  # whose files are those of the opening, and of a refresh
@@ -404,7 +404,7 @@ def test_readers_keep_the_files_of_their_commit(tmp_path: Path) -> None:
         store.commit()
         found, rows = read(reader, keys)
         assert found.all()
-        assert expected(keys, rows) == before
+        assert expected(keys, rows) == content(reader) == before
         assert reader.refresh()
     store.close()
     reader.close()
@@ -419,7 +419,7 @@ from terarec.memory.row_format import RowFileOptions
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
 keys = np.arange(10_000)
-options = RowFileOptions(io="threads", io_threads=2)
+options = RowFileOptions(io="threads", io_threads=2, space_ratio=0)
 paths = [Path(sys.argv[1]) / str(number) for number in range(2)]
 stores = [RowFile.create(path, 512, segment_bytes=2**14, options=options) for path in paths]
 for number, store in enumerate(stores):
@@ -434,6 +434,19 @@ for number, store in enumerate(stores):
             others.append(open("/dev/null"))
         except OSError:
             break
+# Files of a store that was closed are none that can be closed.
+for other in others:
+    other.close()
+assert stores[0].read(keys, out).all()
+stores[0].close()
+assert stores[1].read(keys[:1], out[:1]).all()
+others = []
+while True:
+    try:
+        others.append(open("/dev/null"))
+    except OSError:
+        break
+assert stores[1].read(keys[5000:5001], out[:1]).all()
 """
 
 
