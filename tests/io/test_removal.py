@@ -51,6 +51,23 @@ def test_a_work_directory_goes_with_all_below_it(tmp_path: Path) -> None:
     assert not work.exists()
 
 
+def test_the_marker_of_a_directory_goes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A removal that was killed after it left a directory that no call removed any more."""
+    work, rmtree = work_directory(tmp_path / "work"), shutil.rmtree
+    for name in ("a", "b", "c"):
+        (work / name).mkdir()
+        (work / f"{name}.txt").touch()
+
+    def checked(path: Path, **options: bool) -> None:
+        assert (work / MARKER).exists()
+        assert path != work or len(list(work.iterdir())) == 1
+        rmtree(path, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", checked)
+    remove_tree(work)
+    assert not work.exists()
+
+
 def test_a_complete_directory_is_known_by_its_names(tmp_path: Path) -> None:
     (tmp_path / "of").mkdir()
     (tmp_path / "of" / "manifest.json").write_text("{}")

@@ -86,6 +86,7 @@ def workflow_files(spec: DatasetSpec, directory: Path) -> tuple[str, ...]:
     """Return the files of the workflow that encodes raw values, relative to `directory`, sorted; () if none.
 
     Those of `EARLIER_ROWS`, which no record needs, are not among them: they may be large, and hold rows of the logs.
+    Nor are hidden ones, such as a save that was killed leaves.
 
     Raises:
         DataNotFoundError: The workflow that the data set names is missing.
@@ -93,7 +94,13 @@ def workflow_files(spec: DatasetSpec, directory: Path) -> tuple[str, ...]:
     if spec.workflow is None:
         return ()
     workflow = directory / spec.workflow
-    paths = [path for path in workflow.rglob("*") if path.is_file() and path.parent.name != EARLIER_ROWS]
+    paths = [
+        path
+        for path in workflow.rglob("*")
+        if path.is_file()
+        and path.parent.name != EARLIER_ROWS
+        and not any(part.startswith(".") for part in path.relative_to(workflow).parts)
+    ]
     if not paths:
         raise DataNotFoundError(workflow, f"no such workflow, which {directory / DATASET_FILE} names")
     return tuple(sorted(path.relative_to(directory).as_posix() for path in paths))

@@ -25,7 +25,7 @@ from terarec.io.files import (
 )
 from terarec.io.opening import open_file
 from terarec.io.remote import PARTIAL_SUFFIX, is_remote, upload
-from terarec.io.removal import MARKER, mark, new_directory, published, remove_tree
+from terarec.io.removal import empty, mark, new_directory, published, remove_tree
 from terarec.spec.checks import FieldError
 
 
@@ -379,7 +379,7 @@ def resumable_dir(out: Path, fingerprint: Mapping[str, str], *, restart: bool = 
         mark(partial)
         # Under the lock: what another run is writing stays. Without a journal nobody knows what the files belong to.
         if restart or not (partial / JOURNAL_FILE).exists():
-            _empty(partial)
+            empty(partial)
         journal = Journal(partial, fingerprint)
         try:
             yield journal
@@ -397,14 +397,6 @@ def resumable_dir(out: Path, fingerprint: Mapping[str, str], *, restart: bool = 
             # Any other error comes from the data or the disk, and would come again: the next call starts anew.
             remove_tree(partial, ignore_errors=True)
             raise
-
-
-def _empty(directory: Path) -> None:
-    for entry in directory.iterdir():
-        if entry.is_dir():
-            remove_tree(entry)
-        elif entry.name != MARKER:
-            entry.unlink()
 
 
 def _read(path: Path) -> dict[str, Any]:

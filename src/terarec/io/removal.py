@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
@@ -58,7 +59,7 @@ def mark(directory: Path) -> None:
         ConfigError: The directory has content and no marker.
     """
     if not _is_marked(directory):
-        _check(directory, None)
+        check_removable(directory, None)
         (directory / MARKER).touch()
 
 
@@ -90,7 +91,7 @@ def remove_tree(
     if not os.path.lexists(directory):
         return
     try:
-        _check(directory, names)
+        check_removable(directory, names)
     except (ConfigError, FileNotFoundError):
         # It may have gone since, with a directory above it that somebody removes.
         if ignore_errors or not os.path.lexists(directory):
@@ -98,13 +99,24 @@ def remove_tree(
         raise
     if names is not None:
         _begin(directory, first)
+    with suppress(*([OSError] if ignore_errors else ())):
+        empty(directory)
     shutil.rmtree(directory, ignore_errors=ignore_errors)
     _own_directories.discard(_absolute(directory))
 
 
+def empty(directory: Path) -> None:
+    """Remove all in a directory but its marker, which goes last: by it the next call knows what a kill has left."""
+    for entry in directory.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        elif entry.name != MARKER:
+            entry.unlink()
+
+
 def begin_removal(directory: Path, *, names: str, first: str) -> None:
     """Let a directory count as complete no longer, as `remove_tree` does first; that removes it, also after a kill."""
-    _check(directory, names)
+    check_removable(directory, names)
     _begin(directory, first)
 
 
@@ -115,8 +127,8 @@ def _begin(directory: Path, first: str | None) -> None:
         (directory / first).unlink()
 
 
-def _check(directory: Path, names: str | None) -> None:
-    """Raise unless `remove_tree` may remove a directory."""
+def check_removable(directory: Path, names: str | None) -> None:
+    """Raise `ConfigError` unless `remove_tree` may remove a directory."""
     if not directory.is_dir() or directory.is_symlink():
         raise ConfigError(directory, "not a directory that terarec has made, expected nothing there; it stays")
     if _absolute(directory) in _own_directories or _is_marked(directory):

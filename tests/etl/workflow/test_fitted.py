@@ -1,16 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Workflows whose steps are fitted: phase after phase, kept on the disk, and the same for blocks and records."""
 
+import dataclasses
+import errno
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from terarec.errors import ConfigError, DataNotFoundError
+from terarec.errors import ConfigError, DataNotFoundError, StorageError
 from terarec.etl.ops import Categorify, DropLowCardinality, History, Normalize
 from terarec.etl.ops.states import SpillOptions
 from terarec.etl.workflow import Workflow
+from terarec.formats.dataset import workflow_files
+from terarec.io.removal import MARKER
 from terarec.spec import LabelSpec
 from tests.errors import at
 from tests.etl.workflow.fitting import fit
@@ -66,9 +72,80 @@ def test_a_save_leaves_nothing_of_an_earlier_one(tmp_path: Path) -> None:
     assert not Workflow.load(place).is_fitted
     fitted.save(place)
     (place / "states" / "notes.txt").write_text("of somebody else")
-    with pytest.raises(ConfigError, check=at("out")):
+    with pytest.raises(ConfigError, check=at(place / "states")):
         shop().save(place)
     assert Workflow.load(place).is_fitted
+
+
+def test_a_save_that_fails_or_is_killed_keeps_the_former_workflow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk no workflow was left, and after a kill the folders of the former one stayed for ever."""
+    fitted, place, replace = fit(shop(), rows_of(raw()), tmp_path / "fitting"), tmp_path / "w", os.replace
+    fitted.save(place)
+    former = files_in(place)
+    shop().save(tmp_path / "other")
+    shapes: list[str] = []
+
+    def kept(source: Path, target: Path) -> None:
+        replace(source, target)
+        copy = tmp_path / f"killed{len(shapes)}"  # what a kill leaves here
+        shutil.copytree(place, copy)
+        if not (copy / "workflow.json").exists():
+            shapes.append("none")
+            assert former.keys() <= files_in(copy).keys() | files_in(copy / ".partial" / "former").keys()
+            return
+        shapes.append("former" if Workflow.load(copy).is_fitted else "new")
+        spec = dataclasses.replace(fitted.dataset_spec(), workflow=".")
+        assert workflow_files(spec, copy) == tuple(sorted(former) if shapes[-1] == "former" else ["workflow.json"])
+
+    def full(source: Path, target: Path) -> None:
+        if Path(target) in faults:
+            faults.clear()
+            raise OSError(errno.ENOSPC, "No space left on device", str(target))
+        replace(source, target)
+
+    for name, workflow in (("workflow.json", shop()), ("states", fitted)):
+        faults = {place / name}
+        monkeypatch.setattr(os, "replace", full)
+        with pytest.raises(StorageError, check=at(place)):
+            workflow.save(place)
+        assert files_in(place) == former
+    monkeypatch.setattr(os, "replace", kept)
+    shop().save(place)
+    monkeypatch.undo()
+    assert shapes == ["former", "none", "none", "new"]
+    assert sorted(files_in(place)) == ["workflow.json"]
+    for number in range(len(shapes)):
+        fitted.save(tmp_path / f"killed{number}")
+        assert files_in(tmp_path / f"killed{number}") == former
+
+
+def test_what_a_workflow_does_not_take_the_place_of(tmp_path: Path) -> None:
+    """A folder behind a link lost its workflow, and one whose removal was killed was never saved to again."""
+    place, elsewhere = tmp_path / "w", tmp_path / "elsewhere"
+    shop().save(place)
+    former = files_in(place)
+    elsewhere.mkdir()
+    for folder in ("states", "earlier_rows"):
+        (place / folder).symlink_to(elsewhere)
+        with pytest.raises(ConfigError, check=at(place / folder)):
+            shop().save(place)
+        (place / folder).unlink()
+        assert files_in(place) == former
+    (place / "states").mkdir()
+    (place / "states" / MARKER).touch()
+    (place / "states" / "part").touch()
+    shop().save(place)
+    assert files_in(place) == former
+    (place / "workflow.json").unlink()
+    (place / "workflow.json").mkdir()
+    with pytest.raises(ConfigError, check=at("out")):
+        shop().save(place)
+
+
+def files_in(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
 def test_records_get_what_rows_outside_the_training_part_get(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from terarec.etl.workflow.plan import Plan
 from terarec.formats.dataset import EARLIER_ROWS
 from terarec.formats.parquet import arrow_errors
 from terarec.io.files import AtomicFile
-from terarec.io.opening import arrow_file, copy_file
+from terarec.io.opening import arrow_file, link_or_copy
 from terarec.spec import to_data
 from terarec.spec.checks import FieldError
 
@@ -177,10 +177,10 @@ def earlier_file(directory: Path, step: int) -> Path:
 
 
 def copy_earlier_rows(source: Path, directory: Path) -> None:
-    """Copy the files of earlier rows from `source` to `directory`, which is made."""
+    """Copy the files of earlier rows from `source` to `directory`, which is made, or give them names there, too."""
     directory.mkdir(parents=True, exist_ok=True)
     for path in sorted(source.glob("*.parquet")):
-        copy_file(path, directory / path.name)
+        link_or_copy(path, directory / path.name)
 
 
 def write_earlier_rows(path: Path, plan: Plan, step: int, parts: Iterable[Rows]) -> int:

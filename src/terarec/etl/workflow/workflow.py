@@ -10,7 +10,9 @@ not checked.
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -29,9 +31,10 @@ from terarec.etl.workflow.transform import column_block, data_set, state_of, wit
 from terarec.formats.block import ColumnBlock
 from terarec.formats.dataset import EARLIER_ROWS
 from terarec.formats.frames import Frame, as_table, is_frame
-from terarec.io.directories import atomic_entries, check_replaceable
-from terarec.io.files import flush, flush_tree, read_versioned_json, write_versioned_json
-from terarec.io.removal import remove_tree
+from terarec.io.directories import rewrite_error_paths
+from terarec.io.files import check_new_file, flush, flush_tree, read_versioned_json, write_versioned_json
+from terarec.io.remote import PARTIAL_SUFFIX
+from terarec.io.removal import check_removable, remove_tree, work_directory
 from terarec.spec import DatasetSpec, LabelSpec, SourceSpec, Split, WorkflowSpec, from_data, to_data
 from terarec.spec.dataset import DatasetStorage
 from terarec.spec.registry import OperatorSpec, check_allowed, imported
@@ -144,6 +147,32 @@ def check_functions(spec: WorkflowSpec, allow_import: Sequence[str], where: str)
         for field, function in step.functions.items():
             if function not in PRESET_FUNCTIONS:
                 check_allowed(function, allow_import, f"{place}: {field} {function!r}")
+
+
+def _exchange(work: Path, directory: Path) -> None:
+    """Move the files of a workflow from `work` to `directory`, and those that are there to ``former`` in `work`."""
+    check_new_file(directory / WORKFLOW_FILE, replace=True)
+    for folder in (STATES, EARLIER_ROWS):
+        if os.path.lexists(directory / folder):
+            check_removable(directory / folder, _FILES)
+    former = work / "former"
+    former.mkdir()
+    flush_tree(work)
+    # A directory without workflow.json is not a workflow: states of one never meet the steps of another.
+    names = (WORKFLOW_FILE, EARLIER_ROWS, STATES)
+    moves = [(directory / name, former / name) for name in names]
+    moves += [(work / name, directory / name) for name in reversed(names)]
+    with ExitStack() as undo:
+        for source, target in moves:
+            undo.callback(_move, target, source)
+            _move(source, target)
+        undo.pop_all()
+    flush(directory)
+
+
+def _move(source: Path, target: Path) -> None:
+    if os.path.lexists(source):
+        os.replace(source, target)
 
 
 class WorkflowFields(TypedDict, total=False):
@@ -262,25 +291,27 @@ class Workflow:
     def save(self, directory: Path | str) -> None:
         """Write ``workflow.json`` and the states of the steps to `directory`, which is made if necessary.
 
-        They take the place of a workflow that is there, with its states and earlier rows.
+        They take the place of a workflow that is there, with its states and earlier rows. An error leaves that as it
+        was, and so does a kill, unless it falls between the renames at the end: then ``.partial/former`` has the former
+        files, until the next `save`.
 
         Raises:
-            ConfigError: The folder of its states or earlier rows holds files of others.
-            StorageError: The disk is full.
+            ConfigError: The folder of its states or earlier rows is a link, or holds files of others.
+            StorageError: The disk is full, or cannot be written.
         """
         path = Path(directory)
-        with atomic_entries(path, replaceable=_FILES) as partial:
-            save_states(self.plan, self.states, partial)
-            if self.earlier_rows is not None and self.earlier_rows.is_dir():
-                copy_earlier_rows(self.earlier_rows, partial / EARLIER_ROWS)
-            for folder in (STATES, EARLIER_ROWS):
-                check_replaceable(path / folder, _FILES)
-            # A directory without it is not a workflow: states of one never meet the steps of another.
-            (path / WORKFLOW_FILE).unlink(missing_ok=True)
-            for folder in (STATES, EARLIER_ROWS):
-                if not (partial / folder).exists():
-                    remove_tree(path / folder, names=_FILES)
-        self.to_json(path / WORKFLOW_FILE)
+        # Inside `path`, so that both are on one file system: a rename across two would be a copy.
+        work = path / PARTIAL_SUFFIX
+        with rewrite_error_paths(work, path):
+            work_directory(work)
+            try:
+                save_states(self.plan, self.states, work)
+                if self.earlier_rows is not None and self.earlier_rows.is_dir():
+                    copy_earlier_rows(self.earlier_rows, work / EARLIER_ROWS)
+                self.to_json(work / WORKFLOW_FILE)
+                _exchange(work, path)
+            finally:
+                remove_tree(work, ignore_errors=True)
 
     def with_split(self, split: Split | None) -> Workflow:
         """Return this workflow with its state and another split: `OneSplit` for files that it only transforms.
