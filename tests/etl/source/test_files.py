@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from terarec.errors import ConfigError, DataNotFoundError
 from terarec.etl.source.files import find_files, name_order, numbered_order
+from terarec.io.removal import MARKER
 from tests.errors import at
 
 DAYS = [f"day_{number}.tsv" for number in range(12)]
@@ -88,13 +89,35 @@ def test_a_file_that_is_named_twice_is_rejected(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, check=at("sources")):
             find_files([tmp_path / path for path in paths])
     (tmp_path / "link.csv").unlink()
-    for target in (".", "../day"):  # the first has no end
-        (tmp_path / "day").mkdir(exist_ok=True)
-        (tmp_path / "day" / "b.csv").write_text("1\n")
-        (tmp_path / "latest").symlink_to(tmp_path / "day" / target)
-        with pytest.raises(ConfigError, check=at("sources")):
-            find_files([tmp_path])
-        (tmp_path / "latest").unlink()
+    (tmp_path / "logs" / "day_1").mkdir(parents=True)
+    (tmp_path / "logs" / "day_1" / "b.csv").write_text("1\n")
+    for target in ("..", "../logs/..", "../other"):  # the first two have no end
+        (tmp_path / "other").mkdir(exist_ok=True)
+        (tmp_path / "other" / "again").unlink(missing_ok=True)
+        (tmp_path / "other" / "again").symlink_to("../logs/day_1")
+        (tmp_path / "logs" / "above").symlink_to(target)
+        with pytest.raises(ConfigError, check=at("sources", f"{tmp_path}/logs/above/")):
+            find_files([tmp_path / "logs"])
+        (tmp_path / "logs" / "above").unlink()
+
+
+def test_a_link_beside_its_target_is_a_second_name(raw: Path) -> None:
+    """`latest -> day_12` was refused, or counted its rows double."""
+    (raw / "hours" / "hour_2").mkdir(parents=True)
+    (raw / "hours" / "hour_2" / "a.tsv").write_text("1\n")
+    (raw / "a_latest").symlink_to("hours/hour_2")
+    (raw / "all").symlink_to(".")
+    assert [Path(file.path) for file in find_files([raw])] == [
+        *(raw / name for name in DAYS),
+        raw / "hours/hour_2/a.tsv",
+    ]
+    (raw / "hours").rename(raw / ".hours")
+    (raw / "a_latest").unlink()
+    (raw / "a_latest").symlink_to(".hours/hour_2")
+    assert Path(find_files([raw])[0].path) == raw / "a_latest/a.tsv"
+    (raw / "b_latest").symlink_to("a_latest")
+    with pytest.raises(ConfigError, check=at("sources", f"name {raw}/b_latest twice, also as {raw}/a_latest")):
+        find_files([raw])
 
 
 def test_directories_behind_links_are_read(raw: Path) -> None:
@@ -132,3 +155,10 @@ def test_what_terarec_is_writing_is_no_source(raw: Path, name: str, pattern: str
         found = [Path(file.path.removeprefix("file://")) for file in find_files([f"{root}/{pattern}"])]
         assert sorted(found) == sorted(expected)
     assert len(find_files([raw / name])) == 1  # asked for by its name
+    for asked in ("*.partial", "*.partial-*", "*.former-*"):
+        if (raw / name).match(asked):
+            assert len(find_files([raw / asked])) == 1
+    (raw / name / MARKER).touch()
+    assert len(find_files([raw / name, raw / DAYS[0]])) == 1  # a shell's raw/*, after a kill
+    with pytest.raises(DataNotFoundError, check=at(raw / name)):
+        find_files([raw / name])

@@ -8,6 +8,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
 from itertools import groupby
 from pathlib import Path, PurePath, PurePosixPath
 from typing import NoReturn
@@ -16,6 +17,7 @@ from terarec.errors import ConfigError, DataNotFoundError, FormatError
 from terarec.etl.source.blocks import SourceFile
 from terarec.io.opening import read_bytes
 from terarec.io.remote import PARTIAL_SUFFIX, file_system, is_remote
+from terarec.io.removal import MARKER
 from terarec.spec.codec import parse_json
 from terarec.spec.dataset import GENERATED_FILE
 
@@ -31,8 +33,9 @@ def find_files(paths: Sequence[str | Path]) -> tuple[SourceFile, ...]:
 
     A directory means the files in it and below, also behind links, a pattern for the files that it matches, both in
     the order of `name_order`; names that begin with ``.`` or ``_`` in a directory are left out, and so is what terarec
-    is writing there. The side file that a generator
-    writes next to logs is never one of them, since a shell that expands ``raw/*`` names it, too.
+    is writing there; so is a link to another directory in it, whose files have their own names. The side file that a
+    generator writes next to logs is never one of them, nor is the work of a run that was killed, since a shell that
+    expands ``raw/*`` names them, too.
 
     Raises:
         ConfigError: No path, a file or directory twice, a pipe or device, or a URL of a kind that fsspec does not know.
@@ -44,20 +47,23 @@ def find_files(paths: Sequence[str | Path]) -> tuple[SourceFile, ...]:
         raise ConfigError("sources", "got none, expected at least one file")
     files = [file for path in paths for file in (_remote(str(path)) if is_remote(path) else _local(Path(path)))]
     if not files:
-        raise DataNotFoundError(paths[0], "a generator's description of its logs, expected a file of rows")
-    seen: set[str] = set()
+        problem = "what terarec was writing, or a generator's description of its logs, expected a file of rows"
+        raise DataNotFoundError(paths[0], problem)
+    seen: dict[str, str] = {}
     for file in files:
         if file.bytes == 0:
             raise FormatError(file.path, "the file is empty, expected at least one row")
         place = file.path if is_remote(file.path) else os.path.realpath(file.path)
         if place in seen:
-            raise _named_twice(file.path)
-        seen.add(place)
+            raise _named_twice(file.path, seen[place])
+        seen[place] = file.path
     return tuple(files)
 
 
-def _named_twice(path: str) -> ConfigError:
-    return ConfigError("sources", f"name {path} twice, whose rows would count double, expected it once")
+def _named_twice(path: str, other: str) -> ConfigError:
+    again = "" if path == other else f", also as {other}"
+    problem = f"name {path} twice{again}, whose rows would count double, expected it once"
+    return ConfigError("sources", f"{problem}: name the wanted files, or let the name of the other begin with '.'")
 
 
 def _local(path: Path) -> Iterator[SourceFile]:
@@ -76,23 +82,33 @@ def _local(path: Path) -> Iterator[SourceFile]:
             if not _is_sidecar(entry):
                 yield _local_file(entry)
             continue
+        if (entry / MARKER).is_file():
+            continue
         # By name, and not as the disk lists them, so that row ids are the same on every machine.
-        inside = sorted(_below(entry), key=name_order)
+        inside = sorted(_below(str(entry), {}), key=name_order)
         if not inside:
             raise FormatError(entry, "the directory has no data file, expected at least one")
         yield from map(_local_file, inside)
 
 
-def _below(directory: Path) -> Iterator[Path]:
-    walked: set[str] = set()
+def _below(directory: str, walked: dict[str, str]) -> Iterator[Path]:
+    """Yield the files below a directory that is in none of those `walked` so far, by their places."""
+    own: set[str] = set()
+    links: list[str] = []
     # Path.rglob would pass over a directory that it may not read.
-    for folder, folders, names in os.walk(directory, onerror=_unreadable, followlinks=True):
+    for folder, folders, names in os.walk(directory, onerror=_unreadable):
         place = os.path.realpath(folder)
         if place in walked:  # also behind a link to a directory above it, which has no end
-            raise _named_twice(folder)
-        walked.add(place)
+            raise _named_twice(folder, walked[place])
+        walked[place] = folder
+        own.add(place)
         folders[:] = filter(_is_data, folders)
+        links += filter(os.path.islink, (os.path.join(folder, name) for name in folders))
         yield from (Path(folder, name) for name in filter(_is_data, names))
+    for link in sorted(links, key=name_order):
+        # A second name beside the first, such as latest -> day_12, is none of other rows.
+        if os.path.realpath(link) not in own:
+            yield from _below(link, walked)
 
 
 def _unreadable(error: OSError) -> NoReturn:
@@ -132,11 +148,13 @@ def _remote(url: str) -> Iterator[SourceFile]:
 
 def _matched(pattern: str, paths: Iterable[str]) -> list[str]:
     """Return in their order the paths that a pattern matches, without those that terarec is writing."""
-    named = set(PurePosixPath(pattern).parts)
-    return sorted(
-        (path for path in paths if not any(map(_UNFINISHED.search, set(PurePosixPath(path).parts) - named))),
-        key=name_order,
-    )
+    # Unless it asks for their names.
+    named = [part for part in PurePosixPath(pattern).parts if PARTIAL_SUFFIX in part or ".former" in part]
+
+    def is_left_out(part: str) -> bool:
+        return bool(_UNFINISHED.search(part)) and not any(part == name or fnmatchcase(part, name) for name in named)
+
+    return sorted((path for path in paths if not any(map(is_left_out, PurePosixPath(path).parts))), key=name_order)
 
 
 def _is_data(name: str) -> bool:
