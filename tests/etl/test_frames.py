@@ -229,6 +229,12 @@ def test_a_reader_of_a_table(prepared: Path) -> None:
         Reader(shards, batch_size=9)
     with pytest.raises(FormatError, check=at("the table, column 'price'")):
         InMemorySource.of_table(spec, shards.drop_columns("price"))
+    for kind in (pa.int64(), pa.decimal128(19)):  # by way of float64, as preparation rounds them
+        prices = pa.array([2**60 + 2**36 + 1] * shards.num_rows, pa.int64()).cast(kind)
+        rounded = shards.set_column(shards.column_names.index("price"), "price", prices)
+        (made,) = Reader(InMemorySource.of_table(spec, rounded), batch_size=9)
+        place = [column.name for column in spec.dense].index("price")
+        assert made.dense[:, place].tolist() == [float(np.float32(np.float64(2**60 + 2**36 + 1)))] * shards.num_rows
     for value in (1e39, math.nan):  # which no preparation writes either
         prices = pa.array([*[1.0] * (shards.num_rows - 1), value])
         wrong = shards.set_column(shards.column_names.index("price"), "price", prices)

@@ -18,7 +18,7 @@ from terarec.config import load_run
 from terarec.errors import ConfigError
 from terarec.formats import read_dataset, write_dataset
 from terarec.formats.parquet import ParquetShardWriter
-from terarec.models.artifact import dense_state, load_model, tables
+from terarec.models.artifact import dense_state, extended_step, load_model, tables
 from terarec.ragged import Ragged
 from terarec.serve import InferenceSession
 from terarec.spec import (
@@ -324,6 +324,9 @@ def test_what_a_chain_cannot_continue_is_rejected(tmp_path, spec, small_day):
         RunSpec(data="data", extend_chain=True)
     with pytest.raises(ConfigError, check=at("RunSpec.extend_chain")):
         RunSpec(data="data", init_from="first", extend_chain=True, reset_optimizer=True)
+    for name in ("first", "step-" + "1" * 5000):  # of which Python makes no number
+        with pytest.raises(ConfigError, check=at("init_from")):
+            extended_step(RunSpec(data="data", init_from=name, extend_chain=True))
     assert RunSpec(data="data", sparse_optimizer=AdaGradSpec(), training=TrainingSpec()).extend_chain is False
 
 

@@ -336,7 +336,9 @@ def cast_table(table: pa.Table, spec: DatasetSpec, where: str) -> pa.Table:
         try:
             if pa.types.is_integer(value_type(field.type)):
                 _check_integers(column)
-            # Numbers are rounded to float32, as preparation rounds them.
+            # Numbers are rounded to float32, as preparation rounds them, which reads integers as float64.
+            if field.type == pa.float32() and not pa.types.is_floating(column.type):
+                column = column.cast(pa.float64(), safe=False)
             array = column.cast(field.type, safe=field.type != pa.float32())
         except pa.ArrowException as error:
             reason = " ".join(str(error).split())

@@ -29,6 +29,7 @@ from terarec.memory.files import own_directory
 from terarec.models.registry import build_model
 from terarec.nn.objectives import build_objective
 from terarec.spec import DatasetSpec, DynamicTableSpec, RunSpec, TableSpec, Tiers
+from terarec.spec.checks import is_count
 from terarec.spec.model import ModelSpec
 from terarec.spec.run import calibrated_for, calibration_of
 from terarec.storage import Store
@@ -92,7 +93,7 @@ def extended_step(spec: RunSpec) -> int | None:
     if not spec.extend_chain or spec.init_from is None:
         return None
     name = Path(spec.init_from).name
-    if not name.removeprefix("step-").isdecimal():
+    if not is_count(name.removeprefix("step-")):
         raise ConfigError("init_from", f"got {spec.init_from}, expected RUN/{CHECKPOINT_DIRECTORY}/step-N")
     return step_of(Path(name))
 

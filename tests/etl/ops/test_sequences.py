@@ -112,6 +112,7 @@ LAST = 2**63 - 1
     [
         ([LAST, -LAST, -1, -LAST, 2], None, [None, None, LAST - 1, 1 - LAST, None]),
         ([-5, LAST, LAST - 1], None, [None, None, -1]),
+        ([LAST, -1, 0], None, [None, None, 1]),  # -2^63 is a missing value
         ([0, 9_000_000_000, 18_300_000_000, 0], "ns", [None, 9 * 10**18, None, None]),
         ([0, 9_300_000_000, 0], "s", [None, 9_300_000_000, -9_300_000_000]),
     ],

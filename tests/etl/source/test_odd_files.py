@@ -7,6 +7,7 @@ import os
 import zipfile
 from functools import partial
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -217,6 +218,20 @@ def test_deeply_nested_and_truncated_text_is_not_an_object(tmp_path, policy, lin
 def as_text(values):
     """Any bytes as the type of text, as writers that do not check them leave it."""
     return pa.array(values, pa.binary()).view(pa.string())
+
+
+@pytest.mark.parametrize("content", [b"abcd", b"ab\xff\xff"])
+@pytest.mark.parametrize("is_list", [False, True])
+def test_places_outside_a_damaged_file_are_not_read(tmp_path, content, is_list):
+    """Bytes outside the file became values, or ended the process."""
+    places = pa.py_buffer(np.array([0, 2**30, 4], np.int32))
+    array = pa.Array.from_buffers(pa.string(), 2, [None, places, pa.py_buffer(content)])
+    if is_list:
+        array = pa.Array.from_buffers(pa.list_(pa.int8()), 2, [None, places], children=[pa.array([1] * 4, pa.int8())])
+    feather.write_feather(pa.table({"x": array}), str(tmp_path / "log"), compression="uncompressed")
+    column = SourceColumn(name="x", type="integer" if is_list else "text", separator="|" if is_list else None)
+    with pytest.raises(FormatError, check=at(tmp_path / "log", "offset")):
+        rows_of(open_source(SourceSpec(format="arrow", columns=(column,)), [tmp_path / "log"], "missing"))
 
 
 # Of a Parquet file Arrow reads no dictionary with such a text.

@@ -206,6 +206,21 @@ def test_a_small_arrow_array_is_reported_by_its_first_wrong_value(column: str, v
         WORKFLOW.encode({**RECORDS, column: values})
 
 
+@pytest.mark.usefixtures("arrow_rows")
+@pytest.mark.parametrize("column", ["city", "site", "tags"])
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
+def test_arrow_text_that_is_not_utf_8_is_rejected(column: str, kind: pa.DataType) -> None:
+    """Few values ended in an error of Python, and many had ids."""
+    content = pa.large_binary() if kind == pa.large_string() else pa.binary()
+    texts: pa.Array = pa.array([b"a", None, b"a", b"a\xff"], content).view(kind)
+    encoded: pa.Array = texts.dictionary_encode()
+    if column == "tags":
+        texts, encoded = (pa.ListArray.from_arrays(pa.array(range(5), pa.int32()), of) for of in (texts, encoded))
+    for form in (texts, encoded, pa.chunked_array([texts[:2], texts[2:]])):
+        with pytest.raises(ConfigError, check=at(f"column '{column}'", "UTF-8")):
+            WORKFLOW.encode({**RECORDS, column: form})
+
+
 ROUNDED = np.array([2**24 - 1, 2**24], np.float32)
 
 

@@ -33,7 +33,7 @@ from terarec.spec import (
     SourceSpec,
     WorkflowSpec,
 )
-from terarec.spec.checks import quoted
+from terarec.spec.checks import is_count, quoted
 from terarec.spec.dataset import FIRST_ID
 
 USER, ITEM, HISTORY, TIMES = "user", "item", "history", "times"
@@ -259,7 +259,7 @@ def _check_once(file: Path, what: str, lines: Sequence[int], *columns: Integers)
 
 
 def _is_number(word: str) -> bool:
-    return word.isascii() and word.isdigit() and len(word) <= _MOST_DIGITS
+    return is_count(word) and len(word) <= _MOST_DIGITS
 
 
 def _is_float(word: str) -> bool:

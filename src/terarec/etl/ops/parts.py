@@ -159,7 +159,7 @@ def _numbers(part: pa.Array, kind: Kind) -> pa.Array:
 
 def _integer(text: str) -> int:
     # Python counts zeros before the number among its 4,300 digits.
-    return int(re.sub("^(-?)0+(?=[0-9])", r"\1", text))
+    return int(text if len(text) <= 20 else re.sub("^(-?)0+(?=[0-9])", r"\1", text))
 
 
 def _is_held(text: str, kind: Kind) -> bool:

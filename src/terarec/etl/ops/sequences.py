@@ -34,6 +34,7 @@ from terarec.etl.ops.states import State
 from terarec.etl.ops.values import RecordFunction, ValueLists, accepted_list, each, joined
 from terarec.ragged import offsets_of
 from terarec.spec import checks
+from terarec.spec.dataset import MISSING_KEY
 from terarec.spec.registry import register
 
 
@@ -425,6 +426,7 @@ class DifferenceLag(GroupedColumns):
             difference[later] = values[later] - values[earlier]
             if kind_of(array) == "integer":  # whose difference wraps around where it has not the sign of the order
                 absent[later] |= (difference[later] < 0) != (values[later] < values[earlier])
+                absent[later] |= difference[later] == MISSING_KEY
             if name in rows.nanoseconds or self.unit is not None:
                 per_second = _PER_SECOND[self.unit or "s"]
                 parts = rows.nanoseconds.get(name, np.zeros(rows.num_rows, dtype=np.int32)).astype(np.int64)

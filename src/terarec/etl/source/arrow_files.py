@@ -222,9 +222,9 @@ def _unicode(array: Any) -> tuple[pa.LargeStringArray, NDArray[np.bool_] | None]
     try:
         texts.validate(full=True)
     except pa.ArrowInvalid:
-        bad = np.array(
-            [text is not None and not _is_unicode(text) for text in texts.cast(pa.large_binary()).to_pylist()]
-        )
+        contents = texts.cast(pa.large_binary())
+        contents.validate(full=True)  # before they are read
+        bad = np.array([text is not None and not _is_unicode(text) for text in contents.to_pylist()])
         if not bad.any():
             raise
         return pc.if_else(pa.array(bad), pa.scalar(None, texts.type), texts), bad
@@ -387,6 +387,19 @@ class ParquetReader(TypedReader):
         return sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
 
 
+def _check_places(batch: pa.RecordBatch) -> None:
+    """Raise `ArrowInvalid` where a value is at a place outside the memory of its column, as in a damaged file."""
+    for array in batch.columns:
+        try:
+            array.validate(full=True)
+        except pa.ArrowInvalid as error:
+            # Text that is not UTF-8 is one of the faults of values. Its places are checked as those of bytes.
+            if "UTF8" not in str(error):
+                raise
+            if is_string(array.type) and not pa.types.is_dictionary(array.type):
+                array.cast(pa.large_binary()).validate(full=True)
+
+
 class IpcReader(TypedReader):
     """Reads Arrow files, of the random access or the stream format. ``content`` of a part is a batch.
 
@@ -401,6 +414,7 @@ class IpcReader(TypedReader):
             self._check_schema(file.path, schema)
             for batch in batches:
                 chosen = batch.select(self._names)
+                _check_places(chosen)
                 if chosen.num_rows and (after is None or before > after.before):
                     yield RawPart(file.path, before, chosen.num_rows, batch.nbytes, chosen)
                 before += chosen.num_rows

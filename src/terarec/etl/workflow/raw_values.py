@@ -89,6 +89,15 @@ def as_list(values: Any) -> Any:
     return values.to_pylist() if isinstance(values, pa.Array | pa.ChunkedArray) else values
 
 
+def fault_of_array(values: pa.Array | pa.ChunkedArray) -> str | None:
+    """Return what is wrong with an Arrow array, such as text that is not UTF-8; None for a valid one."""
+    try:
+        values.validate(full=True)
+    except pa.ArrowInvalid as error:
+        return str(error).splitlines()[0]
+    return None
+
+
 def are_rounded(values: pa.Array | pa.ChunkedArray | NDArray[Any]) -> bool:
     """Return whether some of the values are integers from the bound of a float type below float64 on."""
     if isinstance(values, np.ndarray):
@@ -121,6 +130,8 @@ def one_column(values: Any) -> Any:
 def _plain(values: Any) -> Any:
     """Return values as a list, a NumPy array of numbers, or an Arrow array of more than `SMALL_ROWS` values."""
     if isinstance(values, pa.Array | pa.ChunkedArray):
+        if (fault := fault_of_array(values)) is not None:
+            raise _RejectedError(f"values of type {values.type} ({fault})", "valid ones, with text in UTF-8")
         values = few_as_list(values)
     if isinstance(values, list):
         return values

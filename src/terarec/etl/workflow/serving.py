@@ -21,7 +21,7 @@ from terarec.etl.ops.base import ColumnTypes
 from terarec.etl.ops.user_steps import run_step
 from terarec.etl.source.tables import read_records
 from terarec.etl.workflow.plan import Plan, columns_needed, side_types
-from terarec.etl.workflow.raw_values import RawValues, as_list, few_as_list, read_raw_values
+from terarec.etl.workflow.raw_values import RawValues, as_list, fault_of_array, few_as_list, read_raw_values
 from terarec.etl.workflow.record_program import RawColumn, RecordProgram, ServingPlan
 from terarec.etl.workflow.transform import data_set, dense_values, keys_of, state_of
 from terarec.formats.block import Keys
@@ -200,6 +200,8 @@ class RecordEncoder:
 
 def _program_column(values: RawValues, column_type: ColumnType) -> RawColumn | None:
     """Return raw values as the program takes them; None for those that the steps alone read."""
+    if isinstance(values, pa.Array | pa.ChunkedArray) and fault_of_array(values) is not None:
+        return None
     values, kind = few_as_list(values), column_type.kind
     if isinstance(values, list):
         return values
