@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ServedModels` and `ServedModel`: versions, the default one, replacement, parameters, statistics."""
 
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,11 +15,12 @@ from terarec.errors import ConfigError
 from terarec.serve import InferenceSession, ServedModel, ServedModels
 from terarec.serve.models import ModelState
 from terarec.serve.protocol import InferRequest, InferResponse, Tensor, UnknownModelError
-from terarec.spec import BatchingSpec
+from terarec.serve.served_records import ServedRecords
+from terarec.spec import BatchingSpec, WatchingSpec
 from terarec.spec.serving_options import ServedModelOptions
 from tests.errors import at
 from tests.serve.conftest import DENSE, TrainedRun
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, wait_for
 
 
 @pytest.fixture
@@ -51,6 +55,23 @@ def test_a_request_gets_the_scores_of_the_session(
     assert found.times.compute_infer > 0
     assert found.success_ns == sum(found.times)
     assert found.last_inference_ms > 0
+
+
+def test_an_answer_that_somebody_holds_does_not_keep_the_model(
+    served: ServedModels, trained: TrainedRun, tmp_path: Path
+) -> None:
+    """A stream without further requests kept a retired version, with its tables."""
+    served.observer = records = ServedRecords(WatchingSpec(record_directory=str(tmp_path), record_share=1.0))
+    session = InferenceSession.open(trained.path)
+    gone = weakref.ref(session)
+    served.install(ServedModel(session, name="dlrm"))
+    answer = served.submit(request_of(trained, 0, 1), "dlrm")
+    assert answer.result(PATIENCE).outputs[0].shape == (1, 1)
+    served.retire("dlrm", str(session.step))
+    records.close()
+    del session
+    wait_for(lambda: gc.collect() >= 0 and gone() is None)
+    assert not answer.cancel()
 
 
 def test_the_default_version_is_the_one_installed_last(

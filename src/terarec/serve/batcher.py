@@ -7,6 +7,7 @@ import logging
 import math
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
@@ -148,15 +149,19 @@ class ScoredPart(NamedTuple):
 
 
 class _Pending(Future[Answer]):
-    """An answer to come. `cancel` takes the request out of the queue: what holds its memory goes with its client."""
+    """An answer to come. `cancel` takes the request out of the queue: what holds its memory goes with its client.
 
-    batcher: Batcher
+    Who holds the answer does not hold the model: while the request waits, the batcher's thread does.
+    """
+
+    batcher: weakref.ref[Batcher]
 
     @override
     def cancel(self) -> bool:
         is_cancelled = super().cancel()
-        if is_cancelled:
-            self.batcher._drop(self)
+        batcher = self.batcher() if is_cancelled else None
+        if batcher is not None:
+            batcher._drop(self)
         return is_cancelled
 
 
@@ -238,7 +243,7 @@ class Batcher:
         """
         now = time.monotonic_ns()
         future: _Pending[Answer] = _Pending()
-        future.batcher = self
+        future.batcher = weakref.ref(self)
         timeouts = [seconds for seconds in (timeout_seconds, self._spec.default_timeout_seconds) if seconds]
         deadline = now + int(min(timeouts) * 1e9) if timeouts else None
         # A request with a short timeout must not expire by waiting for others.

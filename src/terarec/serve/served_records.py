@@ -100,9 +100,11 @@ class ServedRecords(QueuedSink[_Scored]):
     def observe(self, request: InferRequest, model: ServedModel, answer: Future[InferResponse]) -> None:
         """See a request and its answer to come, and keep both if they are in the share. It does not wait."""
         if random.random() < self._spec.record_share:
-            answer.add_done_callback(partial(self._take, request, model))
+            # Taken out when it is called: an answer that somebody holds keeps its callbacks.
+            answer.add_done_callback(partial(self._take, [(request, model)]))
 
-    def _take(self, request: InferRequest, model: ServedModel, answer: Future[InferResponse]) -> None:
+    def _take(self, observed: list[tuple[InferRequest, ServedModel]], answer: Future[InferResponse]) -> None:
+        request, model = observed.pop()
         if answer.cancelled() or answer.exception() is not None:
             return
         size = sum(_num_bytes(tensor.data) for tensor in request.inputs)
