@@ -68,7 +68,8 @@ class HttpServer:
         self.is_stopping = False
         self.date = formatdate(usegmt=True).encode()
         self.connections: set[Connection] = set()
-        self._handshakes: dict[asyncio.Task[None], float] = {}  # of TLS, the oldest first, with their beginnings
+        # Of TLS, the oldest first, with their beginnings; a connection is here or in `connections`.
+        self._handshakes: dict[Connection, tuple[asyncio.Task[None], float]] = {}
         self.errors = errors
         self._routes = routes
         self._guard = guard
@@ -137,7 +138,7 @@ class HttpServer:
             await self._finish_requests()
         finally:
             sweep.cancel()
-            for handshake in list(self._handshakes):
+            for handshake, _ in list(self._handshakes.values()):
                 handshake.cancel()
             for connection in list(self.connections):
                 connection.abort()
@@ -179,19 +180,22 @@ class HttpServer:
 
     def admit(self, connection: Connection) -> None:
         """Take a new connection; where there are too many, the one that has been silent for longest gives way."""
+        self._handshakes.pop(connection, None)  # before its task ends
         self.connections.add(connection)
         self._make_room()
 
     def _begin_handshake(self, make: Callable[[], Connection], tls: ssl.SSLContext, client: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
+        loop, connection = asyncio.get_running_loop(), make()
 
         async def shake_hands() -> None:
             with contextlib.suppress(OSError, TimeoutError):  # a client that does not speak TLS, or leaves
-                await loop.connect_accepted_socket(make, client, ssl=tls, ssl_handshake_timeout=self.receive_seconds)
+                await loop.connect_accepted_socket(
+                    lambda: connection, client, ssl=tls, ssl_handshake_timeout=self.receive_seconds
+                )
 
         handshake = loop.create_task(shake_hands())
-        self._handshakes[handshake] = loop.time()
-        handshake.add_done_callback(lambda ended: self._handshakes.pop(ended, None))
+        self._handshakes[connection] = handshake, loop.time()
+        handshake.add_done_callback(lambda _: self._handshakes.pop(connection, None))
         self._make_room()
 
     def _make_room(self) -> None:
@@ -199,12 +203,11 @@ class HttpServer:
             return
         waiting = (other for other in self.connections if other.is_waiting)
         silent = min(waiting, key=lambda other: other.last_heard, default=None)
-        handshake = next(iter(self._handshakes), None)
+        shaking = next(iter(self._handshakes), None)
         # What is closed a little later must not be chosen again.
-        if silent is None or (handshake is not None and self._handshakes[handshake] < silent.last_heard):
-            assert handshake is not None  # a new connection waits, at least
-            del self._handshakes[handshake]
-            handshake.cancel()
+        if silent is None or (shaking is not None and self._handshakes[shaking][1] < silent.last_heard):
+            assert shaking is not None  # a new connection waits, at least
+            self._handshakes.pop(shaking)[0].cancel()
         else:
             self.connections.discard(silent)
             # Aborted rather than closed: a close would first wait for the peer to read what is buffered.
