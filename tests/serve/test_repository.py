@@ -216,6 +216,15 @@ def test_a_version_that_is_being_removed_cannot_be_promoted(tmp_path: Path, monk
     assert model.pointer().current == 2
 
 
+def test_old_versions_stay_while_others_change_the_pointer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A promotion failed by them although its version answered."""
+    monkeypatch.setattr("terarec.serve.repository._LOCK_SECONDS", 0.0)
+    model = model_with(tmp_path, 1, 2, 3)
+    with file_lock(model.path / ".pointer.lock"):
+        assert model.remove_old(1) == ()
+    assert model.remove_old(1) == (1, 2)
+
+
 def test_earlier_versions_that_are_gone_leave_the_pointer(tmp_path: Path) -> None:
     model = model_with(tmp_path, 1, 2, 3, 4)
     for version in (1, 2, 3):

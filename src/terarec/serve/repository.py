@@ -325,7 +325,7 @@ class RepositoryModel:
         removed = []
         for version in versions:
             path = self.path / str(version)
-            with contextlib.suppress(ConfigError, OSError):
+            try:
                 if version in highest or path.is_symlink() or not (path / VERSION_FILE).is_file():
                     continue
                 with self._pointing():
@@ -338,6 +338,10 @@ class RepositoryModel:
                     begin_removal(path, names=_ENTRIES, first=RUN_FILE)
                 remove_tree(path)
                 removed.append(version)
+            except StorageError:  # others do not end changing the pointer; the next promotion removes what is left
+                break
+            except (ConfigError, OSError):
+                continue
         return tuple(removed)
 
     def _change(self, change: Callable[[PointerSpec], PointerSpec]) -> PointerSpec:
