@@ -37,6 +37,7 @@ from terarec.spec import (
     TwoTowerSpec,
 )
 from terarec.train import Callback, build
+from terarec.train.metrics_log import read_log
 from tests.errors import at
 from tests.train.planted import COLUMNS, make_planted
 from tests.train.small_run import assert_same, changed, weights
@@ -299,6 +300,19 @@ def test_a_day_without_a_checkpoint_starts_over_from_the_chain(tmp_path, spec, s
     run = next_day(spec, small_day, tmp_path / "second", tmp_path / "first")
     run.fit()
     assert list(links(run))[-1] == FIRST + 7
+    log = read_log(run.directory.metrics)
+    assert {point["step"] for point in (*log.starts, *log.training, *log.evaluations)} == {FIRST + 4, FIRST + 7}
+
+
+def test_checkpoints_without_the_description_of_their_run_are_refused(tmp_path, spec, small_day):
+    first_day(spec, tmp_path / "first")
+    next_day(spec, small_day, tmp_path / "second", tmp_path / "first").fit()
+    (tmp_path / "second/run.json").unlink()
+    before = content(tmp_path / "second")
+    for resume in (False, True):
+        with pytest.raises(ConfigError, check=at(tmp_path / "second")):
+            next_day(spec, small_day, tmp_path / "second", tmp_path / "first").fit(resume=resume)
+    assert content(tmp_path / "second") == before
 
 
 def test_the_newest_checkpoint_is_extended_and_not_the_best_one(tmp_path, spec, small_day):

@@ -33,7 +33,7 @@ from tests.train.small_run import changed
 class Place:
     """The attributes of a trainer that a log reads."""
 
-    step, samples, epoch = 0, 0, 0
+    step, first_step, samples, epoch = 0, 0, 0, 0
     last_loss = None
     device, spec = torch.device("cpu"), TrainingSpec()
     optimizers = Optimizers.of(nn.Linear(1, 1), SGDSpec(lr=0.25), SGDSpec())

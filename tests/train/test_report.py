@@ -31,7 +31,7 @@ from terarec.spec import (
     lru,
 )
 from terarec.spec.tables import RowType
-from terarec.train.metrics_log import RunLog
+from terarec.train.metrics_log import RunLog, read_log
 from terarec.train.report import MAX_POINTS, draw_curves, smooth, thin, write_report
 from terarec.train.run import build
 from tests.errors import at
@@ -170,6 +170,15 @@ def test_after_a_resume_the_later_line_of_a_step_counts(tmp_path: Path) -> None:
     page = write_report(make_run(tmp_path / "run", POINTS + again)).read_text()
     assert "0.81111" in page
     assert "0.71234" not in page
+
+
+def test_evaluations_of_a_step_are_in_the_order_of_their_last_lines(tmp_path: Path) -> None:
+    """The last line of a run is of its last split: a step that was scored by another in between is scored again."""
+    lines = [
+        {**POINTS[2], "split": split, "auc": auc} for split, auc in (("valid", 0.5), ("test", 0.6), ("valid", 0.7))
+    ]
+    log = read_log(make_run(tmp_path / "run", lines) / "metrics.jsonl")
+    assert [(point["split"], point["auc"]) for point in log.evaluations] == [("test", 0.6), ("valid", 0.7)]
 
 
 def test_training_time_adds_up_over_resumes(tmp_path: Path) -> None:

@@ -95,6 +95,33 @@ def test_another_split_is_compared_anew(tmp_path, spec):
         assert schedule.scheduler.best == max(aucs.values())
 
 
+def test_another_split_is_compared_anew_after_a_training_without_evaluations(tmp_path, spec, caplog):
+    first = changed(spec, epochs=1, eval_split="train")
+    build(first, tmp_path).fit()
+    kept = build(changed(first, epochs=2, eval_split=None), tmp_path).fit(resume=True)
+    assert kept.best_step == 8
+    report = build(changed(first, epochs=3, eval_split="valid"), tmp_path).fit(resume=True)
+    assert (report.best_step, report.highest_auc) == (24, report.evaluation.auc)
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        "evaluations were compared by auc on train and now are by auc on valid"
+    ]
+
+
+def test_a_checkpoint_of_an_earlier_build_names_metrics_alone(tmp_path, spec):
+    spec = changed(spec, epochs=1, schedule=PlateauSchedule(factor=0.5))
+    run = build(changed(spec, metrics=("logloss", "auc")), tmp_path / "then")
+    best = run.fit().best_metrics["logloss"]
+    state = run.trainer.state_dict()
+    del state["early_stopping"]["measure"], state["schedule_measures"], state["auc_measure"]
+    state["early_stopping"]["monitor"] = "logloss"
+    state["schedule_metrics"] = ["logloss"] * len(state["schedules"])
+    for metrics, expected in ((("logloss", "auc"), (8, best)), (("auc",), (None, -math.inf))):
+        trainer = build(changed(spec, metrics=metrics), tmp_path / "now").trainer
+        trainer.load_state_dict(state)
+        for schedule in trainer.optimizers.schedules:
+            assert (trainer.early_stopping.best_step, schedule.scheduler.best) == expected
+
+
 @pytest.mark.parametrize(
     ("monitor", "then", "now", "is_kept"),
     [

@@ -53,8 +53,9 @@ class MetricsLog(PointLogger):
 
     @override
     def on_start(self, trainer: Trainer) -> None:
-        # Without lines that a killed run had logged after its checkpoint.
-        kept = _lines_until(self.path, trainer.step) if self.path.exists() else []
+        # Without lines that a killed run had logged after its checkpoint: without any, where a run starts over.
+        is_resumed = trainer.step > trainer.first_step and self.path.exists()
+        kept = _lines_until(self.path, trainer.step) if is_resumed else []
         write_bytes(self.path, b"".join(kept))
         self._file = io.TextIOWrapper(open_file(self.path, "ab"), encoding="utf-8")
         where = describe_environment(trainer.device, trainer.spec)
@@ -163,7 +164,11 @@ def read_point(path: Path, number: int, line: bytes) -> dict[str, Any]:
 
 def _last_of_each_step(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
     # An evaluation of another split is another one.
-    last = {(point["step"], point.get("split")): point for point in points}
+    last: dict[tuple[int, str | None], dict[str, Any]] = {}
+    for point in points:
+        place = point["step"], point.get("split")
+        last.pop(place, None)  # it comes in the place of the later line: that of the step may be of another split
+        last[place] = point
     return sorted(last.values(), key=itemgetter("step"))
 
 

@@ -132,7 +132,8 @@ class RunDirectory:
     def has_checkpoint(self) -> bool:
         """Whether there is a complete checkpoint to resume from: none that was copied from a run that is extended."""
         newest = newest_checkpoint(self.checkpoints)
-        if newest is None:
+        # Without the description nothing tells what they are of: `check` refuses them.
+        if newest is None or not self.run_file.is_file():
             return False
         # By what the run here extends, whatever a run to start here would extend.
         extended = extended_step(load_run(self.run_file))
@@ -146,6 +147,8 @@ class RunDirectory:
         `spec`, has other columns or another workflow. A run that was killed before its first checkpoint may start over.
         """
         newest = newest_checkpoint(self.checkpoints)
+        if newest is not None and not self.run_file.is_file():
+            raise ConfigError(self.path, f"holds checkpoints but no {RUN_FILE}, expected a new or an empty directory")
         if newest is None or (not self.has_checkpoint and self._is_of_chain(newest, spec)):
             return
         if not resume:
@@ -191,14 +194,16 @@ class RunDirectory:
 
     def _remove_all_but(self, paths: set[Path]) -> None:
         """Remove all files and checkpoints of a run except those of `paths`."""
-        for path in {entry for entry in self.path.iterdir() if entry.name in _NAMES - {_LOCK_FILE}} - paths:
+        for path in reversed(complete_checkpoints(self.checkpoints)):
+            if path not in paths:
+                remove_checkpoint(path)
+        new = {entry for entry in self.path.iterdir() if entry.name in _NAMES - {_LOCK_FILE}} - paths
+        # The description last: a kill in between leaves no checkpoints without one.
+        for path in sorted(new, key=lambda path: path.name == RUN_FILE):
             if path.is_dir():
                 remove_tree(path, names=_CONTENT, ignore_errors=True)
             else:
                 path.unlink()
-        for path in reversed(complete_checkpoints(self.checkpoints)):
-            if path not in paths:
-                remove_checkpoint(path)
 
 
 def _comparable(spec: RunSpec) -> dict[str, object]:

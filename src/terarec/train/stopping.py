@@ -49,6 +49,7 @@ class EarlyStopping:
         # Apart from `best_value`: many gains below ``min_delta`` may add up to the best value, and yet use up patience.
         self._reference: float | None = None  # what an improvement is measured from
         self._num_without_improvement = 0
+        self._measure_before: str | None = None  # of loaded values, which a training without evaluations passes on
 
     @classmethod
     def of(cls, spec: TrainingSpec, monitors: Sequence[str]) -> EarlyStopping:
@@ -124,10 +125,14 @@ class EarlyStopping:
         groups = f" by {self._spec.group}" if monitored_metric(metric).needs_group else ""
         return None if split is None else f"{metric} on {split}{groups}"
 
+    def measure_of(self, state: Mapping[str, Any]) -> str | None:
+        """Return the `measure` of a result of `state_dict`; that of an earlier build has the metric's name alone."""
+        return self.measure(state["monitor"]) if "monitor" in state else state.get("measure")
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state as JSON data."""
         return {
-            "measure": self.measure(),
+            "measure": self.measure() or self._measure_before,
             "best_step": self.best_step,
             "best_value": self.best_value,
             "best_metrics": finite_data(self.best_metrics),
@@ -137,8 +142,10 @@ class EarlyStopping:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the result of `state_dict`; after one of another measure the comparison begins anew."""
-        if is_other_measure(state.get("measure"), self.measure()):
+        before = self.measure_of(state)
+        if is_other_measure(before, self.measure()):
             return
+        self._measure_before = before
         self.best_step, self.best_value = state["best_step"], state["best_value"]
         metrics = state["best_metrics"].items()
         self.best_metrics = {name: math.nan if value is None else value for name, value in metrics}

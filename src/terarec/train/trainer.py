@@ -169,6 +169,7 @@ class Trainer:
         self.step = self.first_step = self.epoch = self.samples = 0
         self.evaluation: Evaluation | None = None
         self.highest_auc: float | None = None
+        self._auc_measure: str | None = None  # of a loaded one, which a training without evaluations passes on
         self.early_stopping = EarlyStopping.of(spec, self.evaluator.monitors)
         self.reader: BatchReader | None = None
         self._reader_state: dict[str, Any] | None = None
@@ -407,7 +408,7 @@ class Trainer:
             "samples": self.samples,
             "steps_in_epoch": self._steps_in_epoch,
             "highest_auc": self.highest_auc,
-            "auc_measure": self.early_stopping.measure("auc"),
+            "auc_measure": self.early_stopping.measure("auc") or self._auc_measure,
             "evaluated_step": self._evaluated_step,
             "early_stopping": self.early_stopping.state_dict(),
             "schedules": self.optimizers.schedule_state(),
@@ -421,20 +422,24 @@ class Trainer:
         Raises:
             ConfigError: Another number of schedules.
         """
-        measure, before = self.early_stopping.measure, state["early_stopping"].get("measure")
+        measure, before = self.early_stopping.measure, self.early_stopping.measure_of(state["early_stopping"])
         if is_other_measure(before, measure()) and self.ranks.is_first:
             _logger.warning(
                 "evaluations were compared by %s and now are by %s: early stopping and the best step begin anew",
                 before,
                 measure(),
             )
-        measures = zip(state.get("schedule_measures", ()), self.optimizers.schedule_measures(measure), strict=False)
+        # An earlier build has the names of metrics alone.
+        measures_before = state.get("schedule_measures") or [
+            metric and measure(metric) for metric in state.get("schedule_metrics", ())
+        ]
+        measures = zip(measures_before, self.optimizers.schedule_measures(measure), strict=False)
         self.optimizers.load_schedule_state(state["schedules"], [is_other_measure(*each) for each in measures])
         self.step, self.first_step = state["step"], state["first_step"]
         self.epoch, self.samples = state["epoch"], state["samples"]
         self._steps_in_epoch = state["steps_in_epoch"]
         if not is_other_measure(state.get("auc_measure"), measure("auc")):
-            self.highest_auc = state["highest_auc"]
+            self.highest_auc, self._auc_measure = state["highest_auc"], state.get("auc_measure")
         self._evaluated_step = state["evaluated_step"]
         self.early_stopping.load_state_dict(state["early_stopping"])
         self._stepping.scaler.load_state_dict(state["loss_scaler"])
