@@ -83,6 +83,9 @@ def test_a_repeating_pass_over_a_raw_file_ends_its_batch(tmp_path, settings, tra
         ("3.7", {}, (True, True)),
         ("3.3", {"is_dlrm": True}, (False, False)),
         ("3.2", {"is_dlrm": True}, (True, True)),
+        ("3.1", {}, (True, True)),
+        ("3.0", {}, (False, False)),
+        ("2.3", {}, (False, False)),
     ],
 )
 def test_a_release_leaves_short_batches_out_of_training_and_of_evaluation(release, settings, expected):
@@ -92,3 +95,10 @@ def test_a_release_leaves_short_batches_out_of_training_and_of_evaluation(releas
         solver = hugectr.CreateSolver(repeat_dataset=repeats, compat_release=release, **settings)
         assert drops_short_batches(solver, reader) == expected
         assert drops_short_batches(solver, norm) == ((False, False) if repeats else expected)
+
+
+@pytest.mark.parametrize(("release", "drops"), [("25.03", True), ("3.0", True), ("2.3", False)])
+def test_a_session_of_3_0_leaves_short_batches_out_of_training(release, drops, monkeypatch):
+    monkeypatch.setenv("TERAREC_HUGECTR_RELEASE", release)
+    solver = hugectr.solver_parser_helper(repeat_dataset=False, batchsize=8, batchsize_eval=8, vvgpu=[[0]])
+    assert drops_short_batches(solver, raw_async_reader("train.bin", "eval.bin", 8, 8)) == (drops, False)

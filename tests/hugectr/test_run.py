@@ -2,13 +2,14 @@
 """A facade's model as a RUN: training that goes on from it equals training without a stop, and the CLI takes it."""
 
 import dataclasses
+import shutil
 
 import numpy as np
 import pytest
 import torch
 
 import terarec.hugectr as hugectr
-from terarec.config import load_run
+from terarec.config import load_run, save_run
 from terarec.hugectr.errors import IllegalCallError, WrongInputError
 from terarec.metrics import AUC
 from terarec.models.artifact import load_model
@@ -194,6 +195,14 @@ def test_what_cannot_become_a_run_is_rejected(files, saved, tmp_path):
     made, path = saved
     with pytest.raises(WrongInputError, check=at(f"save_run: {path}")):
         made.save_run(path)
+    extending = tmp_path / "extending"
+    shutil.copytree(path, extending)
+    spec = load_run(path / "run.json")
+    chain = path / "checkpoints" / f"step-{load_model(path).step:08d}"
+    save_run(dataclasses.replace(spec, init_from=str(chain), extend_chain=True), extending / "run.json")
+    with pytest.raises(WrongInputError, check=at(f"save_run: {extending}")):
+        made.save_run(extending)
+    shutil.rmtree(extending)
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(WrongInputError, check=at("save_run: out")):
         made.save_run(tmp_path)

@@ -253,7 +253,7 @@ class _Data:
         async_layout: Result of `async_layout_of` for the release.
         train: Reader of training data.
         evaluation: Reader of evaluation data.
-        open_counted: Function that returns another reader of the whole batches of training data.
+        open_counted: Function that returns another reader of training data, of batches that no ranks share.
         is_shuffled: Whether the training data is shuffled.
     """
 

@@ -21,7 +21,7 @@ from terarec.data.records.sources import RecordSource
 from terarec.hugectr.data import file_url
 from terarec.hugectr.enums import Check_t, DataReaderType_t
 from terarec.hugectr.errors import IllegalCallError, WrongInputError, as_hugectr_errors
-from terarec.hugectr.objects import AsyncParam, DataReaderParams, Input, Solver
+from terarec.hugectr.objects import AsyncParam, DataReaderParams, Input, Solver, SolverConfig
 from terarec.hugectr.release import release_number
 from terarec.spec import RecordLayout, SparseInput
 from terarec.spec.dataset import RecordKind
@@ -242,6 +242,9 @@ def drops_short_batches(solver: Solver, reader: DataReaderParams) -> tuple[bool,
     if solver.repeat_dataset and reader.data_reader_type in (DataReaderType_t.Norm, DataReaderType_t.Parquet):
         return False, False
     release = release_number(solver.compat_release)
+    # `Model` of 2.3 and 3.0 trains on them, `Session` of 3.0, whose solver has a class of its own, does not.
+    if release < (3, 1) and not (isinstance(solver, SolverConfig) and release == (3, 0)):
+        return False, False
     # 3.8 made the flag of its own out of `is_dlrm`.
     drops = solver.drop_incomplete_batch and not (solver.is_dlrm and release >= (3, 3))
     return drops, drops and (3, 1) <= release < (4, 3)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from terarec.checkpoint import TrainState, save
+from terarec.checkpoint.directory import newest_checkpoint
 from terarec.data import BatchReader, open_reader, read_spec
 from terarec.errors import ConfigError
 from terarec.formats.hugectr.records import RECORDS_FILE, write_records
@@ -169,7 +170,8 @@ def save_run(path: Path, records: RecordsSpec, training: Training) -> None:
     """
     directory = RunDirectory(path)
     with directory.locked():
-        if directory.has_checkpoint:
+        # Also copies of a chain that a run to start over there extends.
+        if newest_checkpoint(directory.checkpoints) is not None:
             raise ConfigError(path, "holds the checkpoints of a run, expected a new or an empty directory")
         described = path.absolute() / RECORDS_FILE
         write_records(records, described)

@@ -91,6 +91,11 @@ def _release_of_solver(values: ParameterValues) -> ParameterValues:
     return {"compat_release": values["compat_release"] or selected_release() or NEWEST}
 
 
+@DERIVED.register()
+def _release_of_session(values: ParameterValues) -> ParameterValues:
+    return {"compat_release": OLDEST if selected_release() == OLDEST else "3.0"}
+
+
 @RULES.register()
 def _lazy_is_adams(values: ParameterValues) -> str | None:
     if values["update_type"] is Update_t.LazyGlobal and values["optimizer_type"] is not Optimizer_t.Adam:
