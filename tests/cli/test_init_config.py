@@ -194,6 +194,9 @@ def test_tables_are_dynamic_where_a_column_that_is_looked_up_has_keys() -> None:
         item="ITEM", history="HISTORY", tables=DynamicTablesSpec(initializer="normal", init_scale=0.02)
     )
     assert pairs.tables == DynamicTablesSpec(initializer="normal", init_scale=0.01)
+    # A column to replace may be any of them.
+    unknown = dataclasses.replace(columns, categorical=(dataclasses.replace(keys, name="who"), item))
+    assert starting_run(kinds["mf_bpr"], unknown, "data").run.model == dataclasses.replace(pairs, user="USER")
     histories = dataclasses.replace(
         columns, categorical=(keys, item, dataclasses.replace(item, name="past", hotness=3))
     )

@@ -10,7 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from terarec.errors import DataNotFoundError
+from terarec.etl import prepare
+from terarec.etl.ops import Categorify
+from terarec.etl.workflow import Workflow
 from terarec.formats import read_dataset
+from terarec.spec import LabelSpec, SourceColumn, SourceSpec
 from tests.cli.conftest import Workshop, figures, rejected, terarec
 from tests.formats.samples import METADATA, make_block, make_spec, write_split
 from tests.train.planted import make_planted
@@ -141,6 +145,32 @@ def test_a_table(workshop: Workshop) -> None:
     values = figures("inspect", workshop.data, "--column", "C1", "--top", 10_000)["most_frequent"]
     known = {row["id"]: row["value"] for row in values}
     assert all(known.get(row["row"], row["value"]) == row["value"] for row in reported["largest"])
+
+
+def test_rows_of_a_table_are_those_of_the_column_of_its_name(tmp_path: Path) -> None:
+    """Those of another one, whose name it continues by a dot, were shown."""
+    (tmp_path / "log.csv").write_text("click,user,user.age\n" + "1,ann,old\n0,bob,new\n" * 8)
+    workflow = Workflow(
+        [Categorify(columns=("user", "user.age"))],
+        source=SourceSpec(
+            format="delimited",
+            delimiter=",",
+            header=True,
+            columns=(SourceColumn(name="click", type="number"), *map(text_column, ("user", "user.age"))),
+        ),
+        labels=[LabelSpec(name="click")],
+        categorical=["user", "user.age"],
+    )
+    prepare(workflow, [tmp_path / "log.csv"], tmp_path / "data")
+    short = ("--set", "training.max_steps=1", "--set", "training.eval_split=none")
+    figures("train", "--model", "deepfm", "--data", tmp_path / "data", "--out", tmp_path / "run", *short)
+    for table, values in (("user", {"ann", "bob"}), ("user.age", {"old", "new"})):
+        shown = figures("inspect", tmp_path / "run", "--table", table)["largest"]
+        assert values <= {row["value"] for row in shown}
+
+
+def text_column(name: str) -> SourceColumn:
+    return SourceColumn(name=name, type="text")
 
 
 def test_people_see_the_same(workshop: Workshop) -> None:

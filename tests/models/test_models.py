@@ -31,6 +31,7 @@ from terarec.spec import (
     FiBiNETSpec,
     FinalMLPSpec,
     GraphModelSpec,
+    LabelColumn,
     LRSpec,
     MaskNetSpec,
     PNNSpec,
@@ -115,6 +116,9 @@ def test_an_objective_of_several_outputs_is_none_of_one_loss(name: str) -> None:
     """The error said that the data had as many labels."""
     with pytest.raises(ConfigError, check=at(name, "got an objective of 3 outputs")):
         build_model(every.MODELS[name], COLUMNS, num_outputs=3)
+    both = replace(COLUMNS, labels=(*COLUMNS.labels, LabelColumn(name="other")))
+    with pytest.raises(ConfigError, check=at(name, "got 2 labels")):
+        build_model(every.MODELS[name], both, num_outputs=1)
 
 
 PRODUCTS = [name for name in COLUMN_MODELS if not name.startswith("lr")]

@@ -267,7 +267,8 @@ def _values(
     for directory in (path / DATASET_DIRECTORY, checkpoint.parent.parent / DATASET_DIRECTORY):
         if not directory.is_dir():
             continue
-        for column in read_dataset(directory).categorical:
-            if column.name in (table, table.rpartition(".")[0]):  # a second table has a suffix
-                return IdValues(workflow_of(directory, allow_import=allow_import), column.name).values(rows)
+        columns = {column.name for column in read_dataset(directory).categorical}
+        for name in (table, table.rpartition(".")[0]):  # a second table has a suffix
+            if name in columns:
+                return IdValues(workflow_of(directory, allow_import=allow_import), name).values(rows)
     return ["?"] * len(rows)

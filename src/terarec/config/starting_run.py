@@ -105,7 +105,8 @@ def starting_run(
     described, open_fields = _model(model, dataset, factory, relations or ColumnRelations(), remarks)
     tables = getattr(described, "tables", None)
     # A static table has as many rows as ids; raw integers have no such number.
-    if tables is not None and any(column.rows is None for column in _looked_up(described, dataset)):
+    columns = dataset.categorical if open_fields else _looked_up(described, dataset)
+    if tables is not None and any(column.rows is None for column in columns):
         scale = tables.init_scale or DynamicTablesSpec().init_scale
         dynamic = DynamicTablesSpec(initializer=tables.initializer, init_scale=scale)
         described = cast(ModelSpec, replace(cast(Any, described), tables=dynamic))

@@ -199,8 +199,6 @@ def multi_cross(spec: NetworkSpec, width: int, layers: int, rank: int, generator
 def check_one_label(kind: str, dataset: DatasetSpec, num_outputs: int | None) -> None:
     """Raise `ConfigError` unless a model of one output has one label."""
     labels = len(dataset.labels)
-    if num_outputs not in (None, labels):
-        raise ConfigError(kind, f"got an objective of {num_outputs} outputs, expected one of a single output")
     if labels != 1:
         names = ", ".join(label.name for label in dataset.labels)
         raise ConfigError(
@@ -208,6 +206,8 @@ def check_one_label(kind: str, dataset: DatasetSpec, num_outputs: int | None) ->
             f"got {labels} labels ({names}) in data set {dataset.name!r}, expected 1, above 0 for the items "
             "that users took; choose one of them in the workflow's labels, and prepare again",
         )
+    if num_outputs not in (None, 1):
+        raise ConfigError(kind, f"got an objective of {num_outputs} outputs, expected one of a single output")
 
 
 def check_known(kind: str, role: str, names: Sequence[str], dataset: DatasetSpec) -> None:
