@@ -333,6 +333,7 @@ class RecordsSpec:
             as Raw files.
         shuffles_rows: Whether shuffling mixes the samples of several groups; otherwise complete groups move, as in
             HugeCTR.
+        given: Of each slot, whether `MISSING_ID` is a value as any other, and no missing one; empty for all.
     """
 
     kind: RecordKind
@@ -345,6 +346,7 @@ class RecordsSpec:
     keys: Literal["columns", "as_read", "with_offsets"] = "columns"
     multi_hot: bool = True
     shuffles_rows: bool = True
+    given: tuple[bool, ...] = ()
 
     def __post_init__(self) -> None:
         checks.one_of(self, "kind", RECORD_KINDS)
@@ -357,6 +359,10 @@ class RecordsSpec:
         ):
             if len(names) != expected:
                 checks.reject(self, name, f"got {len(names)} names, expected {expected} as in the layout")
+        if self.given and len(self.given) != self.layout.num_slots:
+            checks.reject(
+                self, "given", f"got {len(self.given)}, expected one for each of {self.layout.num_slots} slots"
+            )
         checks.distinct(self, "names", self.column_names)
 
     @property

@@ -8,17 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from terarec.data import Reader
+from terarec.data import Reader, read_spec
 from terarec.data.reader import DatasetSource
 from terarec.data.records import open_split, write_as_dataset, write_as_records
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
 from terarec.formats import read_dataset, write_dataset
 from terarec.formats.block import slice_rows
-from terarec.formats.hugectr.records import read_records, write_records
+from terarec.formats.hugectr.records import describe_dataset, read_records, write_records
 from terarec.formats.hugectr.split_writer import read_keyset
 from terarec.formats.shard import create_shard, shard_path
 from terarec.spec import RecordLayout, RecordOptions, RecordsSpec, SparseInput
-from terarec.spec.dataset import RecordSplit
+from terarec.spec.dataset import MISSING_KEY, RecordSplit
 from tests.data.records.samples import break_checksum, norm_files
 from tests.data.sources import assert_same_batches
 from tests.errors import at
@@ -79,6 +79,24 @@ def test_there_and_back_gives_the_same_rows(tmp_path, kind, storage, hotness, op
     assert (found.labels, found.dense, found.categorical) == (expected.labels, expected.dense, expected.categorical)
     for split in ROWS:
         assert_same_batches(batches(tmp_path / "again", split), batches(dataset, split))
+
+
+def test_id_0_is_missing_where_it_was(tmp_path):
+    """Models took it for a value of what a workflow had made."""
+    (tmp_path / "data/w").mkdir(parents=True)
+    spec = make_spec()
+    given = tuple(dataclasses.replace(one, given=one.name == "C1" or None) for one in spec.categorical)
+    write_as_records(
+        make_dataset(tmp_path / "data", workflow="w", categorical=given), tmp_path / "out", RecordOptions(kind="norm")
+    )
+    imported = write_as_dataset(tmp_path / "out/records.json", tmp_path / "again").dataset
+    for described in (read_spec(tmp_path / "out"), imported, read_dataset(tmp_path / "again")):
+        assert [described.missing_key(name) for name in ("C0", "C1")] == [0, MISSING_KEY]
+    records = read_records(tmp_path / "out/records.json")
+    read = describe_dataset(dataclasses.replace(records, keys="as_read"), "read", "raw", {})
+    assert read.missing_key("C0") == MISSING_KEY
+    with pytest.raises(ConfigError, check=at("RecordsSpec.given")):
+        dataclasses.replace(records, given=(False,))
 
 
 @pytest.mark.parametrize(("kind", "storage", "offset"), [("norm", "parquet", 50), ("raw_async", "raw", 0)])

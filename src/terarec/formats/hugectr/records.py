@@ -22,7 +22,7 @@ from terarec.spec import (
     from_data,
     to_data,
 )
-from terarec.spec.dataset import DatasetStorage, RecordSplit
+from terarec.spec.dataset import MISSING_ID, DatasetStorage, RecordSplit
 
 ROWS_PER_FILE = {"norm": 40_960, "parquet": 1 << 20}
 """As HugeCTR's own writers make them."""
@@ -60,6 +60,7 @@ def describe_records(spec: DatasetSpec, options: RecordOptions, rows: Mapping[st
         key_bytes=options.key_bytes or (4 if sum(sizes) <= _FOUR_BYTES else 8),
         slot_sizes=sizes,
     )
+    given = tuple(spec.missing_key(column.name) != MISSING_ID for column in spec.categorical)
     return RecordsSpec(
         kind=options.kind,
         layout=layout,
@@ -67,6 +68,7 @@ def describe_records(spec: DatasetSpec, options: RecordOptions, rows: Mapping[st
         label_names=tuple(column.name for column in spec.labels),
         dense_names=tuple(column.name for column in spec.dense),
         checksum=options.checksum,
+        given=() if all(given) else given,
     )
 
 
@@ -92,6 +94,10 @@ def describe_dataset(
     sizes: tuple[int | None, ...] = layout.slot_sizes if has_sizes else (None,) * layout.num_slots
     if records.keys == "as_read":
         sizes = tuple(size or None for size in sizes)
+    # Other keys are not those of the columns: their 0 is that of the first slot alone, or of any.
+    has_missing = [
+        records.keys == "columns" and not is_given for is_given in records.given or (True,) * layout.num_slots
+    ]
     is_one_hot = records.kind == "raw" or not records.multi_hot
     # Their records have one key a slot, even if the layout allows more.
     hotness = (1,) * layout.num_slots if is_one_hot else layout.most_keys
@@ -101,8 +107,10 @@ def describe_dataset(
         labels=tuple(LabelColumn(name=column) for column in records.label_names),
         dense=tuple(DenseColumn(name=column) for column in records.dense_names),
         categorical=tuple(
-            CategoricalColumn(name=column, rows=size, hotness=most)
-            for column, size, most in zip(records.key_names, sizes[: layout.num_slots], hotness, strict=True)
+            CategoricalColumn(name=column, rows=size, hotness=most, given=False if is_missing else None)
+            for column, size, most, is_missing in zip(
+                records.key_names, sizes[: layout.num_slots], hotness, has_missing, strict=True
+            )
         ),
         splits=splits,
     )
