@@ -154,7 +154,7 @@ def write_histories(out: Path, *, train: int = 100_000, valid: int = 20_000) -> 
     starts = np.searchsorted(category[by_category], np.arange(CATEGORIES + 1))
     quality = random.normal(0, 0.5, PRODUCTS)
     columns = tuple(
-        CategoricalColumn(name=name, rows=FIRST_ID + rows, hotness=hotness)
+        CategoricalColumn(name=name, rows=FIRST_ID + rows, hotness=hotness, given=False)
         for name, rows, hotness in (
             ("product", PRODUCTS, 1),
             ("category", CATEGORIES, 1),

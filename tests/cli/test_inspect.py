@@ -95,6 +95,17 @@ def test_empty_lists_and_their_mean_length(tmp_path: Path) -> None:
     assert (by_name["item"]["empty_share"], by_name["item"]["mean_length"]) == (None, None)
 
 
+@pytest.mark.parametrize(("given", "missing"), [(None, None), (False, 0.25)])
+def test_the_missing_ids_of_data_without_a_workflow(tmp_path: Path, given: bool | None, missing: float | None) -> None:
+    spec = make_spec(hotness=(1,))
+    spec = dataclasses.replace(spec, categorical=(dataclasses.replace(spec.categorical[0], given=given),))
+    block = dataclasses.replace(make_block(spec, 40), keys=(np.arange(40) % 4,))
+    write_split(tmp_path, spec, block, rows_per_group=40)
+    (column,) = (one for one in figures("inspect", tmp_path)["columns"] if one["column"] == "C0")
+    assert (column["missing_share"], column["rare_share"]) == (missing, None)
+    assert figures("inspect", tmp_path, "--column", "C0")["missing_share"] == missing
+
+
 def test_the_deviation_of_large_numbers_that_differ_little(tmp_path: Path) -> None:
     spec = make_spec(hotness=(1,), weight="w")
     weights = (1e9 + 64 * (np.arange(40) % 3)).astype(np.float32)

@@ -10,7 +10,7 @@ import pytest
 
 from terarec.config.files import save_run
 from terarec.errors import ConfigError, FormatError, StorageError, TrainingError
-from terarec.formats import write_dataset
+from terarec.formats import read_dataset, write_dataset
 from terarec.formats.parquet import ParquetShardWriter
 from terarec.io.files import AtomicFile
 from terarec.models.artifact import load_model
@@ -112,6 +112,22 @@ def test_data_that_was_encoded_otherwise_is_rejected_and_the_run_stays(tmp_path,
     moved = shutil.move(data, tmp_path / "moved")
     assert shops_run(moved, tmp_path / "RUN", epochs=2).fit(resume=True).steps == 4
     assert predict(tmp_path / "RUN", moved, "train", tmp_path / "scores.parquet").rows == 60
+
+
+def test_id_0_means_the_same_for_a_training_that_goes_on(tmp_path):
+    """Nothing was said, and models of histories had other inputs from there on."""
+    data = write_shops(tmp_path / "data", workflow=None)
+    shops_run(data, tmp_path / "RUN").fit()
+    columns = read_dataset(data)
+    (shop,) = columns.categorical
+    write_dataset(dataclasses.replace(columns, categorical=(dataclasses.replace(shop, given=False),)), data)
+    rejected = at("data set 'shops', column 'shop'", "id 0 is a missing value, expected a value")
+    with pytest.raises(ConfigError, check=rejected):
+        shops_run(data, tmp_path / "RUN", epochs=2).fit(resume=True)
+    warm = dataclasses.replace(shops_run(data, tmp_path / "NEW").spec, init_from=str(tmp_path / "RUN"))
+    with pytest.raises(ConfigError, check=rejected):
+        build(warm, tmp_path / "NEW").fit()
+    assert predict(tmp_path / "RUN", data, "train", tmp_path / "scores.parquet").rows == 60
 
 
 def test_a_run_that_cannot_be_restored_keeps_its_description(tmp_path, spec):

@@ -14,14 +14,14 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from terarec.errors import ConfigError
-from terarec.etl.workflow import workflow_of
+from terarec.etl.workflow import Workflow, workflow_of
 from terarec.etl.workflow.datasets import IdValues
 from terarec.formats import read_dataset
 from terarec.formats.block import ColumnBlock, Keys
 from terarec.formats.shard import open_shard
 from terarec.ragged import Ragged, flat_values
 from terarec.reports.text import Advance
-from terarec.spec import CategoricalColumn, DatasetSpec
+from terarec.spec import DatasetSpec
 from terarec.spec.dataset import MISSING_ID
 
 
@@ -54,8 +54,8 @@ def describe_dataset(path: Path, *, allow_import: Sequence[str] = ()) -> dict[st
             *(_number_column("label", column.name, None) for column in spec.labels),
             *(_number_column("dense", column.name, IdValues(workflow, column.name).kind) for column in spec.dense),
             *(
-                _key_column(column, IdValues(workflow, column.name), None if sample is None else sample.keys[position])
-                for position, column in enumerate(spec.categorical)
+                _key_column(spec, workflow, position, None if sample is None else sample.keys[position])
+                for position in range(len(spec.categorical))
             ),
             *([] if spec.weight is None else [_number_column("weight", spec.weight, None)]),
             *(_number_column("metadata", column.name, None) for column in spec.metadata),
@@ -84,7 +84,7 @@ def reserved_shares(ids: NDArray[Any], counts: NDArray[np.int64] | None, num_res
     Args:
         ids: int64[n], or any integers.
         counts: int64[n], how often each of `ids` occurs; None for once.
-        num_reserved: `IdValues.num_reserved`.
+        num_reserved: Number of the first ids that are those of missing, rare and unseen values.
     """
     weights = np.ones(len(ids), dtype=np.int64) if counts is None else counts
     total = max(int(weights.sum()), 1)
@@ -121,7 +121,14 @@ def _number_column(role: str, name: str, kind: str | None) -> dict[str, Any]:
     }
 
 
-def _key_column(column: CategoricalColumn, id_values: IdValues, sample: Keys | None) -> dict[str, Any]:
+def _num_reserved(spec: DatasetSpec, name: str, id_values: IdValues) -> int:
+    # Data that no workflow made may have an id of missing values, too.
+    return id_values.num_reserved or spec.first_id(name)
+
+
+def _key_column(spec: DatasetSpec, workflow: Workflow, position: int, sample: Keys | None) -> dict[str, Any]:
+    column = spec.categorical[position]
+    id_values = IdValues(workflow, column.name)
     keys = np.zeros(0, dtype=np.int64) if sample is None else flat_values(sample)
     return {
         "column": column.name,
@@ -129,7 +136,7 @@ def _key_column(column: CategoricalColumn, id_values: IdValues, sample: Keys | N
         "step": id_values.kind,
         "rows": column.rows,
         "hotness": column.hotness,
-        **reserved_shares(keys, None, id_values.num_reserved),
+        **reserved_shares(keys, None, _num_reserved(spec, column.name, id_values)),
         **list_figures(sample),
     }
 
@@ -171,7 +178,7 @@ def describe_column(
     for position, column in enumerate(spec.categorical):
         if column.name == name:
             id_values = IdValues(workflow_of(path, allow_import=allow_import), name)
-            return {**figures, **_categories(id_values, column, scanned, position, top)}
+            return {**figures, **_categories(spec, id_values, scanned, position, top)}
     metadata = [column.name for column in spec.metadata]
     if name in metadata:
         return {**figures, **_values((block.metadata[metadata.index(name)] for block in scanned), top)}
@@ -188,9 +195,9 @@ def _with_progress(scanned: Iterator[ColumnBlock], total: int, progress: Advance
 
 
 def _categories(
-    id_values: IdValues, column: CategoricalColumn, scanned: Iterator[ColumnBlock], position: int, top: int
+    spec: DatasetSpec, id_values: IdValues, scanned: Iterator[ColumnBlock], position: int, top: int
 ) -> dict[str, Any]:
-    rows = 0
+    rows, column = 0, spec.categorical[position]
     seen: list[Counts] = []
     for block in scanned:
         seen.append(np.unique(flat_values(block.keys[position]).astype(np.int64), return_counts=True))
@@ -205,7 +212,7 @@ def _categories(
         "rows": rows,
         "cardinality": column.rows,
         "ids_seen": ids.size,
-        **reserved_shares(ids, counts, id_values.num_reserved),
+        **reserved_shares(ids, counts, _num_reserved(spec, column.name, id_values)),
         "most_frequent": [
             {"id": int(ids[place]), "value": value, "count": int(counts[place]), "share": int(counts[place]) / num_keys}
             for place, value in zip(order, id_values.values(ids[order]), strict=True)

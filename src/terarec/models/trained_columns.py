@@ -15,6 +15,7 @@ from terarec.formats.dataset import workflow_files
 from terarec.io.opening import arrow_file, read_bytes
 from terarec.spec import CategoricalColumn, DatasetSpec
 from terarec.spec.codec import parse_json
+from terarec.spec.dataset import MISSING_ID
 
 _FREE = ("split", "weight", "metadata")
 """Fields of a workflow that do not change the inputs of a model."""
@@ -48,6 +49,20 @@ def check_columns(dataset: DatasetSpec, directory: Path, trained_on: DatasetSpec
             raise ConfigError(
                 f"data set {dataset.name!r}",
                 f"{file} is not that of the training in {trained_directory}; were its ids fitted again?",
+            )
+
+
+def check_missing_ids(dataset: DatasetSpec, trained_on: DatasetSpec) -> None:
+    """Raise `ConfigError` unless id 0 means the same in `dataset`, to train on with, as in `trained_on`."""
+    for name in (column.name for column in dataset.categorical):
+        meanings = [
+            "a missing value" if spec.missing_key(name) == MISSING_ID else "a value" for spec in (dataset, trained_on)
+        ]
+        if meanings[0] != meanings[1]:
+            raise ConfigError(
+                f"data set {dataset.name!r}, column {name!r}",
+                f"id 0 is {meanings[0]}, expected {meanings[1]} as in training; "
+                "`given` in dataset.json or records.json says which",
             )
 
 

@@ -22,7 +22,7 @@ from terarec.data.reader import BatchReader
 from terarec.errors import ConfigError, DataNotFoundError, StorageError, TrainingError
 from terarec.formats import read_dataset
 from terarec.models.artifact import dense_state, find_checkpoint, load_dense_state, load_weights, tables
-from terarec.models.trained_columns import check_added_ids, check_columns
+from terarec.models.trained_columns import check_added_ids, check_columns, check_missing_ids
 from terarec.optim.dense import build_dense_optimizer
 from terarec.spec import (
     DatasetSpec,
@@ -268,7 +268,9 @@ def start_from(trainer: Trainer, spec: RunSpec, dataset: DatasetSpec) -> Checkpo
             )
     directory = RunDirectory(run_dir)
     check = check_added_ids if spec.extend_chain else check_columns
-    check(dataset, Path(spec.data), read_dataset(directory.dataset), directory.dataset)
+    trained_on = read_dataset(directory.dataset)
+    check(dataset, Path(spec.data), trained_on, directory.dataset)
+    check_missing_ids(dataset, trained_on)
     left_out = _left_out(old, spec, trainer.device)
     if left_out and spec.extend_chain:
         raise ConfigError(

@@ -23,7 +23,7 @@ from terarec.io.opening import copy_file
 from terarec.io.remote import final_name
 from terarec.io.removal import remove_tree
 from terarec.models.artifact import extended_step
-from terarec.models.trained_columns import check_columns
+from terarec.models.trained_columns import check_columns, check_missing_ids
 from terarec.spec import BinarySpec, DatasetSpec, RunSpec, to_data
 from terarec.spec.codec import differences
 from terarec.spec.run import without_calibration
@@ -161,7 +161,9 @@ class RunDirectory:
                     f"{path} is {json.dumps(old)}, got {json.dumps(new)}; "
                     "a resumed run cannot change it; init_from=RUN starts another run from its weights",
                 )
-        check_columns(dataset, Path(spec.data), read_dataset(self.dataset), self.dataset)
+        trained_on = read_dataset(self.dataset)
+        check_columns(dataset, Path(spec.data), trained_on, self.dataset)
+        check_missing_ids(dataset, trained_on)
 
     def begin(self, spec: RunSpec, dataset: DatasetSpec) -> None:
         """Write ``run.json`` and the description of the data for serving: the columns and their encoding."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -186,6 +187,11 @@ def test_ids_of_data_without_a_workflow_stand_for_themselves(directories, tmp_pa
     assert (cities.total, cities.missing, cities.rare) == (3000, 0, 0)
     assert set(cities.values.to_pylist()) <= {str(number) for number in range(spec.categorical[0].rows)}
     assert raw.numbers["price"].total == 3000
+    said = replace(spec, splits={}, categorical=tuple(replace(one, given=False) for one in spec.categorical))
+    write_dataset(said, tmp_path)
+    file = directories["moved"] / "train" / "part-00000.parquet"
+    missing = summarize_raw([file], tmp_path).categories["city"].missing
+    assert missing == (pq.read_table(file)["city"].to_numpy() == 0).sum() > 0
 
 
 def test_data_without_a_common_column_are_rejected(directories):

@@ -28,7 +28,6 @@ from terarec.formats.shard import open_shard
 from terarec.kernels.cpu.encoding import Int64Counts, xxh64_int64
 from terarec.ragged import Ragged, flat_values
 from terarec.spec import CategoricalColumn, DatasetSpec
-from terarec.spec.dataset import MISSING_ID, MISSING_KEY
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +35,18 @@ class IdNames:
     """The ids of one column.
 
     Attributes:
-        missing: Id, or key, of a missing value; None where none can be missing.
+        missing: Id, or key, of a missing value, as `DatasetSpec.missing_key` gives it.
         rare_ids: Number of ids, from 1 on, that rare and unseen values share.
         values: Values of the ids behind these; None where an id is the value.
     """
 
-    missing: int | None = MISSING_ID
+    missing: int
     rare_ids: int = 0
     values: pa.Array | None = None
 
     def are_missing(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return which of the ids mean a missing value, bool[n]."""
-        return np.zeros(len(ids), dtype=np.bool_) if self.missing is None else np.asarray(ids == self.missing)
+        return np.asarray(ids == self.missing)
 
     def are_rare(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return which of the ids are those of rare and unseen values, bool[n]."""
@@ -66,16 +65,14 @@ class IdNames:
 
 def id_names(workflow: Workflow, spec: DatasetSpec) -> dict[str, IdNames]:
     """Return the ids of the categorical columns of the data set `spec`, which `workflow` made."""
-    return {column.name: _names_of(column, workflow) for column in spec.categorical}
+    return {column.name: _names_of(column, spec, workflow) for column in spec.categorical}
 
 
-def _names_of(column: CategoricalColumn, workflow: Workflow) -> IdNames:
-    if column.rows is None:
-        return IdNames(missing=MISSING_KEY)
-    id_values = IdValues(workflow, column.name)
-    if id_values.vocabulary is None:
-        return IdNames() if id_values.num_reserved else IdNames(missing=None)
-    return IdNames(rare_ids=id_values.vocabulary.hash_buckets, values=id_values.vocabulary.values)
+def _names_of(column: CategoricalColumn, spec: DatasetSpec, workflow: Workflow) -> IdNames:
+    missing, vocabulary = spec.missing_key(column.name), IdValues(workflow, column.name).vocabulary
+    if column.rows is None or vocabulary is None:
+        return IdNames(missing=missing)
+    return IdNames(missing=missing, rare_ids=vocabulary.hash_buckets, values=vocabulary.values)
 
 
 def in_raw_units(workflow: Workflow, name: str, numbers: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -46,7 +46,8 @@ def workflow_of(directory: Path, *, allow_import: Sequence[str] = ()) -> Workflo
 def identity_workflow(dataset: DatasetSpec) -> Workflow:
     """Return a workflow for a data set that no workflow made: raw columns are those of its Parquet shards.
 
-    Dense numbers and ids must be there, and lists no longer than `hotness`; a missing key is the key of missing ones.
+    Dense numbers must be there, as must ids but those of columns whose `given` is false, which are 0 where they are
+    missing. Lists are no longer than `hotness`; a missing key is the key of missing ones.
     """
     steps: list[GivenIds] = []
     for hotness, has_missing in dict.fromkeys((one.hotness, one.given is False) for one in dataset.categorical):
