@@ -272,6 +272,10 @@ def test_databases_without_a_type(
     assert (None if config.persistent_db is None else config.persistent_db.type.name) == persistent
 
 
+def test_a_file_whose_server_is_off_keeps_rows_in_the_process(tmp_path: Path) -> None:
+    assert read_parameter_server(write(tmp_path / "ps.json", {**LEAST, "distributed_db": {}})).volatile_db is None
+
+
 def test_a_queue_without_a_type_is_kafka_up_to_4_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = write(tmp_path / "ps.json", {**LEAST, "update_source": {"brokers": "host:9092"}})
     for release, kind in (("24.06", "null"), ("4.2", "kafka_message_queue")):

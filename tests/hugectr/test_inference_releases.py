@@ -201,6 +201,7 @@ def test_databases_of_release_3_3() -> None:
     for databases, chosen in (
         ({"cpu_memory_db": memory}, memory),
         ({"cpu_memory_db": memory, "distributed_db": DistributedDatabaseParams()}, memory),
+        ({"distributed_db": DistributedDatabaseParams()}, None),  # 3.3 keeps rows in the process by default
         ({"cpu_memory_db": memory, "distributed_db": server}, server),
     ):
         params = InferenceParams(**LEAST, **databases)
@@ -209,6 +210,22 @@ def test_databases_of_release_3_3() -> None:
     assert isinstance(tier, RedisSpec)
     assert (tier.address, tier.num_partitions, server.max_batch_size) == ("127.0.0.1:7003", 2, 300)
     assert (server.overflow_policy, server.update_filters) == (POLICIES.evict_oldest, [".+"])
+
+
+def test_a_value_that_is_set_is_not_undone_by_those_of_older_releases() -> None:
+    databases = [CPUMemoryDatabaseParams(num_partitions=count) for count in (2, 3, 4)]
+    params = InferenceParams(**LEAST, cpu_memory_db=databases[0])
+    params.volatile_db = databases[1]
+    params.hit_rate_threshold = 0.5
+    assert params.volatile_db == databases[1]
+    params.cpu_memory_db = databases[2]
+    assert params.volatile_db == databases[2]
+    server = VolatileDatabaseParams(num_partitions=2, max_get_batch_size=300)
+    server.max_batch_size, server.num_partitions = 50, 0
+    assert server.max_batch_size == 50
+    assert server.num_partitions > 0
+    server.max_get_batch_size = 20_000
+    assert server.max_batch_size == 20_000
 
 
 def test_one_default_for_all_tables() -> None:

@@ -4,7 +4,9 @@
 import pytest
 
 import terarec.hugectr as hugectr
+from terarec.hugectr.errors import WrongInputError
 from terarec.hugectr.readers import async_layout_of, drops_short_batches, shuffle_seed
+from tests.errors import at
 from tests.hugectr.families import collection_dlrm, raw_async_reader
 from tests.hugectr.planted import Planted, write_raw_async
 
@@ -71,6 +73,15 @@ def test_a_repeating_pass_over_a_raw_file_ends_its_batch(tmp_path, settings, tra
     assert [len(rows) for rows in evaluated] == [100, 100, 50, 100]
     assert [len(rows) for rows in steps] == trained
     assert (evaluated[3] == evaluated[0]).all()
+
+
+def test_a_file_without_a_whole_batch_to_repeat_is_named_with_the_setting(tmp_path):
+    source = write_raw_async(tmp_path / "data.bin", Planted(50))
+    made = collection_dlrm(
+        raw_async_reader(source, source, 50, 50), batchsize=100, batchsize_eval=100, i64_input_key=True
+    )
+    with pytest.raises(WrongInputError, match=r"holds 50 samples.*drop_incomplete_batch=False", check=at("set_source")):
+        made.start_data_reading()
 
 
 @pytest.mark.parametrize(

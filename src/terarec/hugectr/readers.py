@@ -92,9 +92,17 @@ class DataReader(BatchStream):
         Raises:
             FileCannotOpenError: No such data.
             BrokenFileError: Data that does not hold what it should.
+            WrongInputError: Data that repeats, of which every batch is left out.
         """
         with as_hugectr_errors("set_source"):
             source = self._open(file_name or self.name)
+            rows = sum(source.group_rows)
+            if self.repeat and self._options.drop_last and rows < self.batch_size:
+                raise WrongInputError(
+                    "set_source",
+                    f"{file_name or self.name} holds {rows:,} samples, fewer than a batch of {self.batch_size:,}, and "
+                    "drop_incomplete_batch=True leaves them out, expected smaller ones, or drop_incomplete_batch=False",
+                )
             # HugeCTR's reader keeps the order inside a block, too.
             self.replace_feed(record_feed(source, self._decoder, shuffles_rows=False))
         self.name = file_name or self.name

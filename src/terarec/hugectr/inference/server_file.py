@@ -134,7 +134,9 @@ def _volatile_database(data: JsonObject, persistent: PersistentDatabaseParams | 
         made = clause.make(
             VolatileDatabaseParams, {"type": kind} | _clause(clause, "ps.json.volatile_db", _VOLATILE_MEMBERS)
         )
-        if chosen is None or chosen.type is DatabaseType_t.disabled:
+        # A server that is off leaves the memory of the process, as 3.3 has it without a clause of its own.
+        is_none = name == "distributed_db" and made.type is DatabaseType_t.disabled
+        if not is_none and (chosen is None or chosen.type is DatabaseType_t.disabled):
             chosen = made
     return chosen
 

@@ -85,7 +85,12 @@ class Record(metaclass=_RecordType):
             raise AttributeError(f"{type(self).__name__} has no {name!r} to set; it has {', '.join(parameters)}")
         values = {**self._values, name: parameters[name].accept(type(self).__name__, value)}
         form.check(values)
-        self._values.update({**values, **form.derive(values)})
+        before, derived = form.derive(self._values), form.derive(values)
+        # Only what follows from this one: others may have been set by their own names since. 0 stands for a default.
+        changed = {
+            one: new for one, new in derived.items() if (not values[name] if one == name else new != before.get(one))
+        }
+        self._values.update({**values, **changed})
 
     def with_values(self, **changes: object) -> Self:
         """Return a copy with other values.

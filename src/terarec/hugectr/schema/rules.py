@@ -398,10 +398,11 @@ def _volatile_bounds(values: ParameterValues) -> ParameterValues:
 
 @DERIVED.register()
 def _older_databases(values: ParameterValues) -> ParameterValues:
-    both = [values[name] for name in ("distributed_db", "cpu_memory_db") if values[name] is not None]
-    if both:
-        # Rows of a server need no second copy in memory; where both are disabled, there is only the disk.
-        return {"volatile_db": next((one for one in both if one.type is not DatabaseType_t.disabled), both[-1])}
+    server, memory = values["distributed_db"], values["cpu_memory_db"]
+    if server is not None or memory is not None:
+        # Rows of a server need no second copy in memory; without one, None is the memory of 3.3's default.
+        is_on = server is not None and server.type is not DatabaseType_t.disabled
+        return {"volatile_db": server if is_on else memory}
     kind, path = values["db_type"], values["rocksdb_path"]
     if kind is Database_t.Local:
         return {}
