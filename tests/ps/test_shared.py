@@ -5,6 +5,7 @@ import contextlib
 import threading
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,9 @@ from terarec.errors import NoSpaceError, StorageError
 from terarec.formats.hugectr.weights import SparseRows, write_sparse_folder
 from terarec.io.removal import remove_tree
 from terarec.kernels.slots import RowBatch
+from terarec.memory import shared
 from terarec.memory.batch_parts import batch_of
+from terarec.memory.cache import Cache
 from terarec.memory.guarded import STATE, Guarded
 from terarec.memory.shared import MEMORY, SharedStores
 from terarec.memory.table_stores import TableStores
@@ -81,6 +84,9 @@ def test_one_process_loads_and_all_read(name: str, source: Path, share: float) -
         expected = np.concatenate([np.zeros((10, 4)), np.ones((10, 4)), VECTORS["a"][20:]])
         assert np.array_equal(looked_up(first), expected)
         wait_for(lambda: np.array_equal(looked_up(second), expected))
+        # Lookups have moved on to it, which others than those who call them have to know.
+        assert second.version_of(replace(second.model("m"), version=0)) is None
+        assert (second.refresh(), second.refresh()) == (True, False)
         second.update("m", "b", KEYS[:1], KEYS[1:2], torch.ones(1, 4))  # which is the other one's to do
         assert np.array_equal(looked_up(second, "b"), VECTORS["b"])
     assert not (MEMORY / name).exists()
@@ -95,6 +101,39 @@ def test_host_memory_in_front_sees_updates(name: str, source: Path) -> None:
         first.update("m", "a", KEYS[:10], KEYS[10:20], torch.ones(10, 4))
         expected = np.concatenate([np.zeros((10, 4)), np.ones((10, 4)), VECTORS["a"][20:]])
         wait_for(lambda: np.array_equal(looked_up(second), expected))
+
+
+def test_rows_that_cannot_be_forgotten_are_passed_over(
+    name: str, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Host memory had rows of the commit before for good where forgetting them failed once."""
+    host = HostMemorySpec(load_share=0.0, keeps_found=True)
+    with serve(name, source) as first, serve(name, source, 0.0, host) as second:
+        looked_up(second)
+        failing = [StorageError("rows", "cannot be removed")]
+
+        def fail_once(cache: Cache, table: int) -> None:
+            if failing:
+                raise failing.pop()
+            clear(cache, table)
+
+        clear = Cache.clear
+        monkeypatch.setattr(Cache, "clear", fail_once)
+        first.update("m", "a", KEYS[:0], KEYS[:100], torch.ones(100, 4))
+        wait_for(lambda: bool((looked_up(second) == 1).all()))
+        assert not failing
+        wait_for(lambda: second.refresh() or second.statistics()["m"]["a"].tiers[0].is_available)
+
+
+def test_one_lookup_looks_for_commits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that came before it had begun to look did so too, one after the other."""
+    level = shared_level(SharedMemorySpec(name=name), "m", ["t"], [""], 4)
+    assert level.is_due is not None
+    monkeypatch.setattr(shared, "_LOOK_SECONDS", 60)
+    assert isinstance(level.level, SharedStores)
+    level.level._looked -= 60
+    assert (level.is_due(), level.is_due()) == (True, False)
+    level.level.close()
 
 
 def test_nobody_gets_default_vectors_for_rows_that_nobody_loads(name: str, source: Path) -> None:

@@ -222,8 +222,12 @@ class SharedStores(TableStores):
         return told != self._told
 
     def is_due(self) -> bool:
-        """Return whether it is time for a `refresh`, and nobody is about to."""
-        return time.monotonic() - self._looked >= _LOOK_SECONDS and not self._looking.locked()
+        """Return whether it is time for a `refresh`, which is the caller's to do: others get False for a while."""
+        now = time.monotonic()
+        if now - self._looked < _LOOK_SECONDS or self._looking.locked():
+            return False
+        self._looked = now
+        return True
 
     def _look(self) -> bool:
         """Move on to the last commits; return whether there was a new one."""

@@ -27,6 +27,7 @@ class Stack:
         levels: The levels, the fastest first.
         num_tables: Number of tables.
         is_retired: Whether rows may change no more, as they are about to be removed; once True, for good.
+        has_moved: Whether other processes have committed what no `refresh` has told of yet, as lookups have seen.
 
     Args:
         levels: At least one.
@@ -37,7 +38,7 @@ class Stack:
     def __init__(self, levels: Sequence[Guarded], num_tables: int, row_bytes: int) -> None:
         self.levels = tuple(levels)
         self.num_tables = num_tables
-        self.is_retired = False
+        self.is_retired = self.has_moved = False
         self._row_bytes = row_bytes
         # Held while a level keeps what a slower one had, and where an update begins or ends.
         self._keeping = threading.Lock()
@@ -259,18 +260,21 @@ class Stack:
 
     def refresh(self) -> bool:
         """Read the last commits of other processes, and renew stale levels from others; see `Level.refresh`."""
-        moved = [self._refresh(place) for place in range(len(self.levels))]
+        for place in range(len(self.levels)):
+            self._refresh(place)
         for table in range(self.num_tables):
             self.renew(table)
-        return any(moved)
+        has_moved = self.has_moved
+        if has_moved:  # not cleared otherwise: a lookup may see a commit here
+            self.has_moved = False
+        return has_moved
 
-    def _refresh(self, place: int) -> bool:
+    def _refresh(self, place: int) -> None:
         tables = range(self.num_tables)
         with self._updating_tables(tables):  # what was read before is not kept
-            has_moved = self.levels[place].refresh()
-            if has_moved:
+            if self.levels[place].refresh():
+                self.has_moved = True
                 self._forget_kept(place, tables)  # which rows the other process changed is not known
-        return has_moved
 
     def follow(self, state: str) -> bool:
         """Read the last commits of other processes where rows are not of a state; return whether all are now.
@@ -303,7 +307,10 @@ class Stack:
         for faster in self.levels[:place]:
             for table in tables:
                 if faster.keeps_found and faster.is_writable[table]:
-                    faster.level.clear(table)
+                    try:
+                        faster.level.clear(table)
+                    except StorageError as error:  # lookups pass over what it still has
+                        faster.fail(table, error, None)
 
     def close(self) -> None:
         """Close all levels."""

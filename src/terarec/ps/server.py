@@ -258,7 +258,8 @@ class ParameterServer:
         with self._lock:
             for (name, number), version in self._versions.items():
                 is_named = name == model.name and model.version in (0, number)
-                if is_named and version.identities == wanted and not version.is_updated:
+                is_updated = version.is_updated or any(group.stack.has_moved for group in version.groups)
+                if is_named and version.identities == wanted and not is_updated:
                     return number
         return None
 
