@@ -112,6 +112,10 @@ def test_plans_that_do_not_fit_are_rejected() -> None:
         plan(Hybrid(hot_keys=(101,))).check(TABLES, 4)
     with pytest.raises(ConfigError, check=at("plan.tables: table 'item'", "divisor of the width")):
         plan(ColumnWise(ranks=(0, 1, 2))).check(TABLES, 4)
+    bounded = [DynamicTableSpec(name="item", width=8, max_rows=6), TABLES[1]]
+    plan(Hybrid(hot_keys=(1, 2))).check(bounded, 4)
+    with pytest.raises(ConfigError, check=at("plan.tables: table 'item'", "max_rows 6 on 4 ranks, expected >= 7")):
+        plan(Hybrid(hot_keys=(1, 2, 3))).check(bounded, 4)
     with pytest.raises(StorageError, check=at("plan.rank_bytes")):
         plan(TableWise(rank=1), rank_bytes=3000).check(TABLES, 4)
     assert plan(TableWise(rank=1)).weight_bytes(TABLES) == [0, 3232, 0, 0]

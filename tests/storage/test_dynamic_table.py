@@ -120,6 +120,18 @@ def test_lru_gives_up_the_least_recently_used(index: str) -> None:
     assert held.take_evicted().tolist() == []
 
 
+def test_a_share_is_one_of_the_rows_that_may_go(index: str) -> None:
+    """Hot rows counted, too: all others that the batch did not use went each time."""
+    held = table(index, evict=lru(share=0.5), max_rows=10)
+    held.begin_part(torch.arange(6), 20)
+    train(held, [10], [11], [12], [13], [14])
+    assert keys_of(held) == {12, 13, 14}, "hot rows that are not there yet have room of their own"
+    train(held, [0, 1, 2, 3, 4, 5], [15], [16])
+    assert keys_of(held) == {*range(6), 14, 15, 16}
+    train(held, [17])
+    assert held.evict().tolist() == [14, 15]
+
+
 def test_lfu_gives_up_the_least_frequently_used(index: str) -> None:
     held = table(index, evict=lfu(share=0.25), max_rows=4)
     train(held, [1, 1, 1, 2], [2, 3, 4, 4, 4])

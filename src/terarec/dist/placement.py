@@ -111,7 +111,7 @@ class PlacedTable:
             most = spec.max_rows
             if most is not None and not self.has_copies and not self.by_column:
                 # Every rank has the hot rows besides its share of the others. All shares together fit one process.
-                most = max(1, (most - self._num_hot) // len(self.ranks)) + self._num_hot
+                most = (most - self._num_hot) // len(self.ranks) + self._num_hot
             default = self._part_of_default(spec, rank)
             return replace(spec, width=self.width, default=default, max_rows=most, tiers=self._own_tiers(rank))
         holds = self.has_copies or rank in self.ranks

@@ -13,7 +13,7 @@ import torch
 from terarec.embedding.tables import AnyTableSpec
 from terarec.errors import ConfigError, FormatError, StorageError
 from terarec.io.files import read_versioned_json, write_versioned_json
-from terarec.spec import TableSpec, checks, from_data, to_data
+from terarec.spec import DynamicTableSpec, TableSpec, checks, from_data, to_data
 from terarec.spec.checks import did_you_mean
 
 _FORMAT, _VERSION = "terarec.sharding", 1
@@ -367,3 +367,12 @@ def _check_fits(spec: AnyTableSpec, placement: Placement, num_ranks: int) -> Non
         outside = [key for key in placement.hot_keys if not 0 <= key < spec.rows]
         if outside:
             raise ConfigError(where, f"got the hot key {outside[0]}, expected 0 <= key < {spec.rows}")
+    if isinstance(spec, DynamicTableSpec) and spec.max_rows is not None:
+        hot = len(placement.hot_keys) if isinstance(placement, Hybrid) else 0
+        # Shares of no row would be filled all the same, and no other number of ranks could load the table.
+        if not isinstance(placement, ColumnWise | DataParallel) and spec.max_rows < hot + num_ranks:
+            raise ConfigError(
+                where,
+                f"got max_rows {spec.max_rows:,} on {num_ranks} ranks, expected >= {hot + num_ranks:,}: {hot:,} hot "
+                "rows and one for each rank",
+            )

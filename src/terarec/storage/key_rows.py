@@ -225,8 +225,9 @@ class KeyRows:
             raise ConfigError(
                 f"table {self.spec.name!r}: evict", "expected keep_at_least, as the table has no max_rows"
             )
-        # At least one row: the share of a small table rounds down to none.
-        return most - max(1, math.floor(most * policy.share))
+        # Of the rows that may go; at least one: the share of a small table rounds down to none.
+        others, hot = most - self.hot.numel(), int((self.index.find(self.hot) >= 0).count_nonzero())
+        return hot + others - max(1, math.floor(others * policy.share))
 
     def move(self) -> None:
         """Move the index to the device of the arena."""
