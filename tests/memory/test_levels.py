@@ -130,6 +130,30 @@ def test_reads_need_no_room_below() -> None:
     assert out[:, 0].tolist() == [10, 11, 12]
 
 
+def test_changed_rows_are_searched_once_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each read looked at all slots for rows to replace, of which there were none until a commit."""
+    cache = Cache(ROW_BYTES, [4], stores(), slot_bytes=10, name="host", keeps_read=True)
+    cache.write(batch(*range(8)), rows(*range(8)))  # half of them are written below to make room
+    slots, counts = cache.parts[0].slots, list[int]()
+    victims = slots.victims
+
+    def counted(*args: int, **options: bool) -> torch.Tensor:
+        found = victims(*args, **options)
+        counts.append(found.numel())
+        return found
+
+    monkeypatch.setattr(slots, "victims", counted)
+    held = set(cache.parts[0].owners(slots.is_held.nonzero()[:, 0]).keys.tolist())
+    absent = sorted(set(range(8)) - held)
+    for key in absent[:3]:
+        assert cache.read(batch(key), rows(0)).all()
+    assert counts == [0]
+    cache.commit({})
+    assert cache.read(batch(absent[0]), rows(0)).all()
+    assert counts == [0, 1]
+    assert absent[0] in cache.parts[0].owners(slots.is_held.nonzero()[:, 0]).keys
+
+
 class Gated(TableStores):
     """Stores that write when a test lets them."""
 

@@ -329,4 +329,4 @@ class Cache:
                 with self._lock:
                     dirty = slots[part.slots.is_dirty[slots]]
                     self._write_back(self.below, part, dirty)
-                    part.slots.is_dirty[dirty] = False
+                    part.note_written(dirty)

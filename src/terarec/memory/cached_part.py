@@ -97,6 +97,7 @@ class CachedPart:
         if self._overflow is not None and self._overflow.evict == "lru":
             self._last_uses = untouched_zeros(self.slots.capacity, torch.int64, f"times of use in {name}")
         self._clock = 0
+        self._has_unchanged = True  # or it is not known
         self.evicted = 0
 
     @property
@@ -181,13 +182,22 @@ class CachedPart:
         # At most half of the slots, so that one large read leaves a part of what was here.
         firsts = row_set(batch.rows).firsts[: self._limit.limit // 2]
         firsts = firsts[self.slots.find(batch.rows[firsts]) < 0]  # another thread may have read the others
-        if firsts.numel() > self._limit.room:
-            self.slots.release(self._least_used(firsts.numel(), keeps_dirty=True))
+        # A search looks at every slot: not in each read while all rows wait to be written.
+        if firsts.numel() > self._limit.room and self._has_unchanged:
+            victims = self._least_used(firsts.numel(), keeps_dirty=True)
+            self.slots.release(victims)
+            self._has_unchanged = victims.numel() > 0
         firsts = firsts[: self._limit.room]
+        self._has_unchanged |= firsts.numel() > 0
         slots = self._assign(batch.part(firsts))
         # `assign` pins what it places, for rows that gradients wait for; here nothing waits.
         self.slots.unpin(slots)
         scatter_rows([RowPart(self.values, 0)], slots, values, firsts)
+
+    def note_written(self, slots: Tensor) -> None:
+        """Note that the level below has the rows of ``slots int64[n]`` as they are here."""
+        self.slots.is_dirty[slots] = False
+        self._has_unchanged = True
 
     def read(self, slots: Tensor, out: Tensor) -> None:
         """Copy the rows of ``slots int64[n]`` to ``out uint8[n, row_bytes]``; none for -1."""
