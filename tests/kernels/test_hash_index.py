@@ -215,6 +215,34 @@ def test_an_index_on_a_device_without_memory_stays_as_it_was(missing, monkeypatc
     assert held(index) == model
 
 
+def test_an_index_without_memory_to_grow_takes_the_keys_that_it_has_room_for(monkeypatch):
+    pytest.importorskip("triton", reason="Triton is installed on Linux alone")
+    index, model = new_hash_index("cpu", "triton"), {}
+    insert(index, model, range(100), [], 0)
+
+    def without_memory(*arguments, **options):
+        raise torch.OutOfMemoryError("Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(torch, "full", without_memory)
+    for call in (
+        lambda: index.insert(torch.arange(1000, 3000), NO_ROWS, 100),
+        lambda: index.assign(torch.arange(3000), torch.arange(3000)),
+        lambda: index.count(torch.arange(3000)),
+    ):
+        with pytest.raises(NoSpaceError):
+            call()
+    insert(index, model, [*range(90, 200)], [], 100)
+    for missing, call in (
+        ("empty_like", lambda: index.insert(tensor([7, 900]), NO_ROWS, 200)),
+        ("sort", lambda: index.erase(tensor([7]))),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, missing, without_memory)
+            with pytest.raises(NoSpaceError):
+                call()
+    assert (held(index), len(index)) == (model, 200)
+
+
 def patterns():
     """Keys that lie badly for weak hashes: sequences, multiples of powers of two, few bits that vary."""
     count = 6000

@@ -97,13 +97,13 @@ class HashIndex:
         """Find keys and insert the absent ones; see `terarec.kernels.ref.hash_index.HashIndex.insert`."""
         keys = check_vector("keys", keys, self.device)
         free_rows = check_vector("free_rows", free_rows, self.device)
-        check_rows("free_rows", free_rows)
-        check_next_row(next_row)
-        rows = self.find(keys)
-        absent = (rows < 0).nonzero().flatten()
-        if absent.shape[0] == 0:
-            return rows, keys[:0]
-        with self._unchanged_by_errors(absent.shape[0]):
+        with self._unchanged_by_errors():
+            check_rows("free_rows", free_rows)
+            check_next_row(next_row)
+            rows = self.find(keys)
+            absent = (rows < 0).nonzero().flatten()
+            if absent.shape[0] == 0:
+                return rows, keys[:0]
             # Only absent keys: claiming is a compare-and-swap, finding a plain load.
             slots, first = self._claim(keys[absent])
             fresh = max(first.shape[0] - free_rows.shape[0], 0)
@@ -124,8 +124,8 @@ class HashIndex:
         """Assign rows to keys; see `terarec.kernels.ref.hash_index.HashIndex.assign`."""
         keys = check_vector("keys", keys, self.device)
         rows = check_vector("rows", rows, self.device, length=keys.shape[0])
-        check_rows("rows", rows)
-        with self._unchanged_by_errors(keys.shape[0]):
+        with self._unchanged_by_errors():
+            check_rows("rows", rows)
             slots, first = self._claim(keys)
             _, last = _occurrences(slots)
             self._slots.rows[slots[last]] = rows[last]
@@ -134,7 +134,7 @@ class HashIndex:
     def count(self, keys: Tensor) -> Tensor:
         """Count keys; see `terarec.kernels.ref.hash_index.HashIndex.count`."""
         keys = check_vector("keys", keys, self.device)
-        with self._unchanged_by_errors(keys.shape[0]):
+        with self._unchanged_by_errors():
             # Read before `_claim`, which overwrites the rows of absent keys with codes below -1.
             before = self.find(keys).clamp(min=0)
             slots, first = self._claim(keys)
@@ -148,12 +148,13 @@ class HashIndex:
     def erase(self, keys: Tensor) -> Tensor:
         """Erase ``keys int64[N]``; return their rows int64[N], -1 where absent or already erased in this call."""
         keys = check_vector("keys", keys, self.device)
-        slots = self._slots.find(keys, gives_rows=False)
-        number, _ = _occurrences(slots)
-        # A key that is erased twice in one call has its row at the first occurrence only.
-        rows = torch.where((slots >= 0) & (number == 1), self._slots.rows[slots.clamp(min=0)], -1)
-        occupied = slots[rows >= 0]
-        self._slots.rows[occupied] = -1
+        with self._unchanged_by_errors():
+            slots = self._slots.find(keys, gives_rows=False)
+            number, _ = _occurrences(slots)
+            # A key that is erased twice in one call has its row at the first occurrence only.
+            rows = torch.where((slots >= 0) & (number == 1), self._slots.rows[slots.clamp(min=0)], -1)
+            occupied = slots[rows >= 0]
+            self._slots.rows[occupied] = -1
         self._length -= occupied.shape[0]
         if self._slots.size > max(_FEWEST_SLOTS, _MOST_SLOTS_A_KEY * self._length):
             # The keys are erased, also where there is no memory to move the others to fewer slots.
@@ -171,8 +172,8 @@ class HashIndex:
         return keys, self._slots.rows[slots], stop if stop < end else -1
 
     @contextmanager
-    def _unchanged_by_errors(self, num_keys: int) -> Iterator[None]:
-        """Give the slots that a call claims for `num_keys` keys up again if it fails, before it has given them rows.
+    def _unchanged_by_errors(self) -> Iterator[None]:
+        """Give the slots that a call claims up again if it fails, before it has given them rows.
 
         The keys stay in them, as those of erased ones do.
         """
@@ -181,22 +182,23 @@ class HashIndex:
         except BaseException as error:
             # In place, and without a count of the slots: there may be no memory.
             self._slots.rows.clamp_(min=-1)
-            self._used += num_keys
             if isinstance(error, torch.OutOfMemoryError):
                 raise NoSpaceError(
                     f"hash index of {len(self):,} keys in {self.memory_bytes:,} bytes",
-                    f"no memory for up to {num_keys:,} keys more, {self.device} has too little",
+                    f"no memory for this call, which changed nothing: {self.device} has too little",
                 ) from error
             raise
 
     def _claim(self, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Return the slots of keys, and the first positions, increasing, of absent keys, whose rows are below -1."""
         self._make_room(keys)
+        # All keys count until the absent ones are counted: what fails in between may have claimed slots for them.
+        self._used += keys.shape[0]
         slots = self._slots.claim(keys)
         # Row p - N - 1 marks the first position p of an absent key (`claim_kernel`), here of all positions at once.
         codes = torch.arange(-keys.shape[0] - 1, -1, device=self.device)
         first = (self._slots.rows[slots] == codes).nonzero().flatten()
-        self._used += first.shape[0]
+        self._used -= keys.shape[0] - first.shape[0]
         return slots, first
 
     def _make_room(self, keys: Tensor) -> None:
