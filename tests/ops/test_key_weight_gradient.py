@@ -7,6 +7,7 @@ import torch
 
 from terarec.errors import ConfigError, KeyOutOfRangeError
 from terarec.kernels.contract import MEAN, SQRTN
+from terarec.kernels.ref.bag_lookup import key_weight_gradient as of_dots
 from terarec.kernels.ref.bag_lookup import locate_checked
 from terarec.kernels.registry import choose
 from terarec.ops import bag_lookup
@@ -81,3 +82,9 @@ def test_divisors_add_the_weights_of_a_bag_in_the_order_of_its_keys():
     one = np.float32(1.0)
     expected = [one / np.add.accumulate(first)[-1], 0.0, one / np.sqrt(np.add.accumulate(last * last)[-1]), 0.0]
     assert factors.tolist() == expected
+
+
+def test_the_formula_reads_no_number_for_which_a_device_would_be_waited_for():
+    """Tensors of the meta device have none."""
+    tensors = torch.randn(6), torch.tensor([0, 2, 2, 5, 6]), torch.tensor([MEAN, SQRTN]), torch.randn(6)
+    assert of_dots(*(tensor.to("meta") for tensor in tensors)).shape == (6,)

@@ -485,8 +485,10 @@ def _grouped(collection: EmbeddingCollection, pooled: Sequence[int]) -> tuple[li
 
 
 def _bags_of_keys(part: Jagged) -> Tensor:
-    """Return the bag int64[N] of each key; that of the last one if the offsets do not rise from 0 to N."""
+    """Return the bag int64[N] of each key; on a device that of the last one if offsets do not rise from 0 to N."""
     lengths, num_keys = part.offsets.diff(), part.keys.numel()
+    if lengths.is_cpu:
+        return numbered_bags(lengths, num_keys)
     # Those of a device are checked later, and by others it would write behind the bags, which ends the process.
     is_valid = ((lengths >= 0) & (lengths <= num_keys)).all() & (lengths.sum() == num_keys)
     others = torch.zeros_like(lengths)

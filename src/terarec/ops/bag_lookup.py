@@ -17,7 +17,7 @@ from terarec.kernels.ref.bag_lookup import spread_gradient
 from terarec.kernels.registry import Op, choose
 from terarec.ops import checks
 from terarec.ops.checks import is_traced
-from terarec.ops.layout import BagLayout, found_rows, placed, result_shape
+from terarec.ops.layout import BagLayout, found_rows, numbers_on, placed, result_shape
 
 
 def key_weight_gradient(
@@ -71,7 +71,8 @@ def _key_weight_gradient(
 ) -> Tensor:
     # The dots read the rows, which takes the time; the formula on them is elementwise, and torch has it on any device.
     dots = choose(Op.ROW_DOTS, weights.device, implementation)(weights, keys, offsets, grad, layout)
-    return by_formula(dots, keys, offsets, layout, key_weights)
+    # The layout is in host memory.
+    return by_formula(dots, offsets, numbers_on(tuple(layout[:, 2].tolist()), keys.device), key_weights)
 
 
 key_weight_gradient_op = torch.library.custom_op("terarec::key_weight_gradient", mutates_args=())(_key_weight_gradient)

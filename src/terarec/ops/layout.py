@@ -115,11 +115,11 @@ class BagLayout:
     def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return the first arena row and the pooling code of each feature, int64[S] each, on a device."""
         first_rows = tuple(self.table_base[table] for table in self.feature_table)
-        return _numbers_on(first_rows, device), _numbers_on(self.pooling_codes, device)
+        return numbers_on(first_rows, device), numbers_on(self.pooling_codes, device)
 
 
 @functools.lru_cache(maxsize=256)
-def _numbers_on(numbers: tuple[int, ...], device: torch.device) -> Tensor:
+def numbers_on(numbers: tuple[int, ...], device: torch.device) -> Tensor:
     """Return int64[n] on a device. They are kept, since a copy in each step would make the device wait."""
     return torch.tensor(numbers, dtype=torch.int64, device=device)
 

@@ -144,29 +144,29 @@ def row_dots(weights: Tensor, keys: Tensor, offsets: Tensor, grad: Tensor, layou
     return (widened(weights[located.rows]) * by_bags(grad, layout.shape[0])[located.bags]).sum(dim=1)
 
 
-def key_weight_gradient(dots: Tensor, keys: Tensor, offsets: Tensor, layout: Tensor, key_weights: Tensor) -> Tensor:
-    """Return the gradient of `bag_lookup`'s result with respect to its key weights w.
+def key_weight_gradient(dots: Tensor, offsets: Tensor, pooling: Tensor, key_weights: Tensor) -> Tensor:
+    """Return the gradient of `bag_lookup`'s result with respect to its key weights w, without a wait for a device.
 
     With d the `row_dots` of a bag's keys: d for "sum"; (d - sum(w d) / sum(w)) / sum(w) for "mean";
     (d - w sum(w d) / sum(w^2)) / sqrt(sum(w^2)) for "sqrtn". Zero where a bag's divisor is zero.
 
     Args:
         dots: float32[N].
-        keys: int64[N].
-        offsets: int64[S * B + 1].
-        layout: Layout array int64[S, 4].
+        offsets: int64[S * B + 1], which `row_dots` has checked.
+        pooling: int64[S], the pooling of each feature.
         key_weights: float32[N].
 
     Returns:
         float32[N].
     """
-    bags, _, factors, _ = locate(keys, offsets, layout, key_weights)
-    pooling = layout[:, 2].to(keys.device).repeat_interleave((offsets.numel() - 1) // layout.shape[0])[bags]
+    lengths = offsets.diff()
+    bags = numbered_bags(lengths, dots.numel())
+    of_bags = pooling.repeat_interleave(lengths.numel() // pooling.numel())
+    factor, of_keys = bag_factors(offsets, of_bags, key_weights)[bags], of_bags[bags]
     weighted = _bag_sums((key_weights * dots)[:, None], offsets)[bags, 0]
-    factor = factors[bags]
     # The derivative of the divisor: for "sqrtn" it has the weight itself as a factor, for "mean" 1.
-    turned = torch.where(pooling == SQRTN, key_weights * factor * factor * weighted, factor * weighted)
-    return factor * (dots - torch.where(pooling == SUM, 0.0, turned))
+    turned = torch.where(of_keys == SQRTN, key_weights * factor * factor * weighted, factor * weighted)
+    return factor * (dots - torch.where(of_keys == SUM, 0.0, turned))
 
 
 def spread_gradient(
