@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from terarec.batch import Batch, Jagged
+from terarec.batch import Batch, Jagged, feature_ends
 from terarec.errors import ConfigError
 from terarec.export import export_model
 from terarec.models import build_model
+from terarec.models.columns import without_keys
 from terarec.nn.objectives import BinaryObjective
 from terarec.spec import (
     AdaGradSpec,
@@ -154,26 +156,55 @@ def test_lists_beside_the_history_are_not_exported(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def without_last(batch: Batch, name: str) -> Batch:
-    """A key less in the last bag of a feature that has one."""
+def without_last(batch: Batch, name: str, moved: bool = False) -> Batch:
+    """A key less in the last bag of a feature that has one; with `moved` the bag before has it."""
     jagged, size = batch.sparse, batch.batch_size
     first = jagged.names.index(name) * size
     row = int(jagged.offsets[first : first + size + 1].diff().nonzero()[-1])
     place = int(jagged.offsets[first + row + 1])
+    if moved:
+        offsets = jagged.offsets.clone()
+        offsets[first + row] += 1
+        return replace(batch, sparse=replace(jagged, offsets=offsets))
     keys = torch.cat([jagged.keys[: place - 1], jagged.keys[place:]])
     offsets = jagged.offsets - (torch.arange(len(jagged.offsets)) > first + row).long()
     return replace(batch, sparse=Jagged(names=jagged.names, keys=keys, offsets=offsets))
 
 
 @pytest.mark.parametrize(
-    ("name", "problem"), [("done", "items of 'past', expected as many"), ("now", "got 19 keys for 20 samples")]
+    ("name", "moved", "problem"),
+    [
+        ("done", False, "items of 'past', expected as many"),
+        ("when", True, "items of 'past', expected as many"),
+        ("now", False, "row 19: got 0 keys, expected one"),
+        ("now", True, "row 18: got 2 keys, expected one"),
+    ],
 )
-def test_lists_of_other_lengths_are_rejected(name: str, problem: str) -> None:
+def test_lists_of_other_lengths_are_rejected(name: str, moved: bool, problem: str) -> None:
     model = build_model(SPEC, COLUMNS)
     with pytest.raises(ConfigError) as error:
-        model(without_last(batch_of(20), name))
+        model(without_last(batch_of(20), name, moved))
     assert problem in str(error.value)
-    assert f"column '{name}'" in str(error.value)
+    assert f"column '{name}', row" in str(error.value)
+
+
+def test_lists_beside_the_history_are_checked_with_one_answer_for_the_host() -> None:
+    """Which waits for a device each time."""
+    jagged = batch_of(20).sparse
+    jagged = replace(jagged, ends=feature_ends(jagged))
+    with HostReads() as reads:
+        without_keys(jagged, {"past": 0}, {"past": ("done", "when")})
+    assert reads.count == 1
+
+
+class HostReads(TorchDispatchMode):
+    """Counts the numbers of tensors that the host reads."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += function is torch.ops.aten._local_scalar_dense.default
+        return function(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize(

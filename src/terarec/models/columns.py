@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from terarec.batch import Batch, Jagged, select
+from terarec.batch import Batch, Jagged, feature_ends, select
 from terarec.embedding import EmbeddingCollection
 from terarec.embedding.output import PaddedKeys
 from terarec.errors import ConfigError
@@ -327,8 +327,8 @@ def without_keys(
     # 0 for a feature that is not named only fills the place; `is_named` is False there.
     dropped_key = torch.tensor([missing.get(name, 0) for name in jagged.names], device=keys.device)
     kept = ~(is_named[feature] & (keys == dropped_key[feature]))
-    for name, others in (beside or {}).items():
-        _keep_beside(kept, jagged, name, others)
+    if beside:
+        _keep_beside(kept, jagged, beside)
     # The number of kept keys before an old offset is the new one.
     ends = torch.cat([jagged.offsets[:1], kept.cumsum(0)])
     weights = None if jagged.weights is None else jagged.weights[kept]
@@ -337,23 +337,23 @@ def without_keys(
     )
 
 
-def _keep_beside(kept: Tensor, jagged: Jagged, name: str, others: Sequence[str]) -> None:
-    """Let `kept` bool[N] be for the keys of `others` what it is for those of the feature `name`."""
-    size = jagged.batch_size
-    offsets = {
-        one: jagged.offsets[(first := jagged.names.index(one) * size) : first + size + 1] for one in (name, *others)
-    }
-    own = offsets.pop(name)
-    for other, of_other in offsets.items():
-        wrong = own.diff() != of_other.diff()
-        if bool(wrong.any()):
-            row = int(wrong.nonzero()[0])
-            got, expected = (int(one[row + 1] - one[row]) for one in (of_other, own))
-            raise ConfigError(
-                f"column {other!r}, row {row}",
-                f"got a list of {got} for {expected} items of {name!r}, expected as many",
-            )
-        kept[int(of_other[0]) : int(of_other[-1])] = kept[int(own[0]) : int(own[-1])]
+def _keep_beside(kept: Tensor, jagged: Jagged, beside: Mapping[str, Sequence[str]]) -> None:
+    """Let `kept` bool[N] be for the keys of the lists beside a feature what it is for those of the feature."""
+    names, ends = jagged.names, feature_ends(jagged)
+    pairs = [(names.index(name), names.index(other)) for name, others in beside.items() for other in others]
+    lengths = jagged.offsets.diff().view(len(names), jagged.batch_size)
+    # Of all lists at once: each answer makes the host wait for a device.
+    wrong = torch.stack([lengths[own] != lengths[other] for own, other in pairs])
+    if bool(wrong.any()):
+        pair, row = wrong.nonzero()[0].tolist()
+        own, other = pairs[pair]
+        raise ConfigError(
+            f"column {names[other]!r}, row {row}",
+            f"got a list of {int(lengths[other, row])} for {int(lengths[own, row])} items of {names[own]!r}, "
+            "expected as many",
+        )
+    for own, other in pairs:
+        kept[ends[other] : ends[other + 1]] = kept[ends[own] : ends[own + 1]]
 
 
 def samples_of_keys(jagged: Jagged) -> Tensor:

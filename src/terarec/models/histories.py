@@ -260,11 +260,13 @@ class HSTURanker(HistoryModel):
         """Return the times of the items int64[n] and of the targets int64[B]; None without."""
         if self.times is None or self.time is None:
             return None
-        of_items, of_target = (select(jagged, (name,)).keys for name in (self.times, self.time))
-        if len(of_target) != jagged.batch_size:
-            got = f"got {len(of_target)} keys for {jagged.batch_size} samples"
-            raise ConfigError(f"column {self.time!r}", f"{got}, expected one for each")
-        return of_items, of_target
+        of_items, of_target = (select(jagged, (name,)) for name in (self.times, self.time))
+        wrong = of_target.offsets.diff() != 1
+        if bool(wrong.any()):
+            row = int(wrong.nonzero()[0])
+            got = int(of_target.offsets.diff()[row])
+            raise ConfigError(f"column {self.time!r}, row {row}", f"got {got} keys, expected one")
+        return of_items.keys, of_target.keys
 
 
 class Interests(NamedTuple):
