@@ -84,7 +84,8 @@ class SplitByTime:
         valid_from: Rows from this time on are "valid": a number as the column holds them, or a text in ISO 8601 such as
             "2024-05-01" or "2024-05-01T12:30:00+02:00", which means its seconds since 1970.
         test_from: Rows from this time on are "test".
-        train_from: Rows before this time are in no part, but in the histories of later ones; with thresholds alone.
+        train_from: Rows before this time, or without a time, are in no part, but in the histories of later ones; with
+            thresholds alone.
         valid: Share of the rows, instead of the thresholds.
         test: Share of the rows, the latest of all.
     """
