@@ -29,12 +29,13 @@ from tests.ps.redis_processes import PROGRAM, running
 from terarec.batch import Batch, Jagged
 from terarec.embedding import EmbeddingCollection
 from terarec.embedding.lookups import LookupCollection
-from terarec.memory import RedisServer
 from terarec.memory.guarded import Guarded
+from terarec.memory.redis_server import RedisServer
 from terarec.models.artifact import tables, without_tables
 from terarec.models.registry import build_model
-from terarec.ps import ModelCaches, TableGroup, TableTiers
+from terarec.ps.cache import ModelCaches
 from terarec.ps.levels import disk_level, host_level, redis_level
+from terarec.ps.table import TableGroup, TableTiers
 from terarec.spec import (
     CacheSpec,
     CategoricalColumn,

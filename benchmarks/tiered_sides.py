@@ -42,9 +42,9 @@ from step_sides import NUM_DENSE
 from terarec.batch import Batch, Jagged, one_hot
 from terarec.embedding import EmbeddingCollection
 from terarec.kernels.slots import SLOT_BYTES
-from terarec.memory import TierUse
 from terarec.memory.budget import INDEX_ALLOWANCE
 from terarec.memory.cached_part import BudgetError
+from terarec.memory.fast_tier import TierUse
 from terarec.memory.row_file import RowFile
 from terarec.models import DLRM
 from terarec.optim import RowOptimizer
@@ -61,7 +61,8 @@ from terarec.spec import (
     Tiers,
     TrainingSpec,
 )
-from terarec.storage import AnyTable, RowValues
+from terarec.storage import RowValues
+from terarec.storage.kinds import AnyTable
 from terarec.train import Optimizers, Trainer
 from terarec.train.devices import read_ahead
 

@@ -6,7 +6,8 @@ from torch import nn
 
 from terarec.checkpoint import Checkpoint, TrainState
 from terarec.spec import TableSpec
-from terarec.storage import Arena, static_tables
+from terarec.storage import Arena
+from terarec.storage.static import static_tables
 
 ROWS = {"movie": 37, "user id-00001": 5}
 WIDTH = 3

@@ -10,7 +10,10 @@ import torch
 from terarec.checkpoint import load, save, table_files
 from terarec.errors import ConfigError, FormatError, StorageError
 from terarec.spec import DynamicTableSpec, TableSpec, counting_filter, freq, lru, prob
-from terarec.storage import Arena, DynamicArena, dynamic_tables, static_tables
+from terarec.storage import Arena
+from terarec.storage.dynamic import dynamic_tables
+from terarec.storage.dynamic_arena import DynamicArena
+from terarec.storage.static import static_tables
 from tests.checkpoint.small_state import make_state
 from tests.errors import at
 

@@ -10,7 +10,8 @@ from terarec.checkpoint import load, save
 from terarec.cli.inspect_model import describe_checkpoint, describe_table
 from terarec.errors import StorageError
 from terarec.spec import TableSpec
-from terarec.storage import Arena, static_tables
+from terarec.storage import Arena
+from terarec.storage.static import static_tables
 from tests.checkpoint.small_state import make_state
 from tests.errors import at
 

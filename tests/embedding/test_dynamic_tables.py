@@ -42,7 +42,8 @@ from terarec.spec import (
     ttl,
 )
 from terarec.spec.tables import RowType
-from terarec.storage import DynamicArena, RowValues
+from terarec.storage import RowValues
+from terarec.storage.dynamic_arena import DynamicArena
 from tests.embedding.plain import random_jagged
 from tests.errors import at
 

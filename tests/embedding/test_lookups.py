@@ -13,7 +13,7 @@ from terarec.errors import ConfigError
 from terarec.models.artifact import without_tables
 from terarec.models.registry import build_model
 from terarec.spec import DynamicTableSpec, FeatureSpec, TableSpec
-from terarec.storage import AnyTable
+from terarec.storage.kinds import AnyTable
 from tests.errors import at
 from tests.models.every import ALLOWED, MODELS, dataset, random_batch
 

@@ -21,8 +21,8 @@ from terarec.checkpoint import TrainState, load, save
 from terarec.closer import wait_closed
 from terarec.embedding import EmbeddingCollection
 from terarec.errors import ConfigError, KeyOutOfRangeError, NoSpaceError, StorageError
-from terarec.memory import TierUse
 from terarec.memory.cached_part import BudgetError
+from terarec.memory.fast_tier import TierUse
 from terarec.memory.row_file import RowFile
 from terarec.optim import RowOptimizer
 from terarec.spec import (

@@ -12,7 +12,8 @@ import torch
 from terarec.batch import one_hot
 from terarec.embedding import EmbeddingCollection
 from terarec.errors import ConfigError, StorageError
-from terarec.memory import BudgetError, TierBudget
+from terarec.memory import BudgetError
+from terarec.memory.budget import TierBudget
 from terarec.memory.row_format import RowFileOptions
 from terarec.optim import RowOptimizer
 from terarec.spec import AdaGradSpec, DynamicTableSpec, FeatureSpec, TableSpec, Tiers

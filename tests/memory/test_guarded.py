@@ -8,8 +8,8 @@ from torch import Tensor
 from terarec.errors import StorageError, UnreachableError
 from terarec.kernels.slots import RowBatch
 from terarec.memory.batch_parts import batch_of, joined
-from terarec.ps import TableGroup
 from terarec.ps.levels import host_level
+from terarec.ps.table import TableGroup
 from terarec.spec import HostMemorySpec
 from tests.ps.tiers import Delegating, distinct_rows
 

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from terarec.kernels.slots import SLOT_BYTES, RowBatch
-from terarec.memory import RedisServer
 from terarec.memory.batch_parts import batch_of
 from terarec.memory.level import Level
-from terarec.ps import EmbeddingCache, TableTiers
+from terarec.memory.redis_server import RedisServer
+from terarec.ps.cache import EmbeddingCache
+from terarec.ps.table import TableTiers
 from terarec.spec import CacheSpec, HostMemorySpec, OverflowSpec, RocksDBSpec, RowFileSpec
 from tests.params import in_every_run
 from tests.ps.redis_processes import PROGRAM, RedisProcess, running

@@ -18,8 +18,10 @@ from terarec.kernels.slots import RowBatch
 from terarec.memory.batch_parts import batch_of, joined
 from terarec.ops import BagLayout
 from terarec.ops.bag_lookup import pool_rows
-from terarec.ps import EmbeddingCache, ModelCaches, ParameterServer, TableGroup, TableTiers
+from terarec.ps import ParameterServer
+from terarec.ps.cache import EmbeddingCache, ModelCaches
 from terarec.ps.levels import disk_level, host_level
+from terarec.ps.table import TableGroup, TableTiers
 from terarec.spec import (
     CacheSpec,
     HostMemorySpec,

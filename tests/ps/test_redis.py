@@ -16,9 +16,8 @@ import pytest
 import torch
 
 from terarec.errors import StorageError
-from terarec.memory import RedisServer
 from terarec.memory.batch_parts import mixed
-from terarec.memory.redis_server import request
+from terarec.memory.redis_server import RedisServer, request
 from terarec.spec import OverflowSpec
 from terarec.spec.parameter_server import TLSSpec
 from tests.certificates import Certificates

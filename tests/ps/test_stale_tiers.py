@@ -15,10 +15,11 @@ from terarec.errors import StaleRowsError, StorageError, UnreachableError
 from terarec.kernels.slots import RowBatch
 from terarec.memory import redis_fence
 from terarec.memory.batch_parts import batch_of
+from terarec.memory.guarded import TierUseStatistics
 from terarec.memory.redis_server import RedisServer, Request
 from terarec.memory.renewal import RowChunk
-from terarec.ps import TableTiers, TierUseStatistics
 from terarec.ps.loading import TableSource, fill_tiers
+from terarec.ps.table import TableTiers
 from terarec.spec import RowFileSpec
 from terarec.spec.parameter_server import OverflowSpec
 from tests.ps.redis_processes import RedisProcess, needs_redis, running

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from terarec.kernels.slots import SLOT_BYTES, RowBatch
-from terarec.memory import RedisServer
-from terarec.memory.guarded import Guarded
+from terarec.memory.guarded import Guarded, TierStatistics
 from terarec.memory.level import Level
-from terarec.ps import DefaultRows, Found, TableGroup, TableTiers, TierStatistics
+from terarec.memory.redis_server import RedisServer
 from terarec.ps.levels import disk_level, host_level, redis_level
+from terarec.ps.table import DefaultRows, Found, TableGroup, TableTiers
 from terarec.spec import HostMemorySpec, RocksDBSpec, RowFileSpec
 from tests.ps.redis_processes import RedisProcess
 

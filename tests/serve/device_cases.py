@@ -20,7 +20,7 @@ from terarec.etl import prepare
 from terarec.etl.ready import PRESETS
 from terarec.etl.workflow import Workflow
 from terarec.models.artifact import load_model
-from terarec.ps import EmbeddingCache
+from terarec.ps.cache import EmbeddingCache
 from terarec.serve import InferenceSession, ServedTables
 from terarec.spec import (
     CacheSpec,

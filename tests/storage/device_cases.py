@@ -30,17 +30,12 @@ from terarec.spec import (
     prob,
     ttl,
 )
-from terarec.storage import (
-    AnyTable,
-    Arena,
-    DynamicArena,
-    DynamicTable,
-    RowValues,
-    TieredArena,
-    dynamic_tables,
-    static_tables,
-    tiered_tables,
-)
+from terarec.storage import Arena, RowValues
+from terarec.storage.dynamic import DynamicTable, dynamic_tables
+from terarec.storage.dynamic_arena import DynamicArena
+from terarec.storage.kinds import AnyTable
+from terarec.storage.static import static_tables
+from terarec.storage.tiered import TieredArena, tiered_tables
 from tests.errors import at
 from tests.on_device import CPU, Case, assert_equal, assert_near, assert_on, keep_in
 

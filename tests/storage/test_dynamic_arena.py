@@ -8,7 +8,7 @@ import torch
 from terarec.errors import ConfigError, StorageError
 from terarec.kernels import memory
 from terarec.spec import DynamicTableSpec
-from terarec.storage import DynamicArena
+from terarec.storage.dynamic_arena import DynamicArena
 from tests.errors import at
 
 SPECS = [

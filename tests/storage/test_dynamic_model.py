@@ -11,7 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from terarec.errors import StorageError
 from terarec.spec import DynamicTableSpec, EvictionSpec, by_score, freq, lfu, lru, ttl
-from terarec.storage import DynamicArena, RowValues, dynamic_tables
+from terarec.storage import RowValues
+from terarec.storage.dynamic import dynamic_tables
+from terarec.storage.dynamic_arena import DynamicArena
 from tests.errors import at
 from tests.params import examples
 from tests.storage.indexes import FAST_INDEXES

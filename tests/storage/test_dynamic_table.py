@@ -21,7 +21,9 @@ from terarec.spec import (
     prob,
     ttl,
 )
-from terarec.storage import DynamicArena, DynamicTable, RowValues, dynamic_tables
+from terarec.storage import RowValues
+from terarec.storage.dynamic import DynamicTable, dynamic_tables
+from terarec.storage.dynamic_arena import DynamicArena
 from tests.errors import at
 from tests.storage.indexes import FAST_INDEXES, INDEXES
 

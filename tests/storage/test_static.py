@@ -14,7 +14,8 @@ from terarec.errors import ConfigError, StorageError
 from terarec.kernels import memory
 from terarec.spec import TableSpec
 from terarec.spec.tables import Initializer
-from terarec.storage import Arena, static_tables
+from terarec.storage import Arena
+from terarec.storage.static import static_tables
 from tests.errors import at
 
 SPECS = [TableSpec(name="a", rows=50, width=8), TableSpec(name="b", rows=200, width=8)]

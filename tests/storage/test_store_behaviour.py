@@ -14,20 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from terarec.errors import ConfigError, KeyOutOfRangeError, StorageError
-from terarec.memory import RowBatch, TieredRows
+from terarec.memory import RowBatch
+from terarec.memory.tiered_rows import TieredRows
 from terarec.spec import DynamicTableSpec, TableSpec, Tiers
 from terarec.spec.tables import RowType
-from terarec.storage import (
-    Arena,
-    DynamicArena,
-    DynamicTable,
-    RowValues,
-    Store,
-    TieredArena,
-    dynamic_tables,
-    static_tables,
-    tiered_tables,
-)
+from terarec.storage import Arena, RowValues, Store
+from terarec.storage.dynamic import DynamicTable, dynamic_tables
+from terarec.storage.dynamic_arena import DynamicArena
+from terarec.storage.static import static_tables
+from terarec.storage.tiered import TieredArena, tiered_tables
 from tests.errors import at
 from tests.params import examples
 from tests.storage.indexes import FAST_INDEXES, INDEXES

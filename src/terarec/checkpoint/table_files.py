@@ -32,10 +32,9 @@ from terarec.closer import stream
 from terarec.errors import ConfigError, FormatError
 from terarec.formats.container import read_tensors, tensor_shapes, write_tensors
 from terarec.io.opening import read_bytes
-from terarec.memory import RowFormat
 from terarec.memory.finite_rows import check_finite
 from terarec.memory.row_file import MANIFEST_FILE, SEGMENT_SUFFIX, RowFile
-from terarec.memory.row_format import DESCRIPTION_FILE, RowFileLayout, read_description
+from terarec.memory.row_format import DESCRIPTION_FILE, RowFileLayout, RowFormat, read_description
 from terarec.spec.checks import is_count
 from terarec.storage import RowValues, Store
 from terarec.storage.store import KeyedRows, TableRows

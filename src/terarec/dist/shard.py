@@ -30,7 +30,7 @@ from terarec.embedding import EmbeddingCollection, EmbeddingOutput
 from terarec.embedding.modules import replace_modules
 from terarec.embedding.output import cast
 from terarec.errors import ConfigError, NoSpaceError
-from terarec.memory import TierUse
+from terarec.memory.fast_tier import TierUse
 from terarec.spec import FeatureSpec, TableSpec
 
 

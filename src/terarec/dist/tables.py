@@ -21,7 +21,10 @@ from terarec.errors import StorageError
 from terarec.kernels.rows import initialise_keys
 from terarec.memory.initial_values import initial_scale
 from terarec.spec import DynamicTableSpec, EvictionSpec, TableSpec
-from terarec.storage import AnyTable, DynamicTable, RowValues, StaticTable
+from terarec.storage import RowValues
+from terarec.storage.dynamic import DynamicTable
+from terarec.storage.kinds import AnyTable
+from terarec.storage.static import StaticTable
 from terarec.storage.store import KeyedRows
 from terarec.storage.tiered import TieredTable
 
@@ -402,7 +405,7 @@ class ShardedDynamicTable(ShardedTable):
         return self
 
     def evict(self, by: EvictionSpec | None = None, *, keep_at_least: int | None = None) -> Tensor:
-        """Evict rows of this rank; see `terarec.storage.DynamicTable.evict`."""
+        """Evict rows of this rank; see `terarec.storage.dynamic.DynamicTable.evict`."""
         return self.part.evict(by, keep_at_least=keep_at_least)
 
     def take_evicted(self) -> Tensor:

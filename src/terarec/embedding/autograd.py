@@ -20,7 +20,8 @@ from terarec.memory import Pin
 from terarec.ops.bag_lookup import bag_lookup, key_weight_gradient
 from terarec.ops.layout import BagLayout
 from terarec.ops.row_update import BagGradient
-from terarec.storage import AnyArena, StaticTable
+from terarec.storage.kinds import AnyArena
+from terarec.storage.static import StaticTable
 
 # Functions whose result represents the same tables.
 _SAME = {"detach", "clone", "to", "cpu", "cuda", "float", "double", "half", "bfloat16", "type", "contiguous"}

@@ -42,24 +42,19 @@ from terarec.embedding.tables import (
     translated_readers,
 )
 from terarec.errors import ConfigError
-from terarec.memory import Pin, PlacedRows, RowBatch, TierUse
+from terarec.memory import Pin, RowBatch
+from terarec.memory.fast_tier import TierUse
+from terarec.memory.row_placement import PlacedRows
 from terarec.ops.bag_lookup import bag_lookup
 from terarec.ops.layout import BagLayout, found_rows, placed
 from terarec.ops.row_update import BagGradient
 from terarec.ops.split_rows import SplitColumns
 from terarec.spec import FeatureSpec
-from terarec.storage import (
-    AnyArena,
-    AnyTable,
-    Arena,
-    DynamicTable,
-    StaticTable,
-    Store,
-    TieredArena,
-    dynamic_tables,
-    static_tables,
-    tiered_tables,
-)
+from terarec.storage import Arena, Store
+from terarec.storage.dynamic import DynamicTable, dynamic_tables
+from terarec.storage.kinds import AnyArena, AnyTable
+from terarec.storage.static import StaticTable, static_tables
+from terarec.storage.tiered import TieredArena, tiered_tables
 
 
 class EmbeddingCollection(nn.Module):

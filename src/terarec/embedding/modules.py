@@ -27,7 +27,7 @@ from terarec.ops.layout import BagLayout, single_layout
 from terarec.ops.row_update import BagGradient
 from terarec.ragged import Ragged
 from terarec.spec import Pooling
-from terarec.storage import AnyTable
+from terarec.storage.kinds import AnyTable
 
 
 class DropIn(nn.Module):

@@ -15,7 +15,8 @@ from terarec.embedding.output import EmbeddingOutput, assemble, bags_of
 from terarec.embedding.tables import fitted, lookup_groups, translate, translated_readers
 from terarec.ops.bag_lookup import quantize_rows, quantized_bag_lookup
 from terarec.spec import FeatureSpec
-from terarec.storage import AnyArena, AnyTable, FrozenKeys
+from terarec.storage.key_rows import FrozenKeys
+from terarec.storage.kinds import AnyArena, AnyTable
 
 _ROWS_AT_ONCE = 1 << 18
 

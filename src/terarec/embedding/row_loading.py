@@ -10,9 +10,12 @@ from torch import Tensor
 
 from terarec.batch import Jagged
 from terarec.embedding.tables import translate
-from terarec.memory import RowBatch, TieredRows
+from terarec.memory import RowBatch
+from terarec.memory.tiered_rows import TieredRows
 from terarec.spec import FeatureSpec
-from terarec.storage import AnyArena, AnyTable, DynamicTable, StaticTable
+from terarec.storage.dynamic import DynamicTable
+from terarec.storage.kinds import AnyArena, AnyTable
+from terarec.storage.static import StaticTable
 
 _KEYS_AT_ONCE = 1 << 20  # of a keyset, which bounds the memory of finding their rows
 _BYTES_STAGED = 32 << 20  # of rows of the next part in addition to the budget of an arena

@@ -16,21 +16,16 @@ from torch import Tensor
 
 from terarec.batch import Jagged, feature_ends, first_keys, select
 from terarec.errors import ConfigError
-from terarec.memory import TierBudget
+from terarec.memory.budget import TierBudget
 from terarec.ops.checks import bad_key
 from terarec.ops.layout import BagLayout
 from terarec.spec import DynamicTableSpec, FeatureSpec, Pooling, TableSpec, Tiers
-from terarec.storage import (
-    AnyArena,
-    AnyTable,
-    Arena,
-    DynamicArena,
-    RowValues,
-    StaticTable,
-    TieredArena,
-    TieredTable,
-    discard_changes,
-)
+from terarec.storage import Arena, RowValues
+from terarec.storage.changes import discard_changes
+from terarec.storage.dynamic_arena import DynamicArena
+from terarec.storage.kinds import AnyArena, AnyTable
+from terarec.storage.static import StaticTable
+from terarec.storage.tiered import TieredArena, TieredTable
 
 AnyTableSpec = TableSpec | DynamicTableSpec
 

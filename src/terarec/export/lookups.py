@@ -18,7 +18,8 @@ from terarec.export.inputs import AnyCollection
 from terarec.ops.bag_lookup import quantize_rows
 from terarec.ragged import Ragged
 from terarec.spec import FeatureSpec
-from terarec.storage import AnyTable, DynamicTable
+from terarec.storage.dynamic import DynamicTable
+from terarec.storage.kinds import AnyTable
 
 
 class TableLookup(nn.Module):

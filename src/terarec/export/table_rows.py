@@ -27,7 +27,7 @@ from terarec.io.directories import atomic_dir, check_replaceable
 from terarec.io.files import atomic_file, write_versioned_json
 from terarec.io.opening import arrow_file, link, open_file
 from terarec.models.artifact import find_checkpoint, load_without_tables
-from terarec.ps import DefaultRows, default_rows
+from terarec.ps.table import DefaultRows, default_rows
 from terarec.spec import TableSpec
 from terarec.spec.registry import Registry, unknown_name
 

@@ -14,7 +14,8 @@ from terarec.formats.hugectr.collection import CollectionDump, DumpedTable, open
 from terarec.formats.hugectr.weights import SparseRows
 from terarec.hugectr.errors import BrokenFileError, OutOfBoundError, WrongInputError
 from terarec.hugectr.sparse_weights import pieces
-from terarec.storage import AnyTable, RowValues
+from terarec.storage import RowValues
+from terarec.storage.kinds import AnyTable
 
 Tables = Mapping[str, AnyTable]
 

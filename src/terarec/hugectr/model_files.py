@@ -56,7 +56,7 @@ from terarec.io.remote import local_copy
 from terarec.io.removal import mark, remove_tree
 from terarec.models.artifact import load_weights
 from terarec.models.graph import tensor_shapes
-from terarec.storage import AnyTable
+from terarec.storage.kinds import AnyTable
 from terarec.train import Trainer
 from terarec.train.checkpointing import capture
 

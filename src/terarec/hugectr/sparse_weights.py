@@ -33,7 +33,9 @@ from terarec.hugectr.errors import BrokenFileError, OutOfBoundError
 from terarec.hugectr.network import LOCALIZED, is_sized_by_slots
 from terarec.hugectr.objects import SparseEmbedding
 from terarec.kernels.row_rules import LAST_UPDATE
-from terarec.storage import AnyTable, DynamicTable, RowValues
+from terarec.storage import RowValues
+from terarec.storage.dynamic import DynamicTable
+from terarec.storage.kinds import AnyTable
 
 
 def pieces(keys: Tensor) -> Iterator[Tensor]:

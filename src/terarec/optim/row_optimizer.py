@@ -36,7 +36,7 @@ from terarec.optim.rules import (
     update_arenas,
 )
 from terarec.spec import SparseOptimizerSpec
-from terarec.storage import AnyArena
+from terarec.storage.kinds import AnyArena
 
 
 class RowOptimizer(optim.Optimizer):

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from terarec.errors import ConfigError
 from terarec.ops.row_update import BagGradient
-from terarec.storage import AnyArena, AnyTable, StaticTable
+from terarec.storage.kinds import AnyArena, AnyTable
+from terarec.storage.static import StaticTable
 
 
 class PendingRows(Protocol):

@@ -19,7 +19,7 @@ from terarec.optim.row_parameters import RowParameters
 from terarec.spec import AdamSpec, RowOptions, SparseOptimizerSpec
 from terarec.spec.checks import did_you_mean
 from terarec.spec.tables import DEFAULT_OPTIMIZER
-from terarec.storage import AnyArena
+from terarec.storage.kinds import AnyArena
 
 _RULE_NAMES = {"momentum": "beta1", "decay": "beta2"}
 """Fields of specs that have another name in the row rule."""

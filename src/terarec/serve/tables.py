@@ -20,12 +20,12 @@ from terarec.errors import StorageError
 from terarec.formats.delta import StateId
 from terarec.kernels.hash_index import new_hash_index
 from terarec.models.artifact import ModelWithoutTables
-from terarec.ps import DefaultRows, ParameterServer, default_rows
+from terarec.ps import ParameterServer
 from terarec.ps.cache import EmbeddingCache
 from terarec.ps.group_cache import CacheStatistics
 from terarec.ps.loading import state_name
 from terarec.ps.server import TableChange
-from terarec.ps.table import TableStatistics
+from terarec.ps.table import DefaultRows, TableStatistics, default_rows
 from terarec.spec import (
     CacheSpec,
     DynamicTableSpec,

@@ -27,7 +27,7 @@ from terarec.embedding import EmbeddingCollection
 from terarec.errors import ConfigError, KernelError
 from terarec.kernels.environment import Launch, triton_interprets
 from terarec.kernels.registry import Op, active
-from terarec.memory import TierUse
+from terarec.memory.fast_tier import TierUse
 from terarec.nn.precision import CPU
 from terarec.parallel import prefetched
 from terarec.spec import TrainingSpec

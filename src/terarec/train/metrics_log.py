@@ -37,7 +37,7 @@ class MetricsLog(PointLogger):
     `PointLogger`. An evaluation line has ``step``, ``samples``, ``split``, every metric by its name (null where it is
     undefined), ``seconds``, and
     ``labels`` and ``slices`` where there are several. The line of tables in tiers comes at the end: ``tiers`` has the
-    numbers of `terarec.storage.TierUse`.
+    numbers of `terarec.memory.fast_tier.TierUse`.
 
     Args:
         path: Path of the file. Lines after the step at which training starts are removed, the others kept.

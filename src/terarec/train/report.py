@@ -39,7 +39,7 @@ from terarec.formats.dataset import DATASET_FILE
 from terarec.io.files import write_bytes
 from terarec.io.opening import link, open_file
 from terarec.kernels.processor import processor_name
-from terarec.memory import TierUse
+from terarec.memory.fast_tier import TierUse
 from terarec.models.artifact import find_checkpoint
 from terarec.reports.page import (
     BLUE,

@@ -16,7 +16,7 @@ from types import FrameType, MappingProxyType, TracebackType
 from typing import Any
 
 from terarec.errors import ConfigError
-from terarec.memory import TierUse
+from terarec.memory.fast_tier import TierUse
 from terarec.metrics.registry import monitored_metric
 from terarec.spec import TrainingSpec
 from terarec.spec.checks import did_you_mean

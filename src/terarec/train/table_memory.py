@@ -19,8 +19,7 @@ from terarec.errors import ConfigError, DataNotFoundError
 from terarec.formats.parts import read_part_keys, read_parts
 from terarec.kernels.row_rules import RowRule
 from terarec.kernels.slots import SLOT_BYTES
-from terarec.memory import TierBudget
-from terarec.memory.budget import filled, read_buffer_bytes
+from terarec.memory.budget import TierBudget, filled, read_buffer_bytes
 from terarec.memory.row_format import RowFormat
 from terarec.memory.row_store import KEY_BYTES
 from terarec.ops.row_update import state_dtype, state_shapes
@@ -146,7 +145,7 @@ class _Rows:
 
 
 class _ArenaInTiers:
-    """The tables of an arena in tiers: a member of their budget, as `terarec.storage.TieredRows` is in a run."""
+    """The tables of an arena in tiers: a member of their budget, as `TieredRows` is in a run."""
 
     def __init__(self, tables: Sequence[_Rows], tiers: Tiers) -> None:
         self.tables = tuple(tables)

@@ -20,7 +20,7 @@ from terarec.dist.ranks import Ranks
 from terarec.errors import ConfigError, RunInterruptedError, TerarecError
 from terarec.formats.frames import Frame, is_frame
 from terarec.kernels import memory
-from terarec.memory import TierUse
+from terarec.memory.fast_tier import TierUse
 from terarec.metrics.means import Throughput
 from terarec.metrics.samples import NamesOfIds
 from terarec.models.contract import check_labels, device_of

@@ -23,8 +23,9 @@ from terarec.hugectr.objects import (
     PersistentDatabaseParams,
     VolatileDatabaseParams,
 )
-from terarec.memory import RedisServer
-from terarec.ps import EmbeddingCache, ParameterServer
+from terarec.memory.redis_server import RedisServer
+from terarec.ps import ParameterServer
+from terarec.ps.cache import EmbeddingCache
 from terarec.spec import (
     CacheSpec,
     HostMemorySpec,

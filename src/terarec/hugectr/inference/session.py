@@ -43,8 +43,8 @@ from terarec.hugectr.readers import DataReader, async_layout_of, record_layout, 
 from terarec.hugectr.release import release_number
 from terarec.hugectr.schema.table import bind_arguments
 from terarec.metrics import AUC
-from terarec.ps import EmbeddingCache as Cache
 from terarec.ps import ParameterServer as Server
+from terarec.ps.cache import EmbeddingCache as Cache
 
 
 class ServedModel:
