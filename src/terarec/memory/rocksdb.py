@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
@@ -194,7 +195,7 @@ class RocksDBStore:
         """Yield all rows; see `RowStore.items`."""
         check_chunk_rows(chunk_rows)
         changes, chunk = self._changes, []
-        for item in self._all_items():
+        for item in self._all_items(chunk_rows):
             chunk.append(item)
             if len(chunk) == chunk_rows:
                 yield _arrays(chunk, self.row_bytes)
@@ -204,19 +205,18 @@ class RocksDBStore:
         if chunk:
             yield _arrays(chunk, self.row_bytes)
 
-    def _all_items(self) -> Iterator[tuple[int, bytes]]:
+    def _all_items(self, at_once: int) -> Iterator[tuple[int, bytes]]:
         with self._errors("read"):
             items = self._database.items()
-        while True:
+            some = list(islice(items, at_once))
+        while some:
+            for encoded, row in some:
+                if len(encoded) == KEY_BYTES:
+                    key = int.from_bytes(encoded, "little", signed=True)
+                    if key not in self._pending:
+                        yield key, row
             with self._errors("read"):
-                item = next(items, None)
-            if item is None:
-                break
-            encoded, row = item
-            if len(encoded) == KEY_BYTES:
-                key = int.from_bytes(encoded, "little", signed=True)
-                if key not in self._pending:
-                    yield key, row
+                some = list(islice(items, at_once))
         for key, waiting in list(self._pending.items()):
             if waiting is not None:
                 yield key, waiting
