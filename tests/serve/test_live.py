@@ -9,6 +9,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -21,6 +22,7 @@ from terarec.checkpoint import complete_checkpoints, load
 from terarec.config import load_run, save_run
 from terarec.errors import ConfigError, FormatError, StorageError
 from terarec.export.dense_part import DensePart
+from terarec.export.files import quiet
 from terarec.kernels.slots import RowBatch
 from terarec.memory.cache import Cache
 from terarec.memory.redis_rows import RedisRows
@@ -580,6 +582,33 @@ def test_an_executor_that_could_not_be_built_is_built_by_the_next_poll(
             sizes.clear()
             assert_as_the_trainer(session, live, trained, step)
             assert sizes == [200]
+
+
+def test_updates_end_while_others_export(live: Live, trained: TrainedRun) -> None:
+    """A server that was stopped waited for the compiler of a model that was being loaded."""
+    tables = ServedTables(server=ParameterServerSpec())
+    begun, may_end = threading.Event(), threading.Event()
+
+    def export() -> None:
+        with quiet():
+            begun.set()
+            assert may_end.wait(PATIENCE)
+
+    with (
+        ThreadPoolExecutor() as pool,
+        InferenceSession.open(live.path, tables=tables, executor="onnxruntime") as session,
+    ):
+        exporting = pool.submit(export)
+        assert begun.wait(PATIENCE)
+        live.add(4)
+        try:
+            with LiveUpdates(session, live.path, every_seconds=0.01):
+                wait_for(lambda: session.step == 4)
+            assert session.executors == {}
+        finally:
+            may_end.set()
+        exporting.result(PATIENCE)
+        assert_as_the_trainer(session, live, trained, 4)
 
 
 def test_the_number_of_deltas_after_a_state(finished: Path) -> None:

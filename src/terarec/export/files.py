@@ -204,6 +204,20 @@ class _Silence(logging.Filter):
 
 
 _EXPORTING = threading.RLock()
+_LOOK_SECONDS = 0.1
+
+
+@contextlib.contextmanager
+def exporting(is_over: threading.Event) -> Iterator[bool]:
+    """Wait until no other thread exports, and keep others away in the block; yield False once `is_over` is set."""
+    while not is_over.is_set():
+        if _EXPORTING.acquire(timeout=_LOOK_SECONDS):
+            try:
+                yield not is_over.is_set()
+            finally:
+                _EXPORTING.release()
+            return
+    yield False
 
 
 @contextlib.contextmanager

@@ -123,7 +123,7 @@ class LiveUpdates(Repeating):
                     if newest is not None:
                         self._write(newest)
                 finally:
-                    self._session.build_programs()
+                    self._session.build_programs(self._is_closed)
             except TerarecError as error:
                 self._count["rejected"] += 1
                 self._last_error = str(error)

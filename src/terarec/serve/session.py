@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -271,8 +272,11 @@ class InferenceSession:
         programs = _open_programs(weights.trained, weights.run, dataset, run_dir, executor, self.numbers)
         weights.programs = self._programs = programs
 
-    def build_programs(self) -> None:
+    def build_programs(self, is_over: threading.Event) -> None:
         """Compute the dense part in the executors of the session again, where its weights have moved on since.
+
+        Args:
+            is_over: Whether nothing is built any more, also while this waits for others that build.
 
         Raises:
             ConfigError: An executor cannot compute the model, or has no room for its files; eager torch goes on.
@@ -280,8 +284,12 @@ class InferenceSession:
         """
         weights = self._weights.current
         if self._programs is not None and weights.programs is None:
+            from terarec.export.files import exporting  # which loads torch's exporters
+
             part = _dense_part(weights.trained, weights.run, weights.inputs.dataset)
-            weights.programs = self._programs = self._programs.moved(part)
+            with exporting(is_over) as is_turn:
+                if is_turn:
+                    weights.programs = self._programs = self._programs.moved(part)
 
     def _of(
         self, trained: nn.Module, inputs: RecordInputs, run: RunSpec, step: int, state: StateId | None
