@@ -65,5 +65,6 @@ class DriftWatch(Protocol):
 
 
 def drift_of_served(drift: DriftWatch, models: ServedModels) -> Sequence[ModelDrift]:
-    """Return the last comparisons of the versions that are served at present."""
-    return [each for each in drift.read() if each.version in models.versions(each.model)]
+    """Return the last comparisons of the versions that are served at present, in the order of the index."""
+    served = [each for each in drift.read() if each.version in models.versions(each.model)]
+    return sorted(served, key=lambda each: (each.model, each.version))

@@ -48,7 +48,7 @@ def drift_of_two() -> FixedDrift:
     )
     found = ModelDrift(model="dlrm", version="3", records=420, reference_records=131072, inputs=inputs)
     former = ModelDrift(model="dlrm", version="2", records=9, reference_records=131072, inputs=inputs)
-    return FixedDrift(former, found, ModelDrift(model="other", version="1", problem="shop/data: no data set"))
+    return FixedDrift(ModelDrift(model="other", version="1", problem="shop/data: no data set"), former, found)
 
 
 def test_the_last_comparisons_of_what_is_served_are_shown(models: ServedModels) -> None:
