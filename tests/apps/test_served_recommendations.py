@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``POST /v1/recommend``: what `terarec recommend` writes, limits, and versions that change while it answers."""
 
+import asyncio
 import contextlib
 import itertools
 import json
@@ -28,8 +29,10 @@ from terarec.errors import ConfigError, DataNotFoundError, NoSpaceError
 from terarec.serve import InferenceSession
 from terarec.serve.loading import VersionLoader
 from terarec.serve.models import ServedModels
-from terarec.serve.protocol import UnknownModelError
+from terarec.serve.protocol import ServerBusyError, UnknownModelError
+from terarec.serve.recommending import RecommendRequest
 from terarec.serve.repository import ModelRepository
+from terarec.serve.request_memory import UNCOUNTED_BYTES, RequestMemory
 from terarec.serve.served_model import ServedModel
 from terarec.serve.watching import repository_models
 from terarec.spec import BatchingSpec, ServedTablesSpec
@@ -141,6 +144,16 @@ def test_answers_are_those_of_the_command_line(film_runs: FilmRuns, shop: Shop, 
     assert found["retrieval"] == {"model": "towers", "version": "1", "step": 20}
     assert found["ranking"] == {"model": "ranker", "version": "1", "step": 20}
     assert found["id"] == "7"
+
+
+def test_candidates_count_where_others_hold_the_memory(shop: Shop) -> None:
+    """A hundred bytes become columns of all their candidates, which wait for the ranking model."""
+    memory = RequestMemory(2**20, 2**20)
+    memory.hold().take(2**20)
+    held = memory.hold()
+    held.take(UNCOUNTED_BYTES)
+    with pytest.raises(ServerBusyError, check=at("server", "the request needs")):
+        asyncio.run(shop.service.recommend(RecommendRequest(users=USERS, k=6), held))
 
 
 def test_the_towers_alone(film_runs: FilmRuns, published: Path, tmp_path: Path) -> None:

@@ -53,6 +53,7 @@ from terarec.serve.recommending import (
     ScoringVersion,
 )
 from terarec.serve.repeating import Backoff, Repeating
+from terarec.serve.request_memory import HeldMemory
 from terarec.serve.served_model import ServedModel, Urgency
 from terarec.serve.session import Scored
 from terarec.spec.checks import quoted
@@ -61,6 +62,8 @@ from terarec.spec.serving import RecommendationSpec
 
 _LOGGER = logging.getLogger(__name__)
 _SEARCH_THREADS = 2
+_CANDIDATE_BYTES = 64
+"""Memory of a candidate in a column of the ranking model, about: an object of Python, and its places in lists."""
 
 Result = TypeVar("Result")
 
@@ -200,8 +203,12 @@ class ServedRecommendations(Repeating):
         current = self._current
         return self._counter.read(items=0 if current is None else len(current.recommender.index))
 
-    async def recommend(self, request: RecommendRequest) -> RecommendAnswer:
+    async def recommend(self, request: RecommendRequest, held: HeldMemory) -> RecommendAnswer:
         """Return items for users.
+
+        Args:
+            request: The request.
+            held: Counts the memory of the candidates that are ranked.
 
         Raises:
             ConfigError: A column that is unknown, missing or of another length, a value that a workflow cannot read,
@@ -214,7 +221,7 @@ class ServedRecommendations(Repeating):
         answer: RecommendAnswer | None = None
         times_ns: dict[str, int] = {}
         try:
-            answer = await self._answer(request, times_ns)
+            answer = await self._answer(request, held, times_ns)
             outcome = "success"
         except asyncio.CancelledError:
             outcome = "cancelled"
@@ -229,7 +236,7 @@ class ServedRecommendations(Repeating):
             self._counter.add(outcome, users=0 if answer is None else len(answer.items), times_ns=times_ns)
         return answer
 
-    async def _answer(self, request: RecommendRequest, times_ns: dict[str, int]) -> RecommendAnswer:
+    async def _answer(self, request: RecommendRequest, held: HeldMemory, times_ns: dict[str, int]) -> RecommendAnswer:
         begun = time.monotonic_ns()
         # In a thread: it converts the columns of thousands of users, and lists of millions of items.
         current, pending = await self._in_thread(partial(self._submitted, request))
@@ -247,9 +254,9 @@ class ServedRecommendations(Repeating):
         )
         retrieved = await self._in_thread(retrieve)
         arrived = time.monotonic_ns()
-        ranking = (
-            None if self._spec.ranker is None else await self._ranking(self._spec.ranker, current, request, retrieved)
-        )
+        ranking = None
+        if self._spec.ranker is not None:
+            ranking = await self._ranking(self._spec.ranker, current, request, retrieved, held)
         ended = time.monotonic_ns()
         scores = [each.logits for each in retrieved] if ranking is None else ranking.scores
         best = current.recommender.best([each.places for each in retrieved], scores, request.k)
@@ -317,7 +324,12 @@ class ServedRecommendations(Repeating):
         return max(request.k, self._spec.candidates if request.candidates is None else request.candidates)
 
     async def _ranking(
-        self, name: str, current: _Retrieval, request: RecommendRequest, retrieved: Sequence[Candidates]
+        self,
+        name: str,
+        current: _Retrieval,
+        request: RecommendRequest,
+        retrieved: Sequence[Candidates],
+        held: HeldMemory,
     ) -> _Ranking:
         ranker = self._models.get(name)
         places = [each.places for each in retrieved]
@@ -327,6 +339,7 @@ class ServedRecommendations(Repeating):
                 [each.logits for each in retrieved],
                 ScoringVersion(model=ranker.name, version=ranker.version, step=ranker.session.step),
             )
+        held.take(_CANDIDATE_BYTES * sum(lengths) * len(ranker.metadata.inputs))
         # In a thread: it converts the columns of thousands of candidates.
         pending, names = await self._in_thread(partial(self._ask, ranker, current.recommender, request, places))
         answer = await asyncio.wrap_future(pending)

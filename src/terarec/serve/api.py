@@ -23,7 +23,7 @@ from terarec.serve.protocol import (
     UnknownModelError,
     UnsupportedError,
 )
-from terarec.serve.request_memory import RequestMemory
+from terarec.serve.request_memory import HeldMemory, request_memories
 from terarec.serve.served_model import ServedModel
 from terarec.serve.shared_memory import Region, SharedMemory
 from terarec.serve.statistics import BatchCount, ErrorCounts, StageTimes
@@ -65,6 +65,7 @@ class InferenceApi:
         models: The served models.
         memory: Regions of shared memory; None where it is not allowed.
         requests: Memory of the requests of all transports.
+        large_requests: Memory of those that wait for room.
         calls: Where the calls of all transports go when they have ended; none where nobody watches them.
         errors: Counts the answers that are errors, over HTTP and gRPC.
         is_draining: Whether the server is about to stop, and not ready for further requests.
@@ -86,7 +87,7 @@ class InferenceApi:
     ) -> None:
         self.models = models
         self.memory = memory
-        self.requests = RequestMemory(max_request_bytes or ServingSpec().max_request_bytes)
+        self.requests, self.large_requests = request_memories(max_request_bytes or ServingSpec().max_request_bytes)
         self._is_worker = is_worker
         self.calls = tuple(calls)
         self.errors = ErrorCounts()
@@ -236,7 +237,12 @@ class InferenceApi:
         return self._pointers("roll back", name).roll_back(name, to)
 
     def infer(
-        self, request: InferRequest, name: str, version: str | None = None, call: Call | None = None
+        self,
+        request: InferRequest,
+        name: str,
+        version: str | None = None,
+        call: Call | None = None,
+        held: HeldMemory | None = None,
     ) -> Future[InferResponse]:
         """Let the records of a request be scored; see `ServedModels.submit`.
 
@@ -245,13 +251,14 @@ class InferenceApi:
             name: Name of the model.
             version: Its version; None for the one that answers by default.
             call: The call that it came with; None where nobody watches.
+            held: Counts the memory of its columns; None for no limit.
 
         Raises:
             UnknownModelError: The model is not served.
             RequestTooLargeError: More records than the model takes in a request.
             UnsupportedError: A sequence of requests, or classes of an output, which no model here has.
             ConfigError: An input that is unknown, missing, repeated or of the wrong type or shape.
-            ServerBusyError: As many requests wait as may.
+            ServerBusyError: As many requests wait as may, or hold the memory that it needs.
         """
         if call is not None:
             call.request(request, name, version)
@@ -260,7 +267,7 @@ class InferenceApi:
         for output in request.outputs:
             if output.parameters.get("classification"):  # 0 means none, as in Triton
                 raise UnsupportedError(f"outputs {output.name!r}", "classification is not supported, expected scores")
-        return self.models.submit(request, name, version, call)
+        return self.models.submit(request, name, version, call, held)
 
     def shared_memory_status(self, name: str | None = None) -> tuple[Region, ...]:
         """Return a region of system shared memory, or all.

@@ -306,7 +306,7 @@ class RegionReader:
                 place, f"got {self._num_bytes} bytes up to here, in the body and in regions, expected at most {most}"
             )
         if self._held is not None:
-            self._held.take(size)
+            self._held.take(2 * size)  # as of raw contents
         return decode_elements(memory.read(name, offset, size, where), datatype, count, place)
 
 

@@ -21,6 +21,7 @@ from terarec.serve.protocol import (
     Tensor,
     TensorMetadata,
 )
+from terarec.serve.request_memory import HeldMemory
 from terarec.serve.session import ColumnKind, InputColumn
 from terarec.spec.checks import quoted
 from terarec.spec.registry import unknown_name
@@ -50,6 +51,12 @@ MOST_REPEATED = 2**24
 
 A request states a long value once, and each of its records costs the workflow as much as if it were sent with it.
 """
+
+_ITEM_BYTES, _LIST_BYTES = 64, 72
+"""Memory of an element that becomes an object of Python, short texts included, and of the list of a record."""
+
+_FEW_RECORDS = 64
+"""Records up to which the places of repeated values are not counted."""
 
 
 class ColumnReader:
@@ -81,10 +88,15 @@ class ColumnReader:
             for column in self._inputs.values()
         )
 
-    def __call__(self, request: InferRequest) -> RecordColumns:
+    def __call__(self, request: InferRequest, held: HeldMemory | None = None) -> RecordColumns:
         """Return the columns of a request.
 
+        Args:
+            request: The request.
+            held: Counts the memory of columns that are made of its tensors; None for no limit.
+
         Raises:
+            ServerBusyError: Other requests hold the memory that it needs.
             RequestTooLargeError: More records than `max_batch`.
             ConfigError: An input that is unknown, missing, repeated or of the wrong type or shape.
         """
@@ -116,17 +128,30 @@ class ColumnReader:
             if name not in columns:
                 problem = f"got the missing values of {name!r} without {name!r} itself, expected both"
                 raise ConfigError("inputs", problem)
+            _take_elements(held, columns[name][0])
             columns[name] = _masked(columns[name][0], tensor, index), columns[name][1]
         num_records = self._num_records({name: tensor for name, (tensor, _) in columns.items()})
         # In the order of the inputs, so that the columns of requests can be joined one by one.
         read: dict[str, RawValues] = {}
+        absent: list[None] = []  # one for all columns
+        counted = held if num_records > _FEW_RECORDS else None
         for name in self._inputs:
             if name not in columns:
-                read[name] = [None] * num_records
+                if not absent:
+                    _take(counted, 8 * num_records)
+                    absent = [None] * num_records
+                read[name] = absent
                 continue
             tensor, index = columns[name]
-            values = _lists(tensor, index, lengths.get(name)) if name in self._lists else tensor.data
-            read[name] = values if len(values) == num_records else _repeated(name, values, num_records)
+            values: RawValues = tensor.data
+            if name in self._lists:
+                _take_elements(held, tensor, _LIST_BYTES * tensor.shape[0])
+                values = _lists(tensor, index, lengths.get(name))
+            if len(values) != num_records:
+                if counted is not None:
+                    counted.take(8 * num_records)
+                values = _repeated(name, values, num_records)
+            read[name] = values
         return RecordColumns(read, num_records)
 
     def _plain_columns(self, tensors: Sequence[Tensor]) -> RecordColumns | None:
@@ -188,6 +213,17 @@ class ColumnReader:
                 f"inputs[{index}].shape",
                 f"got {tensor.shape[0]} records, expected at most {self._max_batch} in one request",
             )
+
+
+def _take(held: HeldMemory | None, num_bytes: int) -> None:
+    if held is not None:
+        held.take(num_bytes)
+
+
+def _take_elements(held: HeldMemory | None, tensor: Tensor, more: int = 0) -> None:
+    """Count the elements of a tensor in new lists, and further bytes; those of a list are objects already."""
+    each = 8 if isinstance(tensor.data, list) else _ITEM_BYTES
+    _take(held, each * len(tensor.data) + more)
 
 
 def _fits(shape: tuple[int, ...], hotness: int | None) -> bool:

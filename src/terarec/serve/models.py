@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, Protocol, Self
 from terarec.errors import ConfigError
 from terarec.serve.calls import Call
 from terarec.serve.protocol import InferRequest, InferResponse, ServerBusyError, UnknownModelError
+from terarec.serve.request_memory import HeldMemory
 from terarec.serve.served_model import ServedModel
 from terarec.serve.statistics import ShadowStatistics
 from terarec.spec.checks import quoted
@@ -133,7 +134,12 @@ class ServedModels:
             return tuple(self._versions.get(name, ()))
 
     def submit(
-        self, request: InferRequest, name: str, version: str | None = None, call: Call | None = None
+        self,
+        request: InferRequest,
+        name: str,
+        version: str | None = None,
+        call: Call | None = None,
+        held: HeldMemory | None = None,
     ) -> Future[InferResponse]:
         """Let the records of a request be scored; see `ServedModel.submit`.
 
@@ -153,7 +159,7 @@ class ServedModels:
                 chosen = version  # the second version was retired after it was chosen
                 continue
             try:
-                answer = model.submit(request, call)
+                answer = model.submit(request, call, held)
                 break
             except ServerBusyError:
                 # Of a version that was replaced after the look-up the successor takes the request.

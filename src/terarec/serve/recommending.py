@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 from terarec.errors import ConfigError
 from terarec.serve.json_codec import check_brackets, decode_object
+from terarec.serve.request_memory import HeldMemory
 from terarec.serve.statistics import DURATION_BOUNDS_NS
 from terarec.spec import checks
 from terarec.spec.checks import quoted
@@ -182,8 +183,8 @@ class RecommendationCounter:
 class RecommendationService(Protocol):
     """Answers requests for recommendations."""
 
-    async def recommend(self, request: RecommendRequest) -> RecommendAnswer:
-        """Return items for users; a call that is cancelled leaves the queues."""
+    async def recommend(self, request: RecommendRequest, held: HeldMemory) -> RecommendAnswer:
+        """Return items for users, and count what that takes; a call that is cancelled leaves the queues."""
 
     def statistics(self) -> RecommendationStatistics:
         """Return the counters of the requests."""

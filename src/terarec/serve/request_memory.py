@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from types import TracebackType
 from typing import Self
 
@@ -34,50 +35,60 @@ class RequestMemory:
     `_changed`, with its lock, guards `_num_bytes`, and the state of each `HeldMemory`.
 
     Args:
-        max_request_bytes: Limit of the bytes of a body.
+        most: Limit of the bytes of all requests.
+        most_of_one: Bytes that a request counts at most: a larger one is not refused for its size.
+        wait_seconds: Time in which there may come to be room for a request.
     """
 
-    def __init__(self, max_request_bytes: int) -> None:
+    def __init__(self, most: int, most_of_one: int, wait_seconds: float = 0.0) -> None:
         self._changed = threading.Condition()
-        self._most = {True: _LARGE * max_request_bytes, False: max(_OTHER * max_request_bytes, _LEAST_BYTES)}
-        self._num_bytes = {True: 0, False: 0}
+        self._most = most
+        self._most_of_one = most_of_one
+        self._wait_seconds = wait_seconds
+        self._num_bytes = 0
 
-    def hold(self, *, waits: bool) -> HeldMemory:
-        """Return the memory of a request, which has none so far.
-
-        Args:
-            waits: Whether the request waits until there is room. These do not take the room of others.
-        """
-        return HeldMemory(self, waits)
+    def hold(self) -> HeldMemory:
+        """Return the memory of a request, which has none so far. The time to wait begins."""
+        return HeldMemory(self, time.monotonic() + self._wait_seconds if self._wait_seconds else None)
 
     def _take(self, held: HeldMemory, num_bytes: int) -> None:
-        most, waits = self._most[held.waits], held.waits
         with self._changed:
-            # One that is alone always fits.
-            more = min(num_bytes, most - held.num_bytes)
+            more = min(num_bytes, self._most_of_one - held.num_bytes)
 
             def fits() -> bool:
-                return held.is_released or self._num_bytes[waits] + more <= most
+                return held.is_released or self._num_bytes + more <= self._most
 
-            if not (self._changed.wait_for(fits, _WAIT_SECONDS) if waits else fits()) or held.is_released:
-                problem = f"requests in flight hold {self._num_bytes[waits]} bytes, which is the limit; try again"
-                raise ServerBusyError("server", problem)
+            left = 0.0 if held.deadline is None else max(held.deadline - time.monotonic(), 0.0)
+            if not self._changed.wait_for(fits, left) or held.is_released:
+                problem = f"the request needs {more} bytes, and those in flight hold {self._num_bytes} of {self._most}"
+                raise ServerBusyError("server", f"{problem}; try again")
             held.num_bytes += more
-            self._num_bytes[waits] += more
+            self._num_bytes += more
 
     def _release(self, held: HeldMemory) -> None:
         with self._changed:
             held.is_released = True
-            self._num_bytes[held.waits] -= held.num_bytes
+            self._num_bytes -= held.num_bytes
             held.num_bytes = 0
             self._changed.notify_all()
+
+
+def request_memories(max_request_bytes: int) -> tuple[RequestMemory, RequestMemory]:
+    """Return the memory of most requests, and that of large ones, which wait for room and do not take that of others.
+
+    Args:
+        max_request_bytes: Limit of the bytes of a body.
+    """
+    most, large = max(_OTHER * max_request_bytes, _LEAST_BYTES), _LARGE * max_request_bytes
+    # Of those that do not wait, the largest would else be refused whenever there is another one.
+    return RequestMemory(most, most // 2), RequestMemory(large, large, _WAIT_SECONDS)
 
 
 class HeldMemory:
     """Memory of one request, until the block ends or `release` is called.
 
     Attributes:
-        waits: As in `RequestMemory.hold`.
+        deadline: Time until which `take` waits, by `time.monotonic`; None where it does not.
         num_bytes: Bytes that count at present.
         is_released: Whether no more can be taken.
     """
@@ -86,9 +97,10 @@ class HeldMemory:
     is_released = False
     _uncounted = 0
 
-    def __init__(self, memory: RequestMemory, waits: bool) -> None:
+    def __init__(self, memory: RequestMemory, deadline: float | None) -> None:
         self._memory = memory
-        self.waits = waits
+        self.deadline = deadline
+        self._is_small = deadline is None
 
     def take(self, num_bytes: int) -> None:
         """Count memory before it is taken.
@@ -103,8 +115,8 @@ class HeldMemory:
 
     def release(self, _: object = None) -> None:
         """Count the memory no longer. Also a callback of a future."""
-        # A request whose body is small has none, and is read before this.
-        if self.num_bytes or self.waits:
+        # Of a request that does not wait, no thread takes more at the same time.
+        if self.num_bytes or not self._is_small:
             self._memory._release(self)
 
     def __enter__(self) -> Self:

@@ -17,6 +17,7 @@ from terarec.serve.columns import ColumnReader, RecordColumns
 from terarec.serve.joined_scoring import JoinedScoring
 from terarec.serve.live import LiveUpdates
 from terarec.serve.protocol import InferRequest, InferResponse, ModelMetadata, Tensor, TensorMetadata
+from terarec.serve.request_memory import HeldMemory
 from terarec.serve.session import InferenceSession
 from terarec.serve.statistics import ModelStatistics, StatisticsCounter
 from terarec.spec.checks import quoted
@@ -88,7 +89,9 @@ class ServedModel:
     def __repr__(self) -> str:
         return f"ServedModel({self.name!r}, version {self.version!r}, {self.session!r})"
 
-    def submit(self, request: InferRequest, call: Call | None = None) -> Future[InferResponse]:
+    def submit(
+        self, request: InferRequest, call: Call | None = None, held: HeldMemory | None = None
+    ) -> Future[InferResponse]:
         """Let the records of `request` be scored.
 
         The request's parameter ``priority`` is its level, and ``timeout`` the microseconds that it may wait.
@@ -96,6 +99,7 @@ class ServedModel:
         Args:
             request: The request.
             call: The call that it came with, which notes who scored it; None where nobody watches.
+            held: Counts the memory of its columns; None for no limit.
 
         Returns:
             The answer, with the training steps of the weights as its parameter ``step``. It fails with `ConfigError`
@@ -105,7 +109,8 @@ class ServedModel:
         Raises:
             RequestTooLargeError: More records than `ServedModelOptions.max_batch`.
             ConfigError: An input that is unknown, missing, repeated or of the wrong type or shape.
-            ServerBusyError: As many requests wait as may, or the model is being unloaded.
+            ServerBusyError: As many requests wait as may, or hold the memory that it needs; or the model is being
+                unloaded.
         """
         for index, wanted in enumerate(request.outputs):
             # Checked although there is one output: a client that names another would take its scores for that.
@@ -113,7 +118,7 @@ class ServedModel:
                 raise ConfigError(f"outputs[{index}].name", f"got {quoted(wanted.name)}, expected {SCORE!r}")
         urgency = Urgency.of(request)
         return self._batcher.submit(
-            self._columns(request),
+            self._columns(request, held),
             partial(self._answer, request.id, call),
             priority=urgency.priority,
             timeout_seconds=urgency.timeout_seconds,

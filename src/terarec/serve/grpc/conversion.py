@@ -188,12 +188,14 @@ def _text(value: bytes, where: str) -> str:
         raise ConfigError(where, f"got {quoted(value)}, expected UTF-8") from None
 
 
-def infer_response(response: InferResponse, request: InferRequest, memory: SharedMemory | None = None) -> Any:
+def infer_response(
+    response: InferResponse, outputs: Sequence[RequestedOutput], memory: SharedMemory | None = None
+) -> Any:
     """Return the ModelInferResponse of a response: elements as raw bytes, as Triton answers.
 
     Args:
         response: The response.
-        request: Its request, which may want outputs in shared memory.
+        outputs: Those of its request, which may want them in shared memory.
         memory: As for `infer_request`.
 
     Raises:
@@ -204,7 +206,7 @@ def infer_response(response: InferResponse, request: InferRequest, memory: Share
         model_name=response.model_name, model_version=response.model_version, id=response.id or ""
     )
     set_parameters(message.parameters, response.parameters)
-    wanted = {output.name: output.parameters for output in request.outputs}
+    wanted = {output.name: output.parameters for output in outputs}
     for output in response.outputs:
         item = message.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
         content = encode_elements(output.data, output.datatype)

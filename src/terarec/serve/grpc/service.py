@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
@@ -21,8 +21,8 @@ from terarec.serve.grpc.conversion import infer_request, infer_response, paramet
 from terarec.serve.grpc.messages import METHODS, SERVICE, message_class
 from terarec.serve.protocol import (
     MOST_CALL_BYTES,
-    InferRequest,
     InferResponse,
+    RequestedOutput,
     RequestTooLargeError,
     ServerBusyError,
     UnknownModelError,
@@ -44,17 +44,17 @@ _FINAL = "triton_final_response"
 
 
 class PendingInference(NamedTuple):
-    """A request that is being answered.
+    """A request that is being answered, without its inputs: a client may read answers late.
 
     Attributes:
-        request: The request; None for one that cannot be read.
+        outputs: What it wants; empty for one that cannot be read.
         scored: Its response; `cancel` drops the request from the queue.
         memory: Regions in which it may want its outputs.
         call: What those who watch get to know of it; None where nobody does.
         request_id: Its id, also of one that cannot be read; "" for none.
     """
 
-    request: InferRequest | None
+    outputs: Sequence[RequestedOutput]
     scored: Future[InferResponse]
     memory: SharedMemory | None
     call: Call | None = None
@@ -85,9 +85,7 @@ class PendingInference(NamedTuple):
         return encoded
 
     def _message(self) -> Any:
-        response = self.scored.result()
-        assert self.request is not None  # one that cannot be read has no response
-        return infer_response(response, self.request, self.memory)
+        return infer_response(self.scored.result(), self.outputs, self.memory)
 
 
 class Failure(NamedTuple):
@@ -200,17 +198,17 @@ class GrpcService:
 
     def infer(self, body: bytes, call: Call | None = None) -> PendingInference:
         """Let the records of a ModelInferRequest be scored; what is wrong with it fails the result."""
-        memory, request, request_id = self._api.memory, None, ""
+        memory, request_id = self._api.memory, ""
         try:
             message = parsed("ModelInfer", body)
             request_id = message.id
             self._take_place()
-            held = self._api.requests.hold(waits=False)
+            held = self._api.requests.hold()
             try:
                 # Raw contents stay bytes, of which the request has a copy; values one by one become objects.
                 held.take(len(body) * (2 if message.raw_input_contents else TYPED_FACTOR))
                 request = infer_request(message, memory, self._layouts, num_bytes=len(body), held=held)
-                scored = self._api.infer(request, message.model_name, message.model_version or None, call)
+                scored = self._api.infer(request, message.model_name, message.model_version or None, call, held)
             except BaseException:
                 self._leave_place(held)
                 raise
@@ -219,9 +217,9 @@ class GrpcService:
             if isinstance(error, TerarecError):  # its traceback and context would hold all that was parsed
                 error.__traceback__ = error.__context__ = None
             rejected.set_exception(error)
-            return PendingInference(request, rejected, memory, call, request_id)
+            return PendingInference((), rejected, memory, call, request_id)
         scored.add_done_callback(partial(self._leave_place, held))
-        return PendingInference(request, scored, memory, call, request_id)
+        return PendingInference(request.outputs, scored, memory, call, request_id)
 
     def _take_place(self) -> None:
         with self._lock:

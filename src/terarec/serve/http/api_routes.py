@@ -24,7 +24,7 @@ from terarec.serve.http.compression import check_encoding, compress, decompress
 from terarec.serve.http.messages import JSON, Handler, Request, Response, check_content_type, json_response
 from terarec.serve.http.routes import Route, Routes
 from terarec.serve.json_codec import decode_object
-from terarec.serve.protocol import InferRequest
+from terarec.serve.protocol import InferRequest, RequestTooLargeError
 from terarec.serve.request_layouts import RequestLayouts
 from terarec.serve.request_memory import FEW_BYTES, HeldMemory, memory_of_json
 from terarec.spec.checks import is_count, quoted
@@ -84,15 +84,19 @@ class ApiRoutes:
         return routes
 
     @contextlib.asynccontextmanager
-    async def read(self, request: Request, decode: Callable[[bytes | bytearray], Result]) -> AsyncIterator[Result]:
-        """Give what the body of a request says; a large or compressed one is decoded in the thread for that."""
-        is_small = _is_small(request)
-        with self._api.requests.hold(waits=not is_small) as held:
+    async def read(
+        self, request: Request, decode: Callable[[bytes | bytearray], Result]
+    ) -> AsyncIterator[tuple[Result, HeldMemory]]:
+        """Give what the body of a request says, and its memory; a large body is decoded in the thread for that."""
+        is_small = self._is_small(request)
+        with self._hold(is_small) as held:
 
             def read() -> Result:
                 return decode(self._content(request, held))
 
-            yield read() if is_small else await self._in_thread(self._parser, read)
+            decoded = read() if is_small else await self._in_thread(self._parser, read)
+            held.deadline = None  # the event loop does not wait
+            yield decoded, held
 
     def close(self) -> None:
         """End the threads, without waiting for what they do."""
@@ -176,21 +180,39 @@ class ApiRoutes:
         check_encoding(request.headers.get("content-encoding", ""))
 
     async def _infer(self, request: Request) -> Response:
+        is_small = self._is_small(request)
         try:
-            return await self._scored(request, is_small=_is_small(request))
+            return await self._scored(request, is_small=is_small)
         except RegionsTooLargeError:
-            if not _is_small(request):
+            if not is_small:
                 raise
         return await self._scored(request, is_small=False)
 
     async def _scored(self, request: Request, *, is_small: bool) -> Response:
-        with self._api.requests.hold(waits=not is_small) as held:
+        with self._hold(is_small) as held:
             decode = partial(self._decoded, request, held, SMALL_BYTES if is_small else None)
             decoded = decode() if is_small else await self._in_thread(self._parser, decode)
-            pending = self._api.infer(decoded, **request.variables, call=request.call)
+            held.deadline = None  # the event loop does not wait
+            pending = self._api.infer(decoded, **request.variables, call=request.call, held=held)
             scored = await self._answers.of(pending)
             body, header_bytes = encode_binary_response(scored, decoded, self._api.memory)
         return _infer_response(body, header_bytes, request.headers.get("accept-encoding", ""))
+
+    def _is_small(self, request: Request) -> bool:
+        """Return whether a body is parsed at once; a compressed one is replaced by its content if that is short."""
+        if len(request.body) > SMALL_BYTES:
+            return False
+        encoding = request.headers.get("content-encoding")
+        if encoding is not None:
+            try:
+                request.body = decompress(request.body, encoding, min(SMALL_BYTES, self._max_request_bytes))
+            except RequestTooLargeError:
+                return False
+            request.headers = {**request.headers, "content-encoding": ""}
+        return True
+
+    def _hold(self, is_small: bool) -> HeldMemory:
+        return (self._api.requests if is_small else self._api.large_requests).hold()
 
     def _decoded(self, request: Request, held: HeldMemory, most_bytes: int | None) -> InferRequest:
         try:
@@ -240,10 +262,6 @@ class ApiRoutes:
     async def _register_cuda(self, request: Request) -> Response:
         self._api.cuda_shared_memory_register(request.variables["region"])
         return Response()
-
-
-def _is_small(request: Request) -> bool:
-    return len(request.body) <= SMALL_BYTES and "content-encoding" not in request.headers
 
 
 def _num_bytes(fields: Mapping[str, Any], name: str, default: int | None = None) -> int:

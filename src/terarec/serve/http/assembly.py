@@ -122,8 +122,8 @@ def add_recommendations(routes: Routes, service: RecommendationService, paths: A
         check_encoding(request.headers.get("content-encoding", ""))
 
     async def recommend(request: Request) -> Response:
-        async with paths.read(request, decode_recommend_request) as wanted:
-            return json_response(await service.recommend(wanted))
+        async with paths.read(request, decode_recommend_request) as (wanted, held):
+            return json_response(await service.recommend(wanted, held))
 
     routes.add(Route("POST", "/v1/recommend", recommend, "use", check))
 
