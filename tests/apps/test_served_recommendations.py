@@ -213,6 +213,14 @@ def test_what_is_wrong_is_one_line(shop: Shop) -> None:
     shop.rejected(413, "users", "got 4000 with 60 candidates each, expected at most 65536", users=many, candidates=60)
 
 
+def test_values_of_users_are_bounded_with_their_candidates(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each candidate gets a list as long as the longest one of the users."""
+    monkeypatch.setattr("terarec.serve.columns.MOST_REPEATED", 4 * 60)  # a list of three for 60 candidates: one user's
+    one = {name: values[:1] for name, values in USERS.items()}
+    shop.recommend(one, candidates=60)
+    shop.rejected(413, "column 'past_movies'", "got a value of 4 characters or items", users=USERS, candidates=60)
+
+
 def test_queues_are_those_of_other_requests(film_runs: FilmRuns, published: Path, tmp_path: Path) -> None:
     """A request whose time is over while it waits for others is dropped, and counted."""
     batching = BatchingSpec(max_queue_delay_microseconds=10_000_000)

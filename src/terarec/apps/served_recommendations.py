@@ -31,7 +31,7 @@ from terarec.formats.table_file import read_table_file
 from terarec.io.files import file_identity
 from terarec.serve.batcher import Batcher, ScoredPart
 from terarec.serve.client import request_tensors
-from terarec.serve.columns import ColumnReader, RecordColumns
+from terarec.serve.columns import ITEM_BYTES, ColumnReader, RecordColumns, check_repeated
 from terarec.serve.joined_scoring import JoinedScoring
 from terarec.serve.json_codec import float32_elements
 from terarec.serve.models import ServedModels
@@ -339,12 +339,17 @@ class ServedRecommendations(Repeating):
                 [each.logits for each in retrieved],
                 ScoringVersion(model=ranker.name, version=ranker.version, step=ranker.session.step),
             )
-        held.take(_CANDIDATE_BYTES * sum(lengths) * len(ranker.metadata.inputs))
+        # Lists of users are as long as the longest one, for each of the candidates.
+        names = {tensor.name for tensor in ranker.metadata.inputs} & set(request.users)
+        longest = [
+            max(check_repeated(column, value, sum(lengths)) for value in request.users[column]) for column in names
+        ]
+        held.take(sum(lengths) * (_CANDIDATE_BYTES * len(ranker.metadata.inputs) + ITEM_BYTES * sum(longest)))
         # In a thread: it converts the columns of thousands of candidates.
-        pending, names = await self._in_thread(partial(self._ask, ranker, current.recommender, request, places))
+        pending, score_names = await self._in_thread(partial(self._ask, ranker, current.recommender, request, places))
         answer = await asyncio.wrap_future(pending)
         scores = np.asarray(answer.outputs[0].data, np.float32).reshape(answer.outputs[0].shape)
-        chosen = self._column(names[answer.model_version])
+        chosen = self._column(score_names[answer.model_version])
         return _Ranking(
             np.split(scores[:, chosen], np.cumsum(lengths)[:-1]),
             ScoringVersion(model=answer.model_name, version=answer.model_version, step=answer.parameters["step"]),

@@ -52,7 +52,7 @@ MOST_REPEATED = 2**24
 A request states a long value once, and each of its records costs the workflow as much as if it were sent with it.
 """
 
-_ITEM_BYTES, _LIST_BYTES = 64, 72
+ITEM_BYTES, _LIST_BYTES = 64, 72
 """Memory of an element that becomes an object of Python, short texts included, and of the list of a record."""
 
 _FEW_RECORDS = 64
@@ -222,7 +222,7 @@ def _take(held: HeldMemory | None, num_bytes: int) -> None:
 
 def _take_elements(held: HeldMemory | None, tensor: Tensor, more: int = 0) -> None:
     """Count the elements of a tensor in new lists, and further bytes; those of a list are objects already."""
-    each = 8 if isinstance(tensor.data, list) else _ITEM_BYTES
+    each = 8 if isinstance(tensor.data, list) else ITEM_BYTES
     _take(held, each * len(tensor.data) + more)
 
 
@@ -260,15 +260,25 @@ def _lists(tensor: Tensor, index: int, lengths: tuple[Tensor, int] | None) -> li
     return unpad(as_list(tensor.data), (num_records, width), counts, where=f"inputs[{index}].data", lengths_where=place)
 
 
-def _repeated(name: str, values: Elements, num_records: int) -> RawValues:
-    """Return the one value of a column for each record."""
-    size = _size(values[0])
+def check_repeated(name: str, value: object, num_records: int) -> int:
+    """Return the number of characters or items of a value that `num_records` records are to have.
+
+    Raises:
+        RequestTooLargeError: They would have more than `MOST_REPEATED` in all.
+    """
+    size = _size(value)
     if size * num_records > MOST_REPEATED:
         raise RequestTooLargeError(
             f"column {name!r}",
             f"got a value of {size} characters or items for {num_records} records, expected at most {MOST_REPEATED} "
             "in all; send fewer records at a time",
         )
+    return size
+
+
+def _repeated(name: str, values: Elements, num_records: int) -> RawValues:
+    """Return the one value of a column for each record."""
+    check_repeated(name, values[0], num_records)
     if isinstance(values, np.ndarray):
         return np.repeat(values, num_records)
     # Not `take`, which would copy the text for each record.

@@ -147,6 +147,7 @@ class RequestStream:
                     break
                 call = self._service.begin("ModelStreamInfer", body, self._client, self._metadata)
                 self._pending.put(self._service.infer(body, call))
+                del body  # the next one may be long in coming
         # The library's exception for a stream whose client has gone is of no public class.
         except Exception as error:
             _LOGGER.debug("a stream ended: %s", error)
@@ -159,14 +160,16 @@ class RequestStream:
             if self._has_ended:
                 pending.scored.cancel()
             yield pending
+            # An error in it refers to the model that raised it, and the next request may be long in coming.
+            self._answered = pending = None
             self._places.release()
 
     def end(self) -> None:
         """Read no further requests, and drop those that wait."""
         self._has_ended = True
         self._places.release()  # the reader may wait for one
-        if self._answered is not None:
-            self._answered.scored.cancel()
+        if (answered := self._answered) is not None:
+            answered.scored.cancel()
         with contextlib.suppress(Empty):
             while True:
                 pending = self._pending.get_nowait()
@@ -315,6 +318,7 @@ class GrpcioServer:
                     _abort(context, answer)
                 answer = pending.stream_failure(answer)
             yield answer
+            del pending, answer  # as in `RequestStream`
 
     def _open_stream(self, service: GrpcService, context: grpc.ServicerContext) -> RequestStream:
         with self._lock:
