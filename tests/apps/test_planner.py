@@ -108,6 +108,11 @@ def test_impossible_placements_are_not_chosen(tmp_path: Path) -> None:
     for wrong in ({"itme": "row_wise"}, {"item": "rowwise"}):
         with pytest.raises(ConfigError, check=at("place")):
             plan_tables([load("item", 5_000, 2)], 2, COSTS, fixed=wrong)
+    full = load("item", 5_000, 2, dynamic=True)
+    full = replace(full, spec=replace(full.spec, max_rows=3))  # its hot keys alone are more
+    assert plan_tables([full], 2, COSTS).tables[0].placement != "hybrid"
+    with pytest.raises(ConfigError, check=at("place")):
+        plan_tables([full], 2, COSTS, fixed={"item": "hybrid"})
     tiered = load("item", 5_000, 2, tiers=Tiers(host="1MiB", file=str(tmp_path)))
     assert plan_tables([tiered], 2, COSTS, fixed={"item": "column_wise"}).tables[0].placement == "column_wise"
 

@@ -106,6 +106,10 @@ def test_a_link_shares_a_file_and_a_copy_does_not(tmp_path: Path, monkeypatch: p
     source = tmp_path / "file"
     source.write_bytes(b"content")
     assert link_or_copy(source, tmp_path / "link")
+    (tmp_path / "by_name").symlink_to(source.name)
+    (tmp_path / "below").mkdir()
+    assert link_or_copy(tmp_path / "by_name", tmp_path / "below" / "file")
+    assert os.path.samefile(tmp_path / "below" / "file", source)
     assert (tmp_path / "link").samefile(source)
 
     def refused(*_: object) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Only directories that terarec has made are removed."""
 
+import errno
 import shutil
 from pathlib import Path
 
@@ -64,6 +65,25 @@ def test_the_marker_of_a_directory_goes_last(tmp_path: Path, monkeypatch: pytest
         rmtree(path, **options)
 
     monkeypatch.setattr(shutil, "rmtree", checked)
+    remove_tree(work)
+    assert not work.exists()
+
+
+def test_what_stays_by_an_error_keeps_its_marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest of a removal that ignored errors was of nobody, so that no later one removed it."""
+    work, unlink = work_directory(tmp_path / "work"), Path.unlink
+    for name in ("a", "b", "c"):
+        (work / name).touch()
+
+    def busy(path: Path) -> None:
+        if path.name == "b":
+            raise OSError(errno.EBUSY, "busy", str(path))
+        unlink(path)
+
+    with monkeypatch.context() as context:
+        context.setattr(Path, "unlink", busy)
+        remove_tree(work, ignore_errors=True)
+    assert sorted(path.name for path in work.iterdir()) == sorted([MARKER, "b"])
     remove_tree(work)
     assert not work.exists()
 

@@ -25,6 +25,7 @@ from terarec.dist.plan import (
     TablePlan,
     TableRowWise,
     TableWise,
+    check_fits,
 )
 from terarec.errors import ConfigError, NoSpaceError
 
@@ -262,10 +263,10 @@ class _Search:
         at = (name, placement)
         # Rounds rate the same placements again, and each rating reads the keys of all sampled batches.
         if at not in self._known:
+            load = self._loads[name]
             try:
-                self._known[at] = cost_of(
-                    self._loads[name], placement, self._frame, self._costs, self.poolings.get(name)
-                )
+                check_fits(load.spec, placement, len(self._frame.ranks_of(placement)))
+                self._known[at] = cost_of(load, placement, self._frame, self._costs, self.poolings.get(name))
             except ConfigError:
                 self._known[at] = None
         return self._known[at]

@@ -253,7 +253,7 @@ class ShardingPlan:
         if missing:
             raise ConfigError("plan.tables", f"got none for table {missing[0]!r}, expected all tables of the model")
         for name, placement in self.placements.items():
-            _check_fits(specs[name], placement, len(self.ranks_of(placement)))
+            check_fits(specs[name], placement, len(self.ranks_of(placement)))
         if self.rank_bytes is not None:
             # Of weights alone, which the plan knows; the planner's own check has optimizer state and indexes, too.
             totals = self.weight_bytes(tables)
@@ -358,7 +358,17 @@ def _check_ranks(owner: object, ranks: tuple[int, ...]) -> None:
         checks.reject(owner, "ranks", f"got {list(ranks)}, expected distinct ranks")
 
 
-def _check_fits(spec: AnyTableSpec, placement: Placement, num_ranks: int) -> None:
+def check_fits(spec: AnyTableSpec, placement: Placement, num_ranks: int) -> None:
+    """Check that a table can have a placement.
+
+    Args:
+        spec: Table.
+        placement: Where its rows are.
+        num_ranks: Number of ranks that have rows of it.
+
+    Raises:
+        ConfigError: It cannot.
+    """
     where = f"plan.tables: table {spec.name!r}"
     # All ranks exchange parts of one width.
     if isinstance(placement, ColumnWise) and spec.width % num_ranks:

@@ -163,7 +163,7 @@ def link_or_copy(source: str | Path, target: str | Path) -> bool:
     """
     with open_file(source, is_buffered=False):  # checks that it is one
         try:
-            os.link(source, target)
+            os.link(os.path.realpath(source), target)  # of a link its file, as a copy has it
         # Another file system, one without links, or a file of another user.
         except OSError as error:
             if error.errno not in (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS):

@@ -276,3 +276,14 @@ def test_the_sample_of_a_draft_has_columns_of_nulls(tmp_path):
     sample = read_sample([tmp_path / "log"])
     assert {column.name: column.present for column in sample.columns} == {"y": 2, "none": 0, "lists": 0, "nan": 0}
     assert not sample.unread
+
+
+def test_dates_with_a_time_of_day_are_read(tmp_path):
+    """Arrow calls such a column invalid, though not damaged."""
+    times = pa.array([1_577_880_000_000, None], pa.int64()).view(pa.date64())
+    feather.write_feather(pa.table({"t": times}), str(tmp_path / "a.arrow"), compression="uncompressed")
+    source = open_source(
+        SourceSpec(format="arrow", columns=(SourceColumn(name="t", type="time"),)), [tmp_path / "a.arrow"], "raise"
+    )
+    _, columns = rows_of(source)
+    assert columns["t"][0] == 1_577_880_000

@@ -5,6 +5,8 @@ import dataclasses
 import errno
 import os
 import shutil
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from terarec.errors import ConfigError, DataNotFoundError, StorageError
 from terarec.etl.ops import Categorify, DropLowCardinality, History, Normalize
 from terarec.etl.ops.states import SpillOptions
 from terarec.etl.workflow import Workflow
+from terarec.etl.workflow import workflow as workflow_module
+from terarec.etl.workflow.workflow import save_states
 from terarec.formats.dataset import workflow_files
 from terarec.io.removal import MARKER
 from terarec.spec import LabelSpec
@@ -119,6 +123,25 @@ def test_a_save_that_fails_or_is_killed_keeps_the_former_workflow(
     for number in range(len(shapes)):
         fitted.save(tmp_path / f"killed{number}")
         assert files_in(tmp_path / f"killed{number}") == former
+
+
+def test_saves_to_one_directory_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The later one removed what the earlier one was about to move into its place."""
+    fitted, place = fit(shop(), rows_of(raw()), tmp_path / "fitting"), tmp_path / "w"
+    others: list[Future[None]] = []
+    with ThreadPoolExecutor(1) as pool:
+
+        def written(*args: Any) -> None:
+            save_states(*args)
+            if not others:
+                others.append(pool.submit(shop().save, place))
+                time.sleep(0.2)
+
+        monkeypatch.setattr(workflow_module, "save_states", written)
+        fitted.save(place)
+        others[0].result()
+    assert sorted(path.name for path in place.iterdir()) == ["workflow.json"]
+    assert not Workflow.load(place).is_fitted
 
 
 def test_what_a_workflow_does_not_take_the_place_of(tmp_path: Path) -> None:

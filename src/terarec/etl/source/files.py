@@ -82,7 +82,7 @@ def _local(path: Path) -> Iterator[SourceFile]:
             if not _is_sidecar(entry):
                 yield _local_file(entry)
             continue
-        if (entry / MARKER).is_file():
+        if os.path.isfile(entry / MARKER):  # False also where the directory may not be read, which is said below
             continue
         # By name, and not as the disk lists them, so that row ids are the same on every machine.
         inside = sorted(_below(str(entry), {}), key=name_order)
