@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.util import find_spec
@@ -210,6 +211,23 @@ def try_lock(file: int | IO[bytes], *, is_shared: bool = False) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+@contextmanager
+def directory_lock(directory: Path) -> Iterator[None]:
+    """Wait for the lock of a directory, which is made if necessary, and hold it during the block.
+
+    Args:
+        directory: Directory. The lock leaves no file, and is none of the files in it.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        while HAS_LOCKS and not try_lock(descriptor):
+            time.sleep(0.02)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

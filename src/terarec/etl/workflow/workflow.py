@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -32,7 +31,7 @@ from terarec.etl.workflow.transform import column_block, data_set, state_of, wit
 from terarec.formats.block import ColumnBlock
 from terarec.formats.dataset import EARLIER_ROWS
 from terarec.formats.frames import Frame, as_table, is_frame
-from terarec.io.directories import HAS_LOCKS, rewrite_error_paths, try_lock
+from terarec.io.directories import directory_lock, rewrite_error_paths
 from terarec.io.files import check_new_file, flush, flush_tree, read_versioned_json, write_versioned_json
 from terarec.io.remote import PARTIAL_SUFFIX
 from terarec.io.removal import check_removable, remove_tree, work_directory
@@ -148,19 +147,6 @@ def check_functions(spec: WorkflowSpec, allow_import: Sequence[str], where: str)
         for field, function in step.functions.items():
             if function not in PRESET_FUNCTIONS:
                 check_allowed(function, allow_import, f"{place}: {field} {function!r}")
-
-
-@contextmanager
-def _turn(directory: Path) -> Iterator[None]:
-    """Wait until nobody else saves a workflow to `directory`, as all do it by the same folder of unfinished files."""
-    directory.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        while HAS_LOCKS and not try_lock(descriptor):
-            time.sleep(0.02)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _exchange(work: Path, directory: Path) -> None:
@@ -316,7 +302,7 @@ class Workflow:
         path = Path(directory)
         # Inside `path`, so that both are on one file system: a rename across two would be a copy.
         work = path / PARTIAL_SUFFIX
-        with rewrite_error_paths(work, path), _turn(path):
+        with rewrite_error_paths(work, path), directory_lock(path):  # all saves have one `work`
             work_directory(work)
             try:
                 save_states(self.plan, self.states, work)
