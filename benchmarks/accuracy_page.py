@@ -122,8 +122,9 @@ def _ranking(published: PublishedRanking, runs: Sequence[Found]) -> tuple[str, .
     rate, gain = ("" if value is None else f"{value:.4f}" for value in (published.hit_rate, published.ndcg))
     if not runs:
         return (rate, "", "", "", gain, "", "", "")
-    names = ("value", "ndcg", "popularity", "seconds")
-    rates, gains, popular, seconds = ([float(row[name]) for row in runs] for name in names)
+    names = ("value", "ndcg", "popularity")
+    rates, gains, popular = ([float(row[name]) for row in runs] for name in names)
+    seconds = [float(row["seconds"]) for row in runs if row["seconds"]]  # none for a run that was stopped for a while
     return (
         rate,
         _spread(rates),
