@@ -6,6 +6,7 @@ At once, or phase by phase under a lock: after a kill the next run continues fro
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import tempfile
@@ -192,6 +193,8 @@ def _rename(partial: Path, out: Path, replaceable: str | None = None) -> None:
     flush(out.parent)
 
 
+_PAUSE_SECONDS = 0.01
+
 HAS_LOCKS = find_spec("fcntl") is not None
 """Whether the system has ``flock``; Windows has not."""
 
@@ -211,23 +214,6 @@ def try_lock(file: int | IO[bytes], *, is_shared: bool = False) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-@contextmanager
-def directory_lock(directory: Path) -> Iterator[None]:
-    """Wait for the lock of a directory, which is made if necessary, and hold it during the block.
-
-    Args:
-        directory: Directory. The lock leaves no file, and is none of the files in it.
-    """
-    directory.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        while HAS_LOCKS and not try_lock(descriptor):
-            time.sleep(0.02)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager
@@ -260,6 +246,23 @@ def file_lock(path: Path) -> Iterator[bool]:
             if is_held and _is_at(file.fileno(), path):  # not the lock of another process at the same path
                 # A late release may come while the owner of the directory removes it.
                 path.unlink(missing_ok=True)
+
+
+@contextmanager
+def wait_for_lock(path: Path, seconds: float = math.inf) -> Iterator[bool]:
+    """Hold the lock file `path` as `file_lock` does, once its holder has released it.
+
+    Args:
+        path: The lock file.
+        seconds: Time after which the block begins without it.
+    """
+    end = time.monotonic() + seconds
+    while True:
+        with file_lock(path) as is_held:
+            if is_held or time.monotonic() > end:
+                yield is_held
+                return
+        time.sleep(_PAUSE_SECONDS)
 
 
 def remove_abandoned(directory: Path) -> bool:

@@ -10,7 +10,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from terarec.closer import Closer
 from terarec.errors import NoSpaceError, StorageError
-from terarec.io.directories import file_lock, remove_abandoned
+from terarec.io.directories import file_lock, remove_abandoned, wait_for_lock
 from terarec.io.files import atomic_file
 from terarec.io.removal import mark
 from terarec.kernels.slots import RowBatch
@@ -88,15 +88,9 @@ class SharedDirectory:
             return not is_free
 
 
-@contextmanager
-def _changing(directory: Path) -> Iterator[None]:
+def _changing(directory: Path) -> AbstractContextManager[bool]:
     """Let no other process join a directory or leave it during the block, which is short."""
-    while True:
-        with file_lock(directory.with_name(f"{directory.name}.lock")) as is_held:
-            if is_held:
-                yield
-                return
-        time.sleep(_PAUSE_SECONDS)
+    return wait_for_lock(directory.with_name(f"{directory.name}.lock"))
 
 
 def _leave(directory: Path, locks: ExitStack, removes: bool) -> None:

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from terarec.config.files import CHECKPOINT_DIRECTORY, DATASET_DIRECTORY, RUN_FILE
 from terarec.errors import ConfigError, DataNotFoundError, FormatError, StorageError, TerarecError
-from terarec.io.directories import ensure_parents, file_lock
+from terarec.io.directories import ensure_parents, file_lock, wait_for_lock
 from terarec.io.files import file_identity, read_versioned_json, write_versioned_json
 from terarec.io.remote import PARTIAL_SUFFIX
 from terarec.io.removal import MARKER, begin_removal, remove_tree
@@ -359,15 +359,10 @@ class RepositoryModel:
     @contextlib.contextmanager
     def _pointing(self) -> Iterator[None]:
         """Keep changes of the pointer by others away in the block; raise `StorageError` where they do not end."""
-        end = time.monotonic() + _LOCK_SECONDS
-        while True:
-            with file_lock(self.path / _POINTING) as is_held:
-                if is_held:
-                    yield
-                    return
-            if time.monotonic() > end:
+        with wait_for_lock(self.path / _POINTING, _LOCK_SECONDS) as is_held:
+            if not is_held:
                 raise StorageError(self.path / POINTER_FILE, "is being changed by others, which do not end")
-            time.sleep(0.01)
+            yield
 
 
 def _is_run(directory: Path) -> bool:

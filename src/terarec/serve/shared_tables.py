@@ -12,7 +12,6 @@ import hashlib
 import os
 import tempfile
 import time
-from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +21,7 @@ from torch import nn
 
 from terarec.embedding import EmbeddingCollection
 from terarec.errors import DataNotFoundError
-from terarec.io.directories import file_lock, try_lock
+from terarec.io.directories import file_lock, try_lock, wait_for_lock
 from terarec.io.opening import open_file
 from terarec.io.removal import mark, remove_tree
 from terarec.memory.files import own_directory
@@ -71,15 +70,9 @@ class SharedTables:
         with contextlib.suppress(FileNotFoundError):
             self.path.rmdir()
 
-    @contextlib.contextmanager
-    def turn(self) -> Iterator[None]:
+    def turn(self) -> contextlib.AbstractContextManager[bool]:
         """Let no other process load in the block: rows that are not shared yet are in memory once more at most."""
-        while True:
-            with file_lock(self.path / _LOADING) as is_held:
-                if is_held:
-                    yield
-                    return
-            time.sleep(_PAUSE_SECONDS)
+        return wait_for_lock(self.path / _LOADING)
 
     def share(self, model: nn.Module, identity: object) -> None:
         """Read the rows of a loaded model from files from now on, which are written if they are not there.

@@ -31,7 +31,7 @@ from terarec.etl.workflow.transform import column_block, data_set, state_of, wit
 from terarec.formats.block import ColumnBlock
 from terarec.formats.dataset import EARLIER_ROWS
 from terarec.formats.frames import Frame, as_table, is_frame
-from terarec.io.directories import directory_lock, rewrite_error_paths
+from terarec.io.directories import ensure_parents, rewrite_error_paths, wait_for_lock
 from terarec.io.files import check_new_file, flush, flush_tree, read_versioned_json, write_versioned_json
 from terarec.io.remote import PARTIAL_SUFFIX
 from terarec.io.removal import check_removable, remove_tree, work_directory
@@ -301,8 +301,8 @@ class Workflow:
         """
         path = Path(directory)
         # Inside `path`, so that both are on one file system: a rename across two would be a copy.
-        work = path / PARTIAL_SUFFIX
-        with rewrite_error_paths(work, path), directory_lock(path):  # all saves have one `work`
+        work, lock = path / PARTIAL_SUFFIX, path / ".lock"  # which all saves to `path` share
+        with rewrite_error_paths(work, path), ensure_parents(lock), wait_for_lock(lock):
             work_directory(work)
             try:
                 save_states(self.plan, self.states, work)
