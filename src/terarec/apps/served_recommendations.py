@@ -340,9 +340,11 @@ class ServedRecommendations(Repeating):
                 ScoringVersion(model=ranker.name, version=ranker.version, step=ranker.session.step),
             )
         # Lists of users are as long as the longest one, for each of the candidates.
-        names = {tensor.name for tensor in ranker.metadata.inputs} & set(request.users)
+        names = {tensor.name for tensor in ranker.metadata.inputs}
         longest = [
-            max(check_repeated(column, value, sum(lengths)) for value in request.users[column]) for column in names
+            max(check_repeated(column, value, sum(lengths)) for value in values)
+            for column, values in request.users.items()
+            if column in names
         ]
         held.take(sum(lengths) * (_CANDIDATE_BYTES * len(ranker.metadata.inputs) + ITEM_BYTES * sum(longest)))
         # In a thread: it converts the columns of thousands of candidates.

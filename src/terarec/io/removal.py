@@ -99,8 +99,8 @@ def remove_tree(
         raise
     if names is not None:
         _begin(directory, first)
-    empty(directory, ignore_errors=ignore_errors)
     with suppress(*([OSError] if ignore_errors else ())):
+        empty(directory, ignore_errors=ignore_errors)
         # What could not be removed keeps its marker, by which the next call may.
         if not ignore_errors or all(entry.name == MARKER for entry in directory.iterdir()):
             shutil.rmtree(directory)
@@ -109,18 +109,12 @@ def remove_tree(
 
 def empty(directory: Path, *, ignore_errors: bool = False) -> None:
     """Remove all in a directory but its marker, which goes last: by it the next call knows what a kill has left."""
-    for entry in _entries(directory, ignore_errors):
+    for entry in directory.iterdir():
         with suppress(*([OSError] if ignore_errors else ())):
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry, ignore_errors=ignore_errors)
             elif entry.name != MARKER:
                 entry.unlink()
-
-
-def _entries(directory: Path, ignore_errors: bool) -> list[Path]:
-    with suppress(*([OSError] if ignore_errors else ())):
-        return list(directory.iterdir())
-    return []
 
 
 def begin_removal(directory: Path, *, names: str, first: str) -> None:

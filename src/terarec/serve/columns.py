@@ -148,8 +148,7 @@ class ColumnReader:
                 _take_elements(held, tensor, _LIST_BYTES * tensor.shape[0])
                 values = _lists(tensor, index, lengths.get(name))
             if len(values) != num_records:
-                if counted is not None:
-                    counted.take(8 * num_records)
+                _take(counted, 8 * num_records)
                 values = _repeated(name, values, num_records)
             read[name] = values
         return RecordColumns(read, num_records)
