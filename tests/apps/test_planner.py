@@ -219,6 +219,7 @@ def steps_of_all(ranks: Ranks) -> dict[str, dict[str, int]]:
     return found | {"exact columns": sent_by_a_step(ranks, "columns", True)}
 
 
+@pytest.mark.slow
 def test_ranks_send_the_bytes_that_the_planner_counts() -> None:
     sent = run_ranks(2, steps_of_all)
     assert not any(isinstance(result, Raised | str) for result in sent), sent

@@ -255,10 +255,8 @@ def test_two_promotions_at_once_do_not_mix(trained: TrainedRun, tmp_path: Path) 
     assert (model.versions, model.pointer().current) == (tuple(versions), versions[-1])
 
 
-@pytest.mark.parametrize(
-    "place",
-    [*(pytest.param(name, marks=pytest.mark.slow) for name in ("link_or_copy", "_write_golden")), "write_version"],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["link_or_copy", "_write_golden", "write_version"])
 def test_a_promotion_that_is_killed_leaves_nothing_half_published(
     trained: TrainedRun, tmp_path: Path, place: str
 ) -> None:

@@ -399,6 +399,7 @@ def test_generated_requests_are_answered_as_described(shop: Shop) -> None:
             check_operation(operation)
 
 
+@pytest.mark.slow
 def test_a_server_of_the_command_line(film_runs: FilmRuns, tmp_path: Path) -> None:
     """Of a run alone, whose towers order the items; relative paths count from the description."""
     pyarrow.csv.write_csv(film_runs.films, tmp_path / "films.csv")

@@ -90,6 +90,7 @@ def test_a_missing_file_and_an_unknown_model_are_one_line(files: Path, tmp_path:
     rejected(*typed, where="recipe for frappe_x1", problem="did you mean 'deepfm'?")
 
 
+@pytest.mark.slow
 def test_sequences_are_ranked_beside_the_most_popular_items(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     directory = write_planted_sequences(tmp_path / "files")

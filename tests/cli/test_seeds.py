@@ -16,6 +16,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prepare(tmp_path_factory.mktemp("seeds"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("reports")
 def test_the_figures_are_the_mean_and_the_deviation_of_single_runs(data: Path, tmp_path: Path) -> None:
     options = [*SHAPE, "--data", data, "--sparse-lr", 0.1, "--metrics", "auc,logloss,accuracy"]

@@ -224,6 +224,7 @@ def all_cases(ranks: Ranks) -> dict[str, dict[str, list[float]]]:
     return {**{case: trained(ranks, case) for case in CASES}, **of_draws}
 
 
+@pytest.mark.slow
 def test_what_compares_samples_learns_from_those_of_all_ranks() -> None:
     expected = all_cases(Ranks())
     for found in run_ranks(3, all_cases):

@@ -136,6 +136,7 @@ def test_filters_choose_tables(broker: KafkaBroker, tmp_path: Path, filters: lis
     hps.server.close()
 
 
+@pytest.mark.slow
 def test_a_broker_that_is_not_there_yet(tmp_path: Path) -> None:
     with kafka_broker() as broker:
         broker.kill()
@@ -147,7 +148,9 @@ def test_a_broker_that_is_not_there_yet(tmp_path: Path) -> None:
         hps.server.close()
 
 
-@pytest.mark.parametrize("error", [StorageError("disk", "is full"), RuntimeError("odd")])
+@pytest.mark.parametrize(
+    "error", [pytest.param(StorageError("disk", "is full"), marks=pytest.mark.slow), RuntimeError("odd")]
+)
 def test_a_table_that_takes_no_rows_keeps_no_other_waiting(
     broker: KafkaBroker,
     tmp_path: Path,

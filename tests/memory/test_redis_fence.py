@@ -3,6 +3,7 @@
 
 import contextlib
 import itertools
+import time
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,7 @@ def test_a_writer_that_wakes_after_its_lease_notices(tmp_path: Path, monkeypatch
         slow.begin("a")
         assert not other.is_abandoned()
         monkeypatch.setattr(redis_fence, "LEASE_SECONDS", 0.001)
+        time.sleep(0.001)  # a lease that was just extended would last for its minute
         slow.extend()  # nobody has taken over
         wait_for(other.is_abandoned)
         other.reset("b")

@@ -83,6 +83,7 @@ def test_a_rank_that_fails_ends_the_calls_of_the_others(case: str, limit: float,
     assert first.stdout.endswith("True\n")
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_come_is_named() -> None:
     for text in outputs(run_ranks(2, ["-c", EXCHANGE, "all", 3], counted=3)):
         assert text.startswith("CollectiveError")

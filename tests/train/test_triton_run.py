@@ -26,7 +26,8 @@ def interpreted(tmp_path_factory):
     return torch.load(directory / "result.pt")
 
 
-@pytest.mark.parametrize("tables", in_every_run(["static", "dynamic in tiers"], MODELS))
+@pytest.mark.slow
+@pytest.mark.parametrize("tables", MODELS)
 def test_training_on_triton_equals_training_on_the_core(tables, interpreted, tmp_path):
     found, expected = interpreted[tables], train(tmp_path, MODELS[tables])
     assert found["kernels"] == dict.fromkeys(OPS, "triton")
@@ -34,6 +35,7 @@ def test_training_on_triton_equals_training_on_the_core(tables, interpreted, tmp
     assert_follows(found, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tables", ["static", "dynamic"])
 def test_tables_in_tiers_equal_those_in_memory(tables, interpreted):
     plain, tiered = interpreted[tables], interpreted[f"{tables} in tiers"]

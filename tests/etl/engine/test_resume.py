@@ -254,7 +254,7 @@ def killed_while_writing(
         ("fraction", "", 500),
         ("time", "", 400),
         ("hash", "scattering", 500),
-        ("fraction", "merging", 320),
+        pytest.param("fraction", "merging", 320, marks=pytest.mark.slow),
         pytest.param("fraction", "", 300, marks=pytest.mark.slow),
         pytest.param("hash", "", 450, marks=pytest.mark.slow),
         pytest.param("fraction", "scattering", 400, marks=pytest.mark.slow),
@@ -295,7 +295,7 @@ def test_complete_shards_outlive_a_kill(tmp_path: Path, split: str, shuffle: str
     [
         ("norm", "fraction", "merging", 320),
         ("hugectr_parquet", "hash", "scattering", 500),
-        ("hugectr_raw", "fraction", "merging", 320),
+        pytest.param("hugectr_raw", "fraction", "merging", 320, marks=pytest.mark.slow),
         pytest.param("norm", "fraction", "", 300, marks=pytest.mark.slow),
         pytest.param("norm", "hash", "scattering", 500, marks=pytest.mark.slow),
         pytest.param("hugectr_parquet", "fraction", "merging", 200, marks=pytest.mark.slow),

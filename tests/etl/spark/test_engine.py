@@ -55,6 +55,7 @@ from tests.etl.spark.comparing import assert_same
 from tests.etl.spark.conftest import on_spark
 from tests.etl.spark.functions import Latest
 from tests.etl.spark.shop import every_operator, exploded, one_of_each, write_log, write_users
+from tests.params import in_every_run
 
 pytestmark = pytest.mark.usefixtures("spark")
 
@@ -74,6 +75,7 @@ def both(spec: WorkflowSpec, paths: list[Path], directory: Path, **options: Any)
     return reports
 
 
+@pytest.mark.slow
 def test_a_later_day_continues_from_the_earlier_rows(tmp_path: Path) -> None:
     """Finding N11: the rows that steps keep, and the lists that continue from them, are those of the local engine."""
     first, second, _ = write_days(tmp_path, 1)
@@ -154,6 +156,7 @@ def test_pieces_keep_all_cores_busy(num_bytes: int, most: int, parallelism: int,
     assert even_pieces(num_bytes, most, parallelism) == expected
 
 
+@pytest.mark.slow
 def test_exploded_rows_split_by_time_are_the_same(tmp_path: Path) -> None:
     both(exploded(SplitByTime(column="time", valid=0.2, test=0.1)), write_log(tmp_path, rows=150), tmp_path)
 
@@ -211,6 +214,7 @@ def test_a_fitted_workflow_transforms_only(tmp_path: Path) -> None:
     assert contents(tmp_path / "spark" / "workflow" / "states") == contents(tmp_path / "fitted" / "workflow" / "states")
 
 
+@pytest.mark.slow
 def test_all_rows_in_one_split(tmp_path: Path) -> None:
     """D1: the split of a fitted workflow need not be in the way on a cluster either."""
     log = shop_files(tmp_path / "raw")
@@ -235,7 +239,7 @@ def test_a_split_without_rows_is_rejected(tmp_path: Path, split: Split, times: l
     assert problems[0] == problems[1]
 
 
-@pytest.mark.parametrize("train", ["all", "last"])
+@pytest.mark.parametrize("train", in_every_run(["last"], ["all", "last"]))
 def test_the_last_rows_of_users_are_those_of_the_local_engine(tmp_path: Path, train: Literal["all", "last"]) -> None:
     split = LeaveOneOut(column="user", order="time", train=train)
     ours, theirs = both(shop_workflow(split).spec, shop_files(tmp_path / "raw"), tmp_path)
@@ -403,6 +407,7 @@ def _prepare(spec: WorkflowSpec, paths: list[Path], out: Path, **options: Any) -
     prepare(Workflow.of(spec), paths, out, PrepareOptions(engine="spark", **options))
 
 
+@pytest.mark.slow
 def test_parts_of_a_second_count(tmp_path: Path) -> None:
     """Finding N3: histories, differences and shares by time are those of the local engine."""
     resolution.write(tmp_path / "log", "parquet", "ns", 60)

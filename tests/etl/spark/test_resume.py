@@ -51,6 +51,7 @@ def resumed(log: list[Path], out: Path) -> list[str]:
     return [phase.name for phase in report.phases if phase.resumed]
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_is_resumed(tmp_path: Path) -> None:
     log = shop_files(tmp_path / "raw")
 
