@@ -3,6 +3,7 @@
 
 import dataclasses
 import math
+from typing import Annotated, Literal
 
 import pytest
 
@@ -29,6 +30,7 @@ from terarec.spec import (
     TableSpec,
     TrainingSpec,
     WideDeepSpec,
+    checks,
     lru,
 )
 from terarec.spec.checks import FieldError
@@ -196,3 +198,28 @@ def test_the_first_pattern_that_matches_a_table_names_its_rule(spec) -> None:
     tables = spec(optimizers={"item_?": "wide", "item*": "deep"})
     names = {name: tables.table(name, rows=3, width=2).optimizer for name in ("item_a", "items", "user", "Item_a")}
     assert names == {"item_a": "wide", "items": "deep", "user": "default", "Item_a": "default"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Annotated(checks.Checked):
+    size: checks.Width = 2
+    share: Annotated[float, checks.number(0.5)] | None = None
+    word: Literal["a", "b"] = "a"
+    switch: bool = False
+    either: float | Literal["auto"] = "auto"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _WithOtherDefaults(_Annotated):
+    size: int = 3
+    word: str = "b"
+
+
+@pytest.mark.parametrize("of", [_Annotated, _WithOtherDefaults])
+@pytest.mark.parametrize("field", ["size", "share", "word", "switch"])
+def test_a_field_accepts_what_its_annotation_or_that_of_a_base_says(of: type, field: str) -> None:
+    of(share=None, either=-1.0)
+    of(size=1, share=0.5, word="a", switch=True)
+    with pytest.raises(FieldError) as error:
+        of(**{field: -1})
+    assert (error.value.owner, error.value.field) == (of.__name__, field)

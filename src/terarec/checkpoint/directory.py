@@ -88,20 +88,16 @@ def parse_changes_file(file: str) -> tuple[str, int] | None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FileEntry:
+class FileEntry(checks.Checked):
     """File of a checkpoint: its path inside (forward slashes), its size and its SHA-256 in hexadecimal."""
 
-    file: str
-    bytes: int
+    file: checks.InnerPath
+    bytes: checks.NonNegativeInt
     sha256: str
-
-    def __post_init__(self) -> None:
-        checks.inner_path(self, "file")
-        checks.positive_int(self, "bytes", minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RowFileEntry:
+class RowFileEntry(checks.Checked):
     """A row file with the rows of a table.
 
     Attributes:
@@ -114,16 +110,11 @@ class RowFileEntry:
     """
 
     table: str
-    directory: str
-    bytes: int
-    rows: int
+    directory: checks.InnerPath
+    bytes: checks.NonNegativeInt
+    rows: checks.NonNegativeInt
     of_rows: int | None = None
     seed: int | None = None
-
-    def __post_init__(self) -> None:
-        checks.inner_path(self, "directory")
-        checks.positive_int(self, "bytes", minimum=0)
-        checks.positive_int(self, "rows", minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 
@@ -30,7 +30,7 @@ class DataParallel:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TableWise:
+class TableWise(checks.Checked):
     """The whole table on one rank (HugeCTR: localized slots).
 
     Attributes:
@@ -38,10 +38,7 @@ class TableWise:
     """
 
     kind: ClassVar[str] = "table_wise"
-    rank: int
-
-    def __post_init__(self) -> None:
-        checks.positive_int(self, "rank", minimum=0)
+    rank: checks.NonNegativeInt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +72,7 @@ class ColumnWise:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TableRowWise:
+class TableRowWise(checks.Checked):
     """The table on one machine, its rows spread over the ranks there.
 
     Attributes:
@@ -83,10 +80,7 @@ class TableRowWise:
     """
 
     kind: ClassVar[str] = "table_row_wise"
-    node: int
-
-    def __post_init__(self) -> None:
-        checks.positive_int(self, "node", minimum=0)
+    node: checks.NonNegativeInt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,14 +120,13 @@ class TablePlan:
             keys; all features of the table are sums or means then.
     """
 
-    table: str
+    table: checks.Name
     placement: Placement
     pooling: PooledOn = "samples"
 
     def __post_init__(self) -> None:
-        checks.name(self, "table")
+        checks.check_fields(self)
         checks.instance(self, "placement", Placement, "a placement, such as RowWise()")
-        checks.one_of(self, "pooling", get_args(PooledOn))
         if self.pooling == "rows" and isinstance(self.placement, DataParallel | Hybrid):
             checks.reject(
                 self,
@@ -158,22 +151,17 @@ class ShardingPlan:
         rank_bytes: Maximum bytes of weights on a rank; None for no bound.
     """
 
-    world_size: int
+    world_size: checks.PositiveInt
     tables: tuple[TablePlan, ...]
-    ranks_per_node: int | None = None
+    ranks_per_node: checks.PositiveInt | None = None
     wire: Wire = "float32"
     deterministic: bool = False
-    rank_bytes: int | None = None
+    rank_bytes: checks.PositiveInt | None = None
 
     def __post_init__(self) -> None:
-        checks.positive_int(self, "world_size")
+        checks.check_fields(self)
         checks.instance(self, "tables", tuple, "a tuple of TablePlan")
         checks.distinct(self, "tables", [entry.table for entry in self.tables])
-        checks.one_of(self, "wire", ("float32", "bfloat16"))
-        checks.one_of(self, "deterministic", (False, True))
-        for name in ("ranks_per_node", "rank_bytes"):
-            if getattr(self, name) is not None:
-                checks.positive_int(self, name)
         # The machine of a rank follows from its number, which needs as many ranks on each.
         if self.ranks_per_node is not None and self.world_size % self.ranks_per_node:
             checks.fail(self, "ranks_per_node", f"a divisor of the world_size {self.world_size}")

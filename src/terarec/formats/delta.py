@@ -28,11 +28,11 @@ class StateId:
         id: SHA-256 of its description in hexadecimal; for a checkpoint, of its ``manifest.json``.
     """
 
-    step: int
+    step: checks.NonNegativeInt
     id: str
 
     def __post_init__(self) -> None:
-        checks.positive_int(self, "step", minimum=0)
+        checks.check_fields(self)
         if not isinstance(self.id, str) or len(self.id) != 64 or not set(self.id) <= _HEX:
             checks.fail(self, "id", "a SHA-256 of 64 hexadecimal digits")
 
@@ -49,10 +49,10 @@ class DeltaLink:
 
     base: StateId
     previous: StateId
-    sequence: int
+    sequence: checks.PositiveInt
 
     def __post_init__(self) -> None:
-        checks.positive_int(self, "sequence")
+        checks.check_fields(self)
         if self.sequence == 1 and self.previous != self.base:
             checks.reject(self, "previous", f"got step {self.previous.step}, expected the base for delta 1")
 

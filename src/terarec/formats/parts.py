@@ -29,7 +29,7 @@ _MERGED_AT = 1 << 22  # keys of a column that wait to be merged: 32 MiB
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PartSpec:
+class PartSpec(checks.Checked):
     """Consecutive row groups of a split.
 
     Attributes:
@@ -39,16 +39,10 @@ class PartSpec:
         sha256: Checksum of that file.
     """
 
-    groups: int
-    rows: int
-    keyset: str | None = None
+    groups: checks.PositiveInt
+    rows: checks.NonNegativeInt
+    keyset: checks.InnerPath | None = None
     sha256: str | None = None
-
-    def __post_init__(self) -> None:
-        checks.positive_int(self, "groups")
-        checks.positive_int(self, "rows", minimum=0)
-        if self.keyset is not None:
-            checks.inner_path(self, "keyset")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

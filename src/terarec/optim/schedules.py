@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from torch import Tensor, optim
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, LRScheduler, MultiStepLR, ReduceLROnPlateau, StepLR
@@ -28,7 +28,7 @@ from terarec.spec.schedule import (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LearningRateSchedule:
+class LearningRateSchedule(checks.Checked):
     """Linear warm-up, a plateau, a polynomial fall, and a last rate that stays.
 
     With t the number of the step, s = `decay_start`, n = `decay_steps`, p = `decay_power`:
@@ -54,20 +54,12 @@ class LearningRateSchedule:
         end_lr: The rate after the fall, and the least during it.
     """
 
-    base_lr: float
-    warmup_steps: int = 1
-    decay_start: int = 0
-    decay_steps: int = 1
-    decay_power: float = 2.0
-    end_lr: float = 0.0
-
-    def __post_init__(self) -> None:
-        checks.finite_float(self, "base_lr", low=0.0)
-        checks.positive_int(self, "warmup_steps", minimum=0)
-        checks.positive_int(self, "decay_start", minimum=0)
-        checks.positive_int(self, "decay_steps")
-        checks.finite_float(self, "decay_power", low=1.0)
-        checks.finite_float(self, "end_lr", low=0.0)
+    base_lr: checks.NonNegative
+    warmup_steps: checks.NonNegativeInt = 1
+    decay_start: checks.NonNegativeInt = 0
+    decay_steps: checks.PositiveInt = 1
+    decay_power: Annotated[float, checks.number(1.0)] = 2.0
+    end_lr: checks.NonNegative = 0.0
 
     def lr(self, step: int) -> float:
         """Return the learning rate of a step.

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from terarec.spec import checks
 
@@ -50,25 +50,25 @@ class LoadSpec:
         ConfigError: A value out of range.
     """
 
-    model: str = "model"
+    model: checks.Name = "model"
     version: str = ""
     protocols: tuple[LoadProtocol, ...] = ("http",)
     sizes: tuple[int, ...] = (1,)
     concurrency: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     rates: tuple[float, ...] = ()
-    seconds: float = 5.0
-    warmup_seconds: float = 1.0
-    processes: int = 1
+    seconds: Annotated[float, checks.number(0.0, 86400.0, open_low=True)] = 5.0
+    warmup_seconds: Annotated[float, checks.number(0.0, 86400.0)] = 1.0
+    processes: checks.Threads = 1
     cores: tuple[int, ...] = ()
-    timeout_seconds: float = 30.0
-    max_connections: int = 256
-    bodies: int = 64
-    list_length: int = 4
-    seed: int = 1
+    timeout_seconds: Annotated[float, checks.number(0.0, 86400.0, open_low=True)] = 30.0
+    max_connections: Annotated[int, checks.whole(1, MOST_CONNECTIONS)] = 256
+    bodies: Annotated[int, checks.whole(1, MOST_BODIES)] = 64
+    list_length: checks.Width = 4
+    seed: checks.NonNegativeInt = 1
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        checks.name(self, "model")
+        checks.check_fields(self)
         if not self.protocols or any(one not in LOAD_PROTOCOLS for one in self.protocols):
             checks.fail(self, "protocols", f"some of {', '.join(LOAD_PROTOCOLS)}")
         for name, rule in (
@@ -82,14 +82,6 @@ class LoadSpec:
             checks.fail(self, "sizes", "at least one number of records")
         if not (self.concurrency or self.rates):
             checks.fail(self, "concurrency", "at least one number of clients, or a rate")
-        checks.finite_float(self, "seconds", low=0, high=86_400, open_low=True)
-        checks.finite_float(self, "warmup_seconds", low=0, high=86_400)
-        checks.finite_float(self, "timeout_seconds", low=0, high=86_400, open_low=True)
-        checks.positive_int(self, "processes", maximum=checks.MOST_THREADS)
-        checks.positive_int(self, "max_connections", maximum=MOST_CONNECTIONS)
-        checks.positive_int(self, "bodies", maximum=MOST_BODIES)
-        checks.positive_int(self, "list_length", maximum=checks.MOST_WIDTH)
-        checks.positive_int(self, "seed", minimum=0)
         for name, value in self.headers.items():
             if not _HEADER.fullmatch(name) or not (value.isascii() and value.isprintable()):
                 checks.fail(self, "headers", "names of letters, digits and '-', and values of printable ASCII")

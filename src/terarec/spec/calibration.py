@@ -21,12 +21,12 @@ class TemperatureSpec:
 
     kind: ClassVar[str] = "temperature"
     temperatures: tuple[float, ...]
-    step: int
+    step: checks.NonNegativeInt
 
     def __post_init__(self) -> None:
+        checks.check_fields(self)
         if not self.temperatures or not all(map(checks.number(0.0, open_low=True).accepts, self.temperatures)):
             checks.fail(self, "temperatures", "a number above 0 for each label")
-        checks.positive_int(self, "step", minimum=0)
 
     @property
     def num_labels(self) -> int:
@@ -47,9 +47,10 @@ class IsotonicSpec:
     kind: ClassVar[str] = "isotonic"
     scores: tuple[tuple[float, ...], ...]
     values: tuple[tuple[float, ...], ...]
-    step: int
+    step: checks.NonNegativeInt
 
     def __post_init__(self) -> None:
+        checks.check_fields(self)
         if list(map(len, self.scores)) != list(map(len, self.values)) or not self.scores or not all(self.scores):
             checks.fail(self, "values", "as many numbers as scores for each label, at least one")
         for name, lists in (("scores", self.scores), ("values", self.values)):
@@ -59,7 +60,6 @@ class IsotonicSpec:
             checks.fail(self, "scores", "rising numbers for each label")
         if any(one > other for numbers in self.values for one, other in pairwise(numbers)):
             checks.fail(self, "values", "numbers that never fall for each label")
-        checks.positive_int(self, "step", minimum=0)
 
     @property
     def num_labels(self) -> int:

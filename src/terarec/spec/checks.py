@@ -6,14 +6,17 @@ Errors quote input bounded, on one line, without control characters, and with th
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import functools
 import json
 import math
+import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from types import UnionType
-from typing import Any, Final, NoReturn
+from functools import partial
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, Literal, NoReturn, Union
 
 from terarec.errors import ConfigError
 
@@ -284,6 +287,92 @@ def fail(owner: object, field: str, expected: str) -> NoReturn:
 def reject(owner: object, field: str, problem: str) -> NoReturn:
     """Raise `FieldError`: ``owner.field``, or for an empty `field` the complete owner, has this `problem`."""
     raise FieldError(type(owner).__name__, field, problem)
+
+
+Check = Callable[[Any, str], None]
+"""Raises unless the field of that name of an object has a valid value."""
+
+
+def whole(minimum: int = 1, maximum: int = MOST) -> Check:
+    """Return the check of `positive_int` for an annotation."""
+    return partial(positive_int, minimum=minimum, maximum=maximum)
+
+
+def choices(accepted: Collection[object]) -> Check:
+    """Return the check of `one_of` for an annotation."""
+    return partial(one_of, accepted=accepted)
+
+
+Name = Annotated[str, name]
+ColumnName = Annotated[str, column_name]
+MetricName = Annotated[str, monitor]
+InnerPath = Annotated[str, inner_path]
+PositiveInt = Annotated[int, whole()]
+NonNegativeInt = Annotated[int, whole(0)]
+NonNegativeInt64 = Annotated[int, partial(int64, minimum=0)]
+Width = Annotated[int, whole(1, MOST_WIDTH)]
+Widths = Annotated[tuple[int, ...], widths]
+AnyWidths = Annotated[tuple[int, ...], partial(widths, allow_empty=True)]
+Layers = Annotated[int, whole(1, MOST_LAYERS)]
+Threads = Annotated[int, whole(1, MOST_THREADS)]
+BatchSize = Annotated[int, whole(1, MOST_BATCH)]
+Rows = Annotated[int, whole(1, MOST_ROWS)]
+Finite = Annotated[float, number()]
+NonNegative = Annotated[float, number(0.0)]
+Positive = Annotated[float, number(0.0, open_low=True)]
+Share = Annotated[float, number(0.0, 1.0)]
+PositiveShare = Annotated[float, number(0.0, 1.0, open_low=True)]
+Dropout = Annotated[float, number(0.0, 0.95)]
+"""Types of fields with what these accept; others are written as ``Annotated[float, checks.number(1.0)]``."""
+
+
+def check_fields(owner: object) -> None:
+    """Raise unless each field of a dataclass has a value that its annotation accepts.
+
+    A field of literals accepts these words, one of bool True and False; further rules are in ``Annotated``. A field
+    that may be None accepts None, too, and one of several types anything: its class says what.
+    """
+    for field, check, may_be_none in _field_checks(type(owner)):
+        if not may_be_none or getattr(owner, field) is not None:
+            check(owner, field)
+
+
+class Checked:
+    """Base of dataclasses that check each field; those that compare fields, too, call `check_fields` before it.
+
+    A derived class calls ``Base.__post_init__(self)``: a dataclass with slots is a second class, and ``super()`` would
+    look for the first one.
+    """
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@functools.cache
+def _field_checks(owner_type: type) -> tuple[tuple[str, Check, bool], ...]:
+    """Return name, check and whether None needs none, of each field with a rule."""
+    checked: dict[str, tuple[str, Check, bool]] = {}
+    # A class that only has another default for a field of its base has no rule of its own for it.
+    for base in filter(dataclasses.is_dataclass, owner_type.__mro__):
+        for name, hint in typing.get_type_hints(base, include_extras=True).items():
+            members = typing.get_args(hint) if typing.get_origin(hint) in (Union, UnionType) else (hint,)
+            check = _check_of([member for member in members if member is not NoneType])
+            if check is not None:
+                checked.setdefault(name, (name, check, NoneType in members))
+    return tuple(checked[field.name] for field in dataclasses.fields(owner_type) if field.name in checked)
+
+
+def _check_of(kinds: Sequence[Any]) -> Check | None:
+    if all(typing.get_origin(kind) is Literal for kind in kinds):
+        return choices([word for kind in kinds for word in typing.get_args(kind)])
+    if len(kinds) > 1:
+        return None
+    if kinds[0] is bool:
+        return choices((False, True))
+    rule = next(iter(getattr(kinds[0], "__metadata__", ())), None)
+    return partial(follow, rule=rule) if isinstance(rule, Rule) else rule
 
 
 QUOTED_CHARACTERS = 60

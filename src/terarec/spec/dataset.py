@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Literal, TypeAlias, get_args
+from typing import Annotated, Literal, TypeAlias, get_args
 
 from terarec.errors import ConfigError
 from terarec.spec import checks
@@ -24,27 +24,21 @@ MetadataType: TypeAlias = Literal["int64", "float64", "string"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LabelColumn:
+class LabelColumn(checks.Checked):
     """Target. Stored as float32."""
 
-    name: str
-
-    def __post_init__(self) -> None:
-        checks.name(self)
+    name: checks.Name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DenseColumn:
+class DenseColumn(checks.Checked):
     """Number per sample. Stored as float32, as the model takes it."""
 
-    name: str
-
-    def __post_init__(self) -> None:
-        checks.name(self)
+    name: checks.Name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CategoricalColumn:
+class CategoricalColumn(checks.Checked):
     """Keys per sample: ids 0 <= key < rows, or any int64.
 
     Attributes:
@@ -57,21 +51,15 @@ class CategoricalColumn:
             workflow made them. It does not count when columns are compared.
     """
 
-    name: str
-    rows: int | None = None
-    hotness: int = 1
+    name: checks.Name
+    rows: checks.PositiveInt | None = None
+    hotness: checks.Width = 1
     vocabulary: str | None = field(default=None, compare=False)
     given: bool | None = field(default=None, compare=False)
 
-    def __post_init__(self) -> None:
-        checks.name(self)
-        if self.rows is not None:
-            checks.positive_int(self, "rows")
-        checks.positive_int(self, "hotness", maximum=checks.MOST_WIDTH)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MetadataColumn:
+class MetadataColumn(checks.Checked):
     """Value per sample that no model reads, such as the id of a user; missing values are null.
 
     It may have the name of a column that a model reads: that holds what a workflow made of the values.
@@ -80,24 +68,16 @@ class MetadataColumn:
         type: "int64", "float64" or "string".
     """
 
-    name: str
+    name: checks.Name
     type: MetadataType
-
-    def __post_init__(self) -> None:
-        checks.name(self)
-        checks.one_of(self, "type", get_args(MetadataType))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ShardSpec:
+class ShardSpec(checks.Checked):
     """Data file: path relative to dataset.json with forward slashes, and its number of samples."""
 
-    file: str
-    rows: int
-
-    def __post_init__(self) -> None:
-        checks.positive_int(self, "rows", minimum=0)
-        checks.inner_path(self, "file")
+    file: checks.InnerPath
+    rows: checks.NonNegativeInt
 
 
 DatasetStorage: TypeAlias = Literal[
@@ -122,27 +102,22 @@ class DatasetSpec:
         metadata: Columns that no model reads, such as ids; for "parquet" only.
     """
 
-    name: str
+    name: checks.Name
     storage: DatasetStorage
     labels: tuple[LabelColumn, ...]
     dense: tuple[DenseColumn, ...]
     categorical: tuple[CategoricalColumn, ...]
     splits: Mapping[str, tuple[ShardSpec, ...]] = field(default_factory=dict)
-    best_auc: float | None = None
-    workflow: str | None = None
-    weight: str | None = None
+    best_auc: checks.Share | None = None
+    workflow: checks.InnerPath | None = None
+    weight: checks.Name | None = None
     metadata: tuple[MetadataColumn, ...] = ()
 
     def __post_init__(self) -> None:
-        checks.name(self)
-        checks.one_of(self, "storage", DATASET_STORAGES)
-        if self.workflow is not None:
-            checks.inner_path(self, "workflow")
+        checks.check_fields(self)
         for split in self.splits:
             if not checks.is_name(split):
                 checks.reject(self, "splits", f"got {quoted(split)}, expected a non-empty name without slashes")
-        if self.weight is not None:
-            checks.name(self, "weight")
         if self.metadata and self.storage == "raw":
             names = ", ".join(repr(column.name) for column in self.metadata)
             checks.reject(
@@ -151,8 +126,6 @@ class DatasetSpec:
         # On their own, since metadata may share names with the other columns, whose file columns then differ.
         checks.distinct(self, "metadata", tuple(column.name for column in self.metadata))
         checks.distinct(self, "columns", self.file_columns)
-        if self.best_auc is not None:
-            checks.finite_float(self, "best_auc", low=0.0, high=1.0)
         if not self.labels:
             checks.reject(self, "labels", "got no column, expected at least one")
         if not self.dense and not self.categorical:
@@ -211,13 +184,11 @@ class DatasetSpec:
 
 
 RecordKind = Literal["norm", "parquet", "raw", "raw_async"]
-RECORD_KINDS: tuple[RecordKind, ...] = get_args(RecordKind)
 """Formats of HugeCTR's files."""
-KEY_FORMS = ("columns", "as_read", "with_offsets")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SparseInput:
+class SparseInput(checks.Checked):
     """Slots of a sample, read together under one name.
 
     Attributes:
@@ -227,14 +198,9 @@ class SparseInput:
             believed instead; only RawAsync needs it, and then takes exactly `nnz_per_slot` keys.
     """
 
-    name: str
-    nnz_per_slot: tuple[int, ...]
+    name: checks.Name
+    nnz_per_slot: checks.Widths
     is_fixed_length: bool
-
-    def __post_init__(self) -> None:
-        checks.name(self)
-        checks.widths(self, "nnz_per_slot")
-        checks.one_of(self, "is_fixed_length", (False, True))
 
     @property
     def slot_num(self) -> int:
@@ -255,18 +221,15 @@ class RecordLayout:
             key; empty adds nothing.
     """
 
-    label_dim: int
-    dense_dim: int
+    label_dim: checks.Width
+    dense_dim: Annotated[int, checks.whole(0, checks.MOST_WIDTH)]
     inputs: tuple[SparseInput, ...]
-    key_bytes: int = 4
-    slot_sizes: tuple[int, ...] = ()
+    key_bytes: Annotated[int, checks.choices((4, 8))] = 4
+    slot_sizes: Annotated[tuple[int, ...], checks.list_of(checks.integer(0, checks.MOST))] = ()
 
     def __post_init__(self) -> None:
-        checks.positive_int(self, "label_dim", maximum=checks.MOST_WIDTH)
-        checks.positive_int(self, "dense_dim", minimum=0, maximum=checks.MOST_WIDTH)
-        checks.one_of(self, "key_bytes", (4, 8))
+        checks.check_fields(self)
         checks.distinct(self, "inputs", [sparse.name for sparse in self.inputs])
-        checks.follow(self, "slot_sizes", checks.list_of(checks.integer(0, checks.MOST)))
         if self.slot_sizes and len(self.slot_sizes) < self.num_slots:
             problem = (
                 f"got {len(self.slot_sizes)} sizes for {self.num_slots} slots, expected one for each slot, or none"
@@ -306,12 +269,12 @@ class RecordSplit:
     """
 
     path: str
-    rows: int
+    rows: checks.NonNegativeInt
 
     def __post_init__(self) -> None:
+        checks.check_fields(self)
         if not isinstance(self.path, str) or not self.path:
             checks.fail(self, "path", "the path of a file")
-        checks.positive_int(self, "rows", minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -349,10 +312,7 @@ class RecordsSpec:
     given: tuple[bool, ...] = ()
 
     def __post_init__(self) -> None:
-        checks.one_of(self, "kind", RECORD_KINDS)
-        checks.one_of(self, "keys", KEY_FORMS)
-        for name in ("multi_hot", "shuffles_rows"):
-            checks.one_of(self, name, (False, True))
+        checks.check_fields(self)
         for name, names, expected in (
             ("label_names", self.label_names, self.layout.label_dim),
             ("dense_names", self.dense_names, self.layout.dense_dim),

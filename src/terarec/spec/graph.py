@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from terarec.spec import checks
 from terarec.spec.tables import DynamicTableSpec, TableSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GraphLabel:
+class GraphLabel(checks.Checked):
     """Columns of the batch's labels, as a tensor [B, dim]; labels are cut off in the order of the spec.
 
     Attributes:
@@ -24,14 +24,9 @@ class GraphLabel:
         weight: Factor of the losses that read this label in the sum that is minimised.
     """
 
-    name: str
-    dim: int = 1
-    weight: float = 1.0
-
-    def __post_init__(self) -> None:
-        checks.name(self)
-        checks.positive_int(self, "dim", maximum=checks.MOST_WIDTH)
-        checks.finite_float(self, "weight")
+    name: checks.Name
+    dim: checks.Width = 1
+    weight: checks.Finite = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,18 +42,14 @@ class GraphFeature:
         max_keys: Number of first keys of each bag to use; None for all.
     """
 
-    name: str
-    table: str
+    name: checks.Name
+    table: checks.Name
     pooling: Literal["sum", "mean", "concat"] = "sum"
-    column: str | None = None
+    column: checks.Name | None = None
     max_keys: int | None = None
 
     def __post_init__(self) -> None:
-        checks.name(self)
-        checks.name(self, "table")
-        checks.one_of(self, "pooling", ("sum", "mean", "concat"))
-        if self.column is not None:
-            checks.name(self, "column")
+        checks.check_fields(self)
         if self.max_keys is not None:
             checks.positive_int(self, "max_keys", maximum=checks.MOST_WIDTH)
         elif self.pooling == "concat":
@@ -88,15 +79,14 @@ class GraphEmbedding:
         optimizer: Name of the rule that moves those of these tables which name none themselves.
     """
 
-    name: str
+    name: checks.Name
     tables: tuple[TableSpec | DynamicTableSpec, ...]
     features: tuple[GraphFeature, ...]
     output: Literal["stacked", "flat", "apart"] = "stacked"
     optimizer: str = "default"
 
     def __post_init__(self) -> None:
-        checks.name(self)
-        checks.one_of(self, "output", ("stacked", "flat", "apart"))
+        checks.check_fields(self)
         for place in ("tables", "features"):
             if not getattr(self, place):
                 checks.fail(self, place, "at least one")
@@ -138,13 +128,13 @@ class GraphLayer:
         options: Options of the layer; lists are kept as tuples.
     """
 
-    kind: str
+    kind: checks.Name
     bottoms: tuple[str, ...]
     tops: tuple[str, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        checks.name(self, "kind")
+        checks.check_fields(self)
         for place in ("bottoms", "tops"):
             if not getattr(self, place):
                 checks.fail(self, place, "at least one tensor")
@@ -165,14 +155,13 @@ class GraphSpec:
     """
 
     labels: tuple[GraphLabel, ...]
-    dense_name: str = "dense"
-    dense_dim: int = 0
+    dense_name: checks.Name = "dense"
+    dense_dim: Annotated[int, checks.whole(0, checks.MOST_WIDTH)] = 0
     embeddings: tuple[GraphEmbedding, ...] = ()
     layers: tuple[GraphLayer, ...] = ()
 
     def __post_init__(self) -> None:
-        checks.name(self, "dense_name")
-        checks.positive_int(self, "dense_dim", minimum=0, maximum=checks.MOST_WIDTH)
+        checks.check_fields(self)
         if not self.labels:
             checks.fail(self, "labels", "at least one")
         tables = [table.name for embedding in self.embeddings for table in embedding.tables]

@@ -4,15 +4,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 from terarec.spec import checks
 from terarec.spec.negatives import NegativesSpec, check_positions
-from terarec.spec.network import FLAGS, Activation, NetworkSpec
+from terarec.spec.network import Activation, NetworkSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TargetHistory:
+class TargetHistory(checks.Checked):
     """Column of candidates and list column of the user's earlier items, which share a table.
 
     Attributes:
@@ -20,12 +20,8 @@ class TargetHistory:
         history: A list column of the same keys.
     """
 
-    target: str
-    history: str
-
-    def __post_init__(self) -> None:
-        checks.name(self, "target")
-        checks.name(self, "history")
+    target: checks.Name
+    history: checks.Name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +37,7 @@ class HistoriesSpec(NetworkSpec):
     sequences: tuple[TargetHistory, ...]
     mask_missing: bool = True
     activation: Activation = "dice"
-    hidden: tuple[int, ...] = (200, 80)
+    hidden: checks.Widths = (200, 80)
 
     def __post_init__(self) -> None:
         NetworkSpec.__post_init__(self)
@@ -52,8 +48,6 @@ class HistoriesSpec(NetworkSpec):
         both = {pair.target for pair in self.sequences} & {pair.history for pair in self.sequences}
         if both:
             checks.reject(self, "sequences", f"{min(both)!r} is a target and a history, expected one of them")
-        checks.one_of(self, "mask_missing", FLAGS)
-        checks.widths(self, "hidden")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,15 +61,9 @@ class DINSpec(HistoriesSpec):
     """
 
     kind: ClassVar[str] = "din"
-    attention: tuple[int, ...] = (64,)
+    attention: checks.Widths = (64,)
     attention_activation: Activation = "dice"
     softmax: bool = False
-
-    def __post_init__(self) -> None:
-        HistoriesSpec.__post_init__(self)
-        checks.widths(self, "attention")
-        checks.one_of(self, "attention_activation", get_args(Activation))
-        checks.one_of(self, "softmax", FLAGS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,14 +78,12 @@ class DIENSpec(HistoriesSpec):
     """
 
     kind: ClassVar[str] = "dien"
-    max_length: int = 50
-    auxiliary: float = 1.0
+    max_length: checks.Width = 50
+    auxiliary: checks.NonNegative = 1.0
     negatives: NegativesSpec = field(default_factory=NegativesSpec)
 
     def __post_init__(self) -> None:
         HistoriesSpec.__post_init__(self)
-        checks.positive_int(self, "max_length", maximum=checks.MOST_WIDTH)
-        checks.finite_float(self, "auxiliary", low=0.0)
         check_positions(self, self.negatives)
 
 
@@ -117,20 +103,16 @@ class BSTSpec(HistoriesSpec):
     """
 
     kind: ClassVar[str] = "bst"
-    max_length: int = 20
-    layers: int = 1
-    heads: int = 2
-    inner: int = 64
+    max_length: checks.Width = 20
+    layers: checks.Layers = 1
+    heads: checks.Width = 2
+    inner: checks.Width = 64
     output: HistoryOutput = "concat"
     activation: Activation = "relu"
     hidden: tuple[int, ...] = (256, 128)
 
     def __post_init__(self) -> None:
         HistoriesSpec.__post_init__(self)
-        for width in ("max_length", "heads", "inner"):
-            checks.positive_int(self, width, maximum=checks.MOST_WIDTH)
-        checks.positive_int(self, "layers", maximum=checks.MOST_LAYERS)
-        checks.one_of(self, "output", get_args(HistoryOutput))
         if self.width % self.heads:
             checks.fail(self, "width", f"a multiple of the heads ({self.heads})")
 
@@ -154,10 +136,10 @@ class HSTURankerSpec(HistoriesSpec):
     actions: str | None = None
     times: str | None = None
     time: str | None = None
-    max_length: int = 50
-    layers: int = 2
-    heads: int = 2
-    time_buckets: int = 128
+    max_length: checks.Width = 50
+    layers: checks.Layers = 2
+    heads: checks.Width = 2
+    time_buckets: checks.Width = 128
     activation: Activation = "silu"
     hidden: tuple[int, ...] = (256, 128)
 
@@ -172,8 +154,5 @@ class HSTURankerSpec(HistoriesSpec):
             checks.reject(self, "time", "expected times of the history and the time of the target, or neither")
         pair = self.sequences[0]
         checks.distinct(self, "sequences", [pair.target, pair.history, *(getattr(self, name) for name in given)])
-        for width in ("max_length", "heads", "time_buckets"):
-            checks.positive_int(self, width, maximum=checks.MOST_WIDTH)
-        checks.positive_int(self, "layers", maximum=checks.MOST_LAYERS)
         if self.width % self.heads:
             checks.fail(self, "width", f"a multiple of the heads ({self.heads})")

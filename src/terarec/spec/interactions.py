@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Annotated, ClassVar, Literal
 
 from terarec.spec import checks
-from terarec.spec.network import EmbeddedSpec, NetworkSpec, WideNetworkSpec, check_wide
+from terarec.spec.network import EmbeddedSpec, NetworkSpec, WideNetworkSpec
 from terarec.spec.tables import Initializer
 
 
@@ -23,10 +23,6 @@ class FFMSpec(EmbeddedSpec):
     width: int = 4
     wide_initializer: Initializer | None = "zeros"
 
-    def __post_init__(self) -> None:
-        EmbeddedSpec.__post_init__(self)
-        check_wide(self)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PNNSpec(NetworkSpec):
@@ -40,12 +36,7 @@ class PNNSpec(NetworkSpec):
 
     kind: ClassVar[str] = "pnn"
     products: Literal["inner", "outer", "both"] = "inner"
-    hidden: tuple[int, ...] = (256, 128)
-
-    def __post_init__(self) -> None:
-        NetworkSpec.__post_init__(self)
-        checks.one_of(self, "products", ("inner", "outer", "both"))
-        checks.widths(self, "hidden")
+    hidden: checks.Widths = (256, 128)
 
 
 BilinearKernels = Literal["all", "each", "interaction"]
@@ -61,13 +52,8 @@ class FiBiNETSpec(WideNetworkSpec):
     """
 
     kind: ClassVar[str] = "fibinet"
-    reduction: int = 3
+    reduction: checks.Width = 3
     bilinear: BilinearKernels = "interaction"
-
-    def __post_init__(self) -> None:
-        WideNetworkSpec.__post_init__(self)
-        checks.positive_int(self, "reduction", maximum=checks.MOST_WIDTH)
-        checks.one_of(self, "bilinear", get_args(BilinearKernels))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,16 +70,9 @@ class MaskNetSpec(NetworkSpec):
 
     kind: ClassVar[str] = "masknet"
     structure: Literal["parallel", "serial"] = "parallel"
-    blocks: tuple[int, ...] = (64, 64, 64)
-    aggregation: float = 2.0
-    hidden: tuple[int, ...] = (256, 128)
-
-    def __post_init__(self) -> None:
-        NetworkSpec.__post_init__(self)
-        checks.one_of(self, "structure", ("parallel", "serial"))
-        checks.widths(self, "blocks")
-        checks.finite_float(self, "aggregation", low=0.0, high=float(checks.MOST_LAYERS), open_low=True)
-        checks.widths(self, "hidden", allow_empty=True)
+    blocks: checks.Widths = (64, 64, 64)
+    aggregation: Annotated[float, checks.number(0.0, float(checks.MOST_LAYERS), open_low=True)] = 2.0
+    hidden: checks.AnyWidths = (256, 128)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,21 +89,17 @@ class FinalMLPSpec(NetworkSpec):
     """
 
     kind: ClassVar[str] = "final_mlp"
-    hidden: tuple[int, ...] = (256, 128)
-    second: tuple[int, ...] = (256, 128)
-    gate: tuple[int, ...] = (64,)
+    hidden: checks.Widths = (256, 128)
+    second: checks.Widths = (256, 128)
+    gate: checks.AnyWidths = (64,)
     first_context: tuple[str, ...] = ()
     second_context: tuple[str, ...] = ()
-    heads: int = 1
+    heads: checks.Width = 1
 
     def __post_init__(self) -> None:
         NetworkSpec.__post_init__(self)
-        checks.widths(self, "hidden")
-        checks.widths(self, "second")
-        checks.widths(self, "gate", allow_empty=True)
         for context in ("first_context", "second_context"):
             checks.distinct(self, context, getattr(self, context))
-        checks.positive_int(self, "heads", maximum=checks.MOST_WIDTH)
         for stack in ("hidden", "second"):
             if getattr(self, stack)[-1] % self.heads:
                 checks.fail(self, stack, f"a last layer whose width is a multiple of the heads ({self.heads})")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 from terarec.spec import checks
 from terarec.spec.graph import GraphModelSpec
@@ -16,12 +16,10 @@ from terarec.spec.histories import BSTSpec, DIENSpec, DINSpec, HSTURankerSpec
 from terarec.spec.interactions import FFMSpec, FiBiNETSpec, FinalMLPSpec, MaskNetSpec, PNNSpec
 from terarec.spec.multitask import ESMMSpec, MMoESpec, PLESpec, SharedBottomSpec
 from terarec.spec.network import (
-    FLAGS,
     ColumnPooling,
     EmbeddedSpec,
     NetworkSpec,
     WideNetworkSpec,
-    check_wide,
 )
 from terarec.spec.retrieval import MFBPRSpec, MultVAESpec, NCFSpec, YouTubeDNNSpec
 from terarec.spec.sequences import BERT4RecSpec, GRU4RecSpec, HSTUSpec, SASRecSpec
@@ -29,7 +27,7 @@ from terarec.spec.tables import Initializer, StaticTablesSpec, TablesSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LRSpec:
+class LRSpec(checks.Checked):
     """Logistic regression: one weight for each key and each dense column.
 
     Attributes:
@@ -43,10 +41,6 @@ class LRSpec:
     tables: TablesSpec = field(default_factory=StaticTablesSpec)
     wide_initializer: Initializer | None = "zeros"
 
-    def __post_init__(self) -> None:
-        checks.one_of(self, "pooling", get_args(ColumnPooling))
-        check_wide(self)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FMSpec(EmbeddedSpec):
@@ -59,10 +53,6 @@ class FMSpec(EmbeddedSpec):
     kind: ClassVar[str] = "fm"
     wide_initializer: Initializer | None = "zeros"
 
-    def __post_init__(self) -> None:
-        EmbeddedSpec.__post_init__(self)
-        check_wide(self)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DNNSpec(NetworkSpec):
@@ -73,11 +63,7 @@ class DNNSpec(NetworkSpec):
     """
 
     kind: ClassVar[str] = "dnn"
-    hidden: tuple[int, ...] = (256, 128)
-
-    def __post_init__(self) -> None:
-        NetworkSpec.__post_init__(self)
-        checks.widths(self, "hidden")
+    hidden: checks.Widths = (256, 128)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,15 +92,9 @@ class XDeepFMSpec(NetworkSpec):
     """
 
     kind: ClassVar[str] = "xdeepfm"
-    cin: tuple[int, ...] = (64, 64)
-    hidden: tuple[int, ...] = (256, 128)
+    cin: checks.Widths = (64, 64)
+    hidden: checks.AnyWidths = (256, 128)
     wide_initializer: Initializer | None = "zeros"
-
-    def __post_init__(self) -> None:
-        NetworkSpec.__post_init__(self)
-        checks.widths(self, "cin")
-        checks.widths(self, "hidden", allow_empty=True)
-        check_wide(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,13 +107,8 @@ class DCNSpec(NetworkSpec):
     """
 
     kind: ClassVar[str] = "dcn"
-    cross_layers: int = 3
-    hidden: tuple[int, ...] = (256, 128)
-
-    def __post_init__(self) -> None:
-        NetworkSpec.__post_init__(self)
-        checks.positive_int(self, "cross_layers", maximum=checks.MOST_LAYERS)
-        checks.widths(self, "hidden", allow_empty=True)
+    cross_layers: checks.Layers = 3
+    hidden: checks.AnyWidths = (256, 128)
 
 
 Structure = Literal["parallel", "stacked", "stacked_parallel", "cross_only"]
@@ -154,16 +129,13 @@ class DCNV2Spec(NetworkSpec):
 
     kind: ClassVar[str] = "dcn_v2"
     structure: Structure = "parallel"
-    cross_layers: int = 3
+    cross_layers: checks.Layers = 3
     rank: int | None = None
-    experts: int = 1
+    experts: checks.Width = 1
     hidden: tuple[int, ...] = (256, 128)
 
     def __post_init__(self) -> None:
         NetworkSpec.__post_init__(self)
-        checks.one_of(self, "structure", get_args(Structure))
-        checks.positive_int(self, "cross_layers", maximum=checks.MOST_LAYERS)
-        checks.positive_int(self, "experts", maximum=checks.MOST_WIDTH)
         if self.rank is not None:
             checks.positive_int(self, "rank", maximum=checks.MOST_WIDTH)
         elif self.experts > 1:
@@ -189,27 +161,20 @@ class AutoIntSpec(NetworkSpec):
     """
 
     kind: ClassVar[str] = "autoint"
-    layers: int = 3
-    heads: int = 2
-    attention_width: int = 64
+    layers: checks.Layers = 3
+    heads: checks.Layers = 2
+    attention_width: checks.Width = 64
     residual: bool = True
     scale: bool = False
     layer_norm: bool = False
-    hidden: tuple[int, ...] = (256, 128)
+    hidden: checks.AnyWidths = (256, 128)
     wide: bool = False
     wide_initializer: Initializer | None = "zeros"
 
     def __post_init__(self) -> None:
         NetworkSpec.__post_init__(self)
-        for count in ("layers", "heads"):
-            checks.positive_int(self, count, maximum=checks.MOST_LAYERS)
-        checks.positive_int(self, "attention_width", maximum=checks.MOST_WIDTH)
-        for flag in ("residual", "scale", "layer_norm", "wide"):
-            checks.one_of(self, flag, FLAGS)
         if self.attention_width % self.heads:
             checks.fail(self, "attention_width", f"a multiple of the heads ({self.heads})")
-        checks.widths(self, "hidden", allow_empty=True)
-        check_wide(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -223,15 +188,12 @@ class DLRMSpec(NetworkSpec):
     """
 
     kind: ClassVar[str] = "dlrm"
-    bottom: tuple[int, ...] = (512, 256, 16)
-    top: tuple[int, ...] = (512, 256)
+    bottom: checks.Widths = (512, 256, 16)
+    top: checks.Widths = (512, 256)
     interaction: Literal["dot", "cat"] = "dot"
 
     def __post_init__(self) -> None:
         NetworkSpec.__post_init__(self)
-        checks.widths(self, "bottom")
-        checks.widths(self, "top")
-        checks.one_of(self, "interaction", ("dot", "cat"))
         if self.bottom[-1] != self.width:
             # The interaction takes its output as one more vector next to those of the columns.
             checks.fail(self, "bottom", f"a last layer as wide as the embedding ({self.width})")
@@ -249,17 +211,13 @@ class DLRMDCNV2Spec(NetworkSpec):
     """
 
     kind: ClassVar[str] = "dlrm_dcnv2"
-    bottom: tuple[int, ...] = (512, 256, 16)
-    cross_layers: int = 3
-    rank: int = 512
-    top: tuple[int, ...] = (1024, 1024, 512, 256)
+    bottom: checks.Widths = (512, 256, 16)
+    cross_layers: checks.Layers = 3
+    rank: checks.Width = 512
+    top: checks.Widths = (1024, 1024, 512, 256)
 
     def __post_init__(self) -> None:
         NetworkSpec.__post_init__(self)
-        checks.widths(self, "bottom")
-        checks.widths(self, "top")
-        checks.positive_int(self, "cross_layers", maximum=checks.MOST_LAYERS)
-        checks.positive_int(self, "rank", maximum=checks.MOST_WIDTH)
         if self.bottom[-1] != self.width:
             checks.fail(self, "bottom", f"a last layer as wide as the embedding ({self.width})")
 
@@ -286,13 +244,13 @@ class TwoTowerSpec(NetworkSpec):
     user: tuple[str, ...]
     item: tuple[str, ...]
     item_key: str | None = None
-    hidden: tuple[int, ...] = (128,)
-    vector_width: int = 64
+    hidden: checks.AnyWidths = (128,)
+    vector_width: checks.Width = 64
     similarity: Literal["dot", "cosine"] = "dot"
-    temperature: float = 1.0
+    temperature: checks.Positive = 1.0
     correct_sampling: bool = True
-    frequency_decay: float = 0.05
-    frequency_buckets: int = 1_048_576
+    frequency_decay: checks.PositiveShare = 0.05
+    frequency_buckets: checks.Rows = 1_048_576
 
     def __post_init__(self) -> None:
         NetworkSpec.__post_init__(self)
@@ -302,13 +260,6 @@ class TwoTowerSpec(NetworkSpec):
         checks.distinct(self, "item", (*self.user, *self.item))
         if self.item_key is not None:
             checks.one_of(self, "item_key", self.item)
-        checks.widths(self, "hidden", allow_empty=True)
-        checks.positive_int(self, "vector_width", maximum=checks.MOST_WIDTH)
-        checks.one_of(self, "similarity", ("dot", "cosine"))
-        checks.finite_float(self, "temperature", low=0.0, open_low=True)
-        checks.one_of(self, "correct_sampling", FLAGS)
-        checks.finite_float(self, "frequency_decay", low=0.0, high=1.0, open_low=True)
-        checks.positive_int(self, "frequency_buckets", maximum=checks.MOST_ROWS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,11 +18,7 @@ class TowersSpec(NetworkSpec):
         tower: Widths of the hidden layers of a label's tower; empty for one linear layer.
     """
 
-    tower: tuple[int, ...] = (64,)
-
-    def __post_init__(self) -> None:
-        NetworkSpec.__post_init__(self)
-        checks.widths(self, "tower", allow_empty=True)
+    tower: checks.AnyWidths = (64,)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,11 +30,7 @@ class SharedBottomSpec(TowersSpec):
     """
 
     kind: ClassVar[str] = "shared_bottom"
-    hidden: tuple[int, ...] = (256, 128)
-
-    def __post_init__(self) -> None:
-        TowersSpec.__post_init__(self)
-        checks.widths(self, "hidden")
+    hidden: checks.Widths = (256, 128)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,15 +44,9 @@ class MMoESpec(TowersSpec):
     """
 
     kind: ClassVar[str] = "mmoe"
-    experts: int = 8
-    hidden: tuple[int, ...] = (256, 128)
-    gate: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        TowersSpec.__post_init__(self)
-        checks.positive_int(self, "experts", maximum=checks.MOST_LAYERS)
-        checks.widths(self, "hidden")
-        checks.widths(self, "gate", allow_empty=True)
+    experts: checks.Layers = 8
+    hidden: checks.Widths = (256, 128)
+    gate: checks.AnyWidths = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,18 +62,11 @@ class PLESpec(TowersSpec):
     """
 
     kind: ClassVar[str] = "ple"
-    layers: int = 2
-    shared_experts: int = 1
-    label_experts: int = 1
-    hidden: tuple[int, ...] = (256, 128)
-    gate: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        TowersSpec.__post_init__(self)
-        for count in ("layers", "shared_experts", "label_experts"):
-            checks.positive_int(self, count, maximum=checks.MOST_LAYERS)
-        checks.widths(self, "hidden")
-        checks.widths(self, "gate", allow_empty=True)
+    layers: checks.Layers = 2
+    shared_experts: checks.Layers = 1
+    label_experts: checks.Layers = 1
+    hidden: checks.Widths = (256, 128)
+    gate: checks.AnyWidths = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 from terarec.spec import checks
 
@@ -27,25 +27,19 @@ class NegativesSpec:
         column: List column of items that the user was shown and did not take.
     """
 
-    count: int = 1
+    count: checks.BatchSize = 1
     draw: Draw = "uniform"
-    power: float = 0.75
-    uniform_share: float = 0.5
-    pool: int = 8
-    column: str | None = None
+    power: Annotated[float, checks.number(0.0, 4.0)] = 0.75
+    uniform_share: checks.Share = 0.5
+    pool: checks.Width = 8
+    column: checks.Name | None = None
 
     def __post_init__(self) -> None:
-        checks.positive_int(self, "count", maximum=checks.MOST_BATCH)
-        checks.one_of(self, "draw", get_args(Draw))
-        checks.finite_float(self, "power", low=0.0, high=4.0)
-        checks.finite_float(self, "uniform_share", low=0.0, high=1.0)
-        checks.positive_int(self, "pool", maximum=checks.MOST_WIDTH)
+        checks.check_fields(self)
         if (self.draw == "column") != (self.column is not None):
             checks.reject(
                 self, "column", f"got {self.column!r} for {self.draw!r}, expected a column for 'column', and none else"
             )
-        if self.column is not None:
-            checks.name(self, "column")
 
 
 def check_shared(owner: object, negatives: NegativesSpec) -> None:

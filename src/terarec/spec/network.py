@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal
 
 from terarec.spec import checks
 from terarec.spec.tables import Initializer, StaticTablesSpec, TablesSpec
@@ -13,12 +13,9 @@ Activation = Literal["relu", "gelu", "silu", "tanh", "sigmoid", "prelu", "dice"]
 DenseInit = Literal["default", "xavier_normal", "xavier_uniform", "kaiming_uniform", "normal"]
 ColumnPooling = Literal["sum", "mean"]
 
-FLAGS = (False, True)
-"""Values of a switch."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EmbeddedSpec:
+class EmbeddedSpec(checks.Checked):
     """Base of the specs of models with embeddings.
 
     Attributes:
@@ -27,13 +24,9 @@ class EmbeddedSpec:
         tables: Static, as large as the data set says, or dynamic; and the initial weights of their rows.
     """
 
-    width: int = 16
+    width: checks.Width = 16
     pooling: ColumnPooling = "sum"
     tables: TablesSpec = field(default_factory=StaticTablesSpec)
-
-    def __post_init__(self) -> None:
-        checks.positive_int(self, "width", maximum=checks.MOST_WIDTH)
-        checks.one_of(self, "pooling", get_args(ColumnPooling))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,16 +44,8 @@ class NetworkSpec(EmbeddedSpec):
 
     activation: Activation = "relu"
     batch_norm: bool = False
-    dropout: float = 0.0
+    dropout: checks.Dropout = 0.0
     init: DenseInit = "default"
-
-    def __post_init__(self) -> None:
-        # Not ``super()``: a dataclass with slots is a second class, and ``super()`` would look for the first one.
-        EmbeddedSpec.__post_init__(self)
-        checks.one_of(self, "activation", get_args(Activation))
-        checks.one_of(self, "batch_norm", FLAGS)
-        checks.finite_float(self, "dropout", low=0.0, high=0.95)
-        checks.one_of(self, "init", get_args(DenseInit))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,15 +57,5 @@ class WideNetworkSpec(NetworkSpec):
         wide_initializer: Initial weights of the keys in the linear terms; None for those of `tables`.
     """
 
-    hidden: tuple[int, ...] = (256, 128)
+    hidden: checks.Widths = (256, 128)
     wide_initializer: Initializer | None = "zeros"
-
-    def __post_init__(self) -> None:
-        NetworkSpec.__post_init__(self)
-        checks.widths(self, "hidden")
-        check_wide(self)
-
-
-def check_wide(owner: object) -> None:
-    """Raise unless ``owner.wide_initializer`` is the name of a distribution or None."""
-    checks.one_of(owner, "wide_initializer", (*get_args(Initializer), None))

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal
 
 from terarec.spec import checks
 
@@ -37,25 +38,18 @@ class RowOptions:
     """
 
     mode: Literal["local", "global", "lazy_global"] = "local"
-    l1: float = 0.0
-    l2: float = 0.0
-    clip_value: float | None = None
-    clip_norm: float | None = None
-    clip_global_norm: float | None = None
-    loss_scale: float = 1.0
+    l1: checks.NonNegative = 0.0
+    l2: checks.NonNegative = 0.0
+    clip_value: checks.Positive | None = None
+    clip_norm: checks.Positive | None = None
+    clip_global_norm: checks.Positive | None = None
+    loss_scale: checks.Positive = 1.0
     table_lr: Mapping[str, float] = field(default_factory=dict)
     frozen: tuple[str, ...] = ()
     non_finite: Literal["pass", "raise", "skip"] = "pass"
 
     def __post_init__(self) -> None:
-        checks.one_of(self, "mode", ("local", "global", "lazy_global"))
-        checks.one_of(self, "non_finite", ("pass", "raise", "skip"))
-        checks.finite_float(self, "l1", low=0.0)
-        checks.finite_float(self, "l2", low=0.0)
-        checks.finite_float(self, "loss_scale", low=0.0, open_low=True)
-        for bound in ("clip_value", "clip_norm", "clip_global_norm"):
-            if getattr(self, bound) is not None:
-                checks.finite_float(self, bound, low=0.0, open_low=True)
+        checks.check_fields(self)
         checks.instance(self, "table_lr", Mapping, "a factor for each table, such as {'item': 0.1}")
         checks.instance(self, "frozen", tuple | list, "names of tables, such as ['item']")
         factors = checks.number(0.0)
@@ -73,23 +67,21 @@ class RowOptions:
 
 
 # With 1 an average would never move, and Adam's correction of its bias would divide by zero.
-_BELOW_ONE = 0.9999999
+_BelowOne = Annotated[float, checks.number(0.0, 0.9999999)]
+_RowOptions = Annotated[RowOptions, partial(checks.instance, kinds=RowOptions, expected="RowOptions or None")]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SGDSpec:
+class SGDSpec(checks.Checked):
     """w <- w - lr g."""
 
     kind: ClassVar[str] = "sgd"
-    lr: float = 0.1
-    rows: RowOptions | None = None
-
-    def __post_init__(self) -> None:
-        _check_rate_and_rows(self)
+    lr: checks.NonNegative = 0.1
+    rows: _RowOptions | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MomentumSpec:
+class MomentumSpec(checks.Checked):
     """m <- momentum m + g;  w <- w - lr m, as torch.optim.SGD with momentum (Sutskever et al. 2013).
 
     With `lr_in_momentum` m <- momentum m - lr g;  w <- w + m, as in the paper and in HugeCTR: the same while lr stays,
@@ -97,87 +89,62 @@ class MomentumSpec:
     """
 
     kind: ClassVar[str] = "momentum"
-    lr: float = 0.1
-    momentum: float = 0.9
+    lr: checks.NonNegative = 0.1
+    momentum: _BelowOne = 0.9
     lr_in_momentum: bool = False
-    rows: RowOptions | None = None
-
-    def __post_init__(self) -> None:
-        _check_rate_and_rows(self)
-        checks.finite_float(self, "momentum", low=0.0, high=_BELOW_ONE)
-        checks.one_of(self, "lr_in_momentum", (False, True))
+    rows: _RowOptions | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NesterovSpec:
+class NesterovSpec(checks.Checked):
     """m <- momentum m + g;  w <- w - lr (g + momentum m), as torch.optim.SGD with nesterov.
 
     With `lr_in_momentum` m <- momentum m - lr g;  w <- w + momentum m - lr g, as HugeCTR has it: see `MomentumSpec`.
     """
 
     kind: ClassVar[str] = "nesterov"
-    lr: float = 0.1
-    momentum: float = 0.9
+    lr: checks.NonNegative = 0.1
+    momentum: _BelowOne = 0.9
     lr_in_momentum: bool = False
-    rows: RowOptions | None = None
-
-    def __post_init__(self) -> None:
-        _check_rate_and_rows(self)
-        checks.finite_float(self, "momentum", low=0.0, high=_BELOW_ONE)
-        checks.one_of(self, "lr_in_momentum", (False, True))
+    rows: _RowOptions | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AdaGradSpec:
+class AdaGradSpec(checks.Checked):
     """s <- s + g^2;  w <- w - lr g / (sqrt(s) + eps), as torch.optim.Adagrad without decay (Duchi et al. 2011)."""
 
     kind: ClassVar[str] = "adagrad"
-    lr: float = 0.01
+    lr: checks.NonNegative = 0.01
     # torch's default.
-    eps: float = 1e-10
-    initial_accumulator: float = 0.0
-    rows: RowOptions | None = None
-
-    def __post_init__(self) -> None:
-        _check_rate_and_rows(self)
-        checks.finite_float(self, "eps", low=0.0)
-        checks.finite_float(self, "initial_accumulator", low=0.0)
+    eps: checks.NonNegative = 1e-10
+    initial_accumulator: checks.NonNegative = 0.0
+    rows: _RowOptions | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RowWiseAdaGradSpec:
+class RowWiseAdaGradSpec(checks.Checked):
     """s <- s + mean(g^2), one number a row;  w <- w - lr g / (sqrt(s) + eps). For tables only."""
 
     kind: ClassVar[str] = "rowwise_adagrad"
-    lr: float = 0.01
-    eps: float = 1e-8
-    initial_accumulator: float = 0.0
-    rows: RowOptions | None = None
-
-    def __post_init__(self) -> None:
-        _check_rate_and_rows(self)
-        checks.finite_float(self, "eps", low=0.0)
-        checks.finite_float(self, "initial_accumulator", low=0.0)
+    lr: checks.NonNegative = 0.01
+    eps: checks.NonNegative = 1e-8
+    initial_accumulator: checks.NonNegative = 0.0
+    rows: _RowOptions | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RMSPropSpec:
+class RMSPropSpec(checks.Checked):
     """v <- decay v + (1 - decay) g^2;  w <- w - lr g / (sqrt(v) + eps), as torch.optim.RMSprop (Tieleman 2012)."""
 
     kind: ClassVar[str] = "rmsprop"
-    lr: float = 0.01
-    decay: float = 0.99
-    eps: float = 1e-8
-    rows: RowOptions | None = None
-
-    def __post_init__(self) -> None:
-        _check_rate_and_rows(self)
-        checks.finite_float(self, "decay", low=0.0, high=_BELOW_ONE)
-        checks.finite_float(self, "eps", low=0.0)
+    lr: checks.NonNegative = 0.01
+    decay: _BelowOne = 0.99
+    eps: checks.NonNegative = 1e-8
+    rows: _RowOptions | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AdamSpec:
+class AdamSpec(checks.Checked):
     """Adam (Kingma & Ba 2015), as torch.optim.Adam: eps is added to the root of the corrected second moment.
 
     With `eps_hat` eps is the paper's epsilon hat, which is added before the correction, as TensorFlow, Keras and
@@ -188,39 +155,25 @@ class AdamSpec:
     """
 
     kind: ClassVar[str] = "adam"
-    lr: float = 0.001
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
+    lr: checks.NonNegative = 0.001
+    beta1: _BelowOne = 0.9
+    beta2: _BelowOne = 0.999
+    eps: checks.NonNegative = 1e-8
     eps_hat: bool = False
-    rows: RowOptions | None = None
-
-    def __post_init__(self) -> None:
-        _check_rate_and_rows(self)
-        checks.finite_float(self, "beta1", low=0.0, high=_BELOW_ONE)
-        checks.finite_float(self, "beta2", low=0.0, high=_BELOW_ONE)
-        checks.finite_float(self, "eps", low=0.0)
-        checks.one_of(self, "eps_hat", (False, True))
+    rows: _RowOptions | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AdamWSpec:
+class AdamWSpec(checks.Checked):
     """w <- (1 - lr weight_decay) w, then Adam's step, as torch.optim.AdamW (Loshchilov & Hutter 2019)."""
 
     kind: ClassVar[str] = "adamw"
-    lr: float = 0.001
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
-    weight_decay: float = 0.01
-    rows: RowOptions | None = None
-
-    def __post_init__(self) -> None:
-        _check_rate_and_rows(self)
-        checks.finite_float(self, "beta1", low=0.0, high=_BELOW_ONE)
-        checks.finite_float(self, "beta2", low=0.0, high=_BELOW_ONE)
-        checks.finite_float(self, "eps", low=0.0)
-        checks.finite_float(self, "weight_decay", low=0.0)
+    lr: checks.NonNegative = 0.001
+    beta1: _BelowOne = 0.9
+    beta2: _BelowOne = 0.999
+    eps: checks.NonNegative = 1e-8
+    weight_decay: checks.NonNegative = 0.01
+    rows: _RowOptions | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -232,20 +185,18 @@ class FTRLSpec:
     """
 
     kind: ClassVar[str] = "ftrl"
-    lr: float = 0.05
-    beta: float = 1.0
-    l1: float = 0.0
-    l2: float = 0.0
+    # The weights of a row are computed from z by a division by the rate.
+    lr: checks.Positive = 0.05
+    beta: checks.NonNegative = 1.0
+    l1: checks.NonNegative = 0.0
+    l2: checks.NonNegative = 0.0
     # The epsilon of float32, as in HugeCTR.
-    eps: float = 1.1920929e-07
-    initial_accumulator: float = 0.0
-    rows: RowOptions | None = None
+    eps: checks.NonNegative = 1.1920929e-07
+    initial_accumulator: checks.NonNegative = 0.0
+    rows: _RowOptions | None = None
 
     def __post_init__(self) -> None:
-        # The weights of a row are computed from z by a division by the rate.
-        _check_rate_and_rows(self, above_zero=True)
-        for number in ("beta", "l1", "l2", "eps", "initial_accumulator"):
-            checks.finite_float(self, number, low=0.0)
+        checks.check_fields(self)
         if self.rows is not None and (self.rows.l1 or self.rows.l2):
             checks.reject(self, "rows", "got l1 or l2 there, expected FTRL's own l1 and l2")
 
@@ -261,13 +212,12 @@ class TorchOptimizerSpec:
     """
 
     kind: ClassVar[str] = "torch"
-    name: str
-    lr: float = 0.001
+    name: checks.Name
+    lr: checks.NonNegative = 0.001
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        checks.name(self)
-        checks.finite_float(self, "lr", low=0.0)
+        checks.check_fields(self)
         checks.instance(self, "options", Mapping, "arguments by name such as {'weight_decay': 0.01}")
         for argument in self.options:
             # Parameters are those of the model, and a schedule needs to find the rate under one name.
@@ -275,11 +225,6 @@ class TorchOptimizerSpec:
                 checks.reject(
                     self, "options", f"got {argument!r}, expected names of arguments other than params and lr"
                 )
-
-
-def _check_rate_and_rows(spec: object, *, above_zero: bool = False) -> None:
-    checks.finite_float(spec, "lr", low=0.0, open_low=above_zero)
-    checks.instance(spec, "rows", RowOptions | None, "RowOptions or None")
 
 
 OptimizerSpec = SGDSpec | MomentumSpec | NesterovSpec | AdaGradSpec | RMSPropSpec | AdamSpec | AdamWSpec | FTRLSpec

@@ -11,14 +11,13 @@ from terarec.errors import ConfigError
 from terarec.spec import checks
 
 EvictionPolicy = Literal["random", "lru", "lfu"]
-_POLICIES = ("random", "lru", "lfu")
 # A name is part of the keys of a Redis server, ``hps_et.MODEL.TABLE``, and of names of directories.
 _NAME = re.compile(r"[A-Za-z0-9_\-]{1,120}")
 _NAME_WORDS = "1 to 120 letters, digits, '_' and '-'"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OverflowSpec:
+class OverflowSpec(checks.Checked):
     """Bound of the rows in a partition of a table.
 
     Attributes:
@@ -28,15 +27,9 @@ class OverflowSpec:
         keep: Share of `max_rows` that an eviction leaves.
     """
 
-    max_rows: int | None = None
+    max_rows: checks.Rows | None = None
     evict: EvictionPolicy = "random"
-    keep: float = 0.8
-
-    def __post_init__(self) -> None:
-        if self.max_rows is not None:
-            checks.positive_int(self, "max_rows", maximum=checks.MOST_ROWS)
-        checks.one_of(self, "evict", _POLICIES)
-        checks.finite_float(self, "keep", low=0.0, high=1.0)
+    keep: checks.Share = 0.8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,15 +44,14 @@ class HostMemorySpec:
     """
 
     kind: ClassVar[str] = "host"
-    num_partitions: int = 1
+    num_partitions: checks.Threads = 1
     overflow: OverflowSpec = OverflowSpec()
-    load_share: float = 1.0
+    load_share: checks.Share = 1.0
     keeps_found: bool = False
 
     def __post_init__(self) -> None:
-        checks.positive_int(self, "num_partitions", maximum=checks.MOST_THREADS)
+        checks.check_fields(self)
         checks.instance(self, "overflow", OverflowSpec, "OverflowSpec(...)")
-        checks.finite_float(self, "load_share", low=0.0, high=1.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,28 +99,24 @@ class RedisSpec:
     # Not in the spelling of the spec, which goes to logs and errors.
     password: str | None = field(default=None, repr=False)
     # Defaults of HugeCTR's parameter server, whose tables in Redis are read and written.
-    num_partitions: int = 8
-    num_connections: int = 5
-    batch_rows: int = 65536
-    timeout_seconds: float = 1.0
+    num_partitions: checks.Threads = 8
+    num_connections: checks.Threads = 5
+    batch_rows: checks.BatchSize = 65536
+    timeout_seconds: checks.Positive = 1.0
     tls: TLSSpec | None = None
     overflow: OverflowSpec = OverflowSpec()
-    load_share: float = 1.0
+    load_share: checks.Share = 1.0
     keeps_found: bool = False
 
     def __post_init__(self) -> None:
+        checks.check_fields(self)
         try:
             _ = self.nodes
         except ValueError:
             checks.fail(self, "address", "HOST:PORT, or several with commas between")
-        checks.positive_int(self, "num_partitions", maximum=checks.MOST_THREADS)
-        checks.positive_int(self, "num_connections", maximum=checks.MOST_THREADS)
-        checks.positive_int(self, "batch_rows", maximum=checks.MOST_BATCH)
-        checks.finite_float(self, "timeout_seconds", low=0.0, open_low=True)
         checks.instance(self, "overflow", OverflowSpec, "OverflowSpec(...)")
         if self.overflow.evict == "lfu":
             checks.reject(self, "overflow", "got evict 'lfu', expected 'random' or 'lru', for which Redis has numbers")
-        checks.finite_float(self, "load_share", low=0.0, high=1.0)
 
     @property
     def nodes(self) -> tuple[tuple[str, int], ...]:
@@ -158,11 +146,11 @@ class RowFileSpec:
     path: str
     read_only: bool = False
     load_share: float = 1.0
-    cache_bytes: int = 64 * 2**20
+    cache_bytes: checks.NonNegativeInt = 64 * 2**20
 
     def __post_init__(self) -> None:
+        checks.check_fields(self)
         _check_disk(self)
-        checks.positive_int(self, "cache_bytes", minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,15 +167,14 @@ class SharedMemorySpec:
 
     kind: ClassVar[str] = "shared"
     name: str
-    max_bytes: int = 16 * 2**30
+    max_bytes: checks.PositiveInt = 16 * 2**30
     removes: bool = True
-    load_share: float = 1.0
+    load_share: checks.Share = 1.0
 
     def __post_init__(self) -> None:
+        checks.check_fields(self)
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             checks.fail(self, "name", _NAME_WORDS)
-        checks.positive_int(self, "max_bytes")
-        checks.finite_float(self, "load_share", low=0.0, high=1.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -226,24 +213,21 @@ class ServedTableSpec:
         has_slots: Whether a slot follows each key in such a file.
     """
 
-    name: str
-    width: int
-    default: float = 0.0
+    name: checks.Name
+    width: checks.Width
+    default: checks.Finite = 0.0
     source: str | None = None
     key_bytes: Literal[4, 8] = 8
     has_slots: bool = False
 
     def __post_init__(self) -> None:
-        checks.name(self)
-        checks.positive_int(self, "width", maximum=checks.MOST_WIDTH)
-        checks.finite_float(self, "default")
-        checks.one_of(self, "key_bytes", (4, 8))
+        checks.check_fields(self)
         if self.source is not None and (not isinstance(self.source, str) or not self.source):
             checks.fail(self, "source", "a path, or none")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CacheSpec:
+class CacheSpec(checks.Checked):
     """A cache of rows on the compute device, in front of the tiers of a table.
 
     Attributes:
@@ -259,22 +243,12 @@ class CacheSpec:
     """
 
     form: Literal["dynamic", "static", "int8"] = "dynamic"
-    share: float = 0.2
-    rows: int | None = None
-    hit_rate_threshold: float = 1.0
-    refresh_delay_seconds: float = 0.0
-    refresh_seconds: float = 0.0
-    refresh_share: float = 0.1
-
-    def __post_init__(self) -> None:
-        checks.one_of(self, "form", ("dynamic", "static", "int8"))
-        checks.finite_float(self, "share", low=0.0, high=1.0, open_low=True)
-        if self.rows is not None:
-            checks.positive_int(self, "rows", maximum=checks.MOST_ROWS)
-        checks.finite_float(self, "hit_rate_threshold", low=0.0, high=1.0)
-        checks.finite_float(self, "refresh_delay_seconds", low=0.0)
-        checks.finite_float(self, "refresh_seconds", low=0.0)
-        checks.finite_float(self, "refresh_share", low=0.0, high=1.0, open_low=True)
+    share: checks.PositiveShare = 0.2
+    rows: checks.Rows | None = None
+    hit_rate_threshold: checks.Share = 1.0
+    refresh_delay_seconds: checks.NonNegative = 0.0
+    refresh_seconds: checks.NonNegative = 0.0
+    refresh_share: checks.PositiveShare = 0.1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -290,16 +264,16 @@ class ServedModelSpec:
 
     name: str
     tables: tuple[ServedTableSpec, ...]
-    version: int = 0
+    version: checks.NonNegativeInt = 0
     cache: CacheSpec | None = None
 
     def __post_init__(self) -> None:
+        checks.check_fields(self)
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             checks.fail(self, "name", _NAME_WORDS)
         if not self.tables:
             checks.reject(self, "tables", "got none, expected at least one table")
         checks.distinct(self, "tables", [table.name for table in self.tables])
-        checks.positive_int(self, "version", minimum=0)
 
     def table(self, name: str) -> ServedTableSpec:
         """Return the table `name`.
@@ -351,14 +325,13 @@ class ServedTablesSpec:
 
     tiers: tuple[TierSpec, ...] = (HostMemorySpec(),)
     cache: CacheSpec | None = None
-    follow_seconds: float | None = None
+    follow_seconds: checks.Positive | None = None
 
     def __post_init__(self) -> None:
+        checks.check_fields(self)
         # Checks the tiers as those of a parameter server.
         _ = self.server
         checks.instance(self, "cache", CacheSpec | None, "a cache, or none")
-        if self.follow_seconds is not None:
-            checks.finite_float(self, "follow_seconds", low=0.0, open_low=True)
 
     @property
     def server(self) -> ParameterServerSpec:

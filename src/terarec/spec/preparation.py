@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import Annotated, Literal, TypeAlias, get_args
 
 from terarec.spec import checks
-from terarec.spec.dataset import DATASET_STORAGES, RECORD_KINDS, DatasetStorage, RecordKind
+from terarec.spec.dataset import DATASET_STORAGES, DatasetStorage, RecordKind
 from terarec.spec.workflow import LeaveOneOut, Split
 
 BadInputPolicy = Literal["raise", "skip", "missing"]
@@ -17,7 +17,6 @@ BadInputPolicy = Literal["raise", "skip", "missing"]
 
 BAD_INPUT_POLICIES: tuple[BadInputPolicy, ...] = ("raise", "skip", "missing")
 
-ENGINES = ("local", "spark")
 RecordStorage: TypeAlias = Literal["norm", "hugectr_parquet", "hugectr_raw", "hugectr_raw_async"]
 Storage: TypeAlias = DatasetStorage | RecordStorage
 STORAGES = (*DATASET_STORAGES, *get_args(RecordStorage))
@@ -61,13 +60,13 @@ class PrepareOptions:
     engine: Literal["local", "spark"] = "local"
     bad_input: BadInputPolicy = "raise"
     storage: Storage = "parquet"
-    rows_per_shard: int = 1 << 21
+    rows_per_shard: checks.PositiveInt = 1 << 21
     shuffle: bool = False
     parts: int | None = None
     keysets: bool = False
-    seed: int = 0
-    threads: int | None = None
-    memory_bytes: int | None = None
+    seed: checks.NonNegativeInt64 = 0
+    threads: checks.Threads | None = None
+    memory_bytes: Annotated[int, checks.whole(_LEAST_MEMORY)] | None = None
     limit: int | None = None
     empty_splits: Literal["raise", "allow"] = "raise"
     earlier_rows: str | None = None
@@ -78,19 +77,9 @@ class PrepareOptions:
     spark_conf: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        checks.one_of(self, "engine", ENGINES)
-        checks.one_of(self, "bad_input", BAD_INPUT_POLICIES)
-        checks.one_of(self, "storage", STORAGES)
-        checks.one_of(self, "empty_splits", ("raise", "allow"))
-        checks.one_of(self, "late_rows", ("raise", "allow"))
+        checks.check_fields(self)
         if self.earlier_rows == "":
             checks.reject(self, "earlier_rows", "got '', expected 'none' or a directory")
-        checks.positive_int(self, "rows_per_shard")
-        checks.int64(self, "seed", minimum=0)
-        if self.threads is not None:
-            checks.positive_int(self, "threads", maximum=checks.MOST_THREADS)
-        if self.memory_bytes is not None:
-            checks.positive_int(self, "memory_bytes", minimum=_LEAST_MEMORY)
         if self.parts is not None:
             checks.positive_int(self, "parts", maximum=checks.MOST_WIDTH)
             # HugeCTR trains with one file after the other, so that each of its files is a part already.
@@ -101,7 +90,6 @@ class PrepareOptions:
                     f"got {self.parts} for storage {self.storage!r}, each file of which is a part, "
                     "expected 'parquet' or 'raw'",
                 )
-        checks.one_of(self, "keysets", (False, True))
         if self.keysets and self.parts is None:
             checks.reject(self, "keysets", "got true without parts, expected the number of parts")
         if self.limit is not None:
@@ -150,16 +138,15 @@ class CsvOptions:
     keys: tuple[str, ...] = ()
     weight: str | None = None
     metadata: tuple[str, ...] = ()
-    min_count: int = 1
+    min_count: checks.PositiveInt = 1
     split: Split | None = None
     delimiter: str = ","
     names: tuple[str, ...] = ()
     missing: tuple[str, ...] = ("", "?")
-    name: str = "csv"
+    name: checks.Name = "csv"
 
     def __post_init__(self) -> None:
-        checks.name(self)
-        checks.positive_int(self, "min_count")
+        checks.check_fields(self)
         for column in self.categorical:
             if column in self.integers or column in self.numbers:
                 checks.reject(self, "categorical", f"column {column!r} is also read as a number, expected it in ids")
@@ -204,7 +191,7 @@ class CsvOptions:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RecordOptions:
+class RecordOptions(checks.Checked):
     """Options of HugeCTR's files to write.
 
     Attributes:
@@ -215,19 +202,13 @@ class RecordOptions:
     """
 
     kind: RecordKind
-    key_bytes: int | None = None
+    key_bytes: Annotated[int, checks.choices((None, 4, 8))] | None = None
     checksum: bool = True
     keysets: bool = False
 
-    def __post_init__(self) -> None:
-        checks.one_of(self, "kind", RECORD_KINDS)
-        checks.one_of(self, "key_bytes", (None, 4, 8))
-        checks.one_of(self, "checksum", (False, True))
-        checks.one_of(self, "keysets", (False, True))
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SavedModel:
+class SavedModel(checks.Checked):
     """Files of a model that HugeCTR or the facade saved, and settings for a RUN made of them.
 
     Attributes:
@@ -250,12 +231,7 @@ class SavedModel:
     sparse: tuple[Path, ...] = ()
     dense_states: Path | None = None
     sparse_states: tuple[Path, ...] = ()
-    step: int = 0
-    batch_size: int = 2048
+    step: checks.NonNegativeInt = 0
+    batch_size: checks.BatchSize = 2048
     lr: float = 0.001
-    seed: int = 1
-
-    def __post_init__(self) -> None:
-        checks.positive_int(self, "step", minimum=0)
-        checks.positive_int(self, "batch_size", maximum=checks.MOST_BATCH)
-        checks.positive_int(self, "seed")
+    seed: checks.PositiveInt = 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from terarec.spec import checks
 from terarec.spec.run import RunSpec
@@ -33,17 +33,14 @@ class PublishedResult:
 
     kind: ClassVar[str] = "binary"
     source: str
-    auc: float | None = None
-    logloss: float | None = None
+    auc: checks.Share | None = None
+    logloss: checks.NonNegative | None = None
     mean_auc: float | None = None
     mean_logloss: float | None = None
     label_auc: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.auc is not None:
-            checks.finite_float(self, "auc", low=0.0, high=1.0)
-        if self.logloss is not None:
-            checks.finite_float(self, "logloss", low=0.0)
+        checks.check_fields(self)
         checks.instance(self, "label_auc", Mapping, "an area for each label")
         if not all(isinstance(area, float) and 0.0 <= area <= 1.0 for area in self.label_auc.values()):
             checks.fail(self, "label_auc", "areas from 0 to 1")
@@ -81,17 +78,15 @@ class PublishedRanking:
 
     kind: ClassVar[str] = "ranking"
     source: str
-    hit_rate: float | None = None
-    ndcg: float | None = None
-    precision: float | None = None
+    hit_rate: checks.Share | None = None
+    ndcg: checks.Share | None = None
+    precision: checks.Share | None = None
 
     def __post_init__(self) -> None:
+        checks.check_fields(self)
         _check_source(self)
         if (self.hit_rate is None and self.precision is None) != (self.ndcg is None):
             checks.reject(self, "", "got ndcg or a rate alone, expected both or neither")
-        for name in ("hit_rate", "ndcg", "precision"):
-            if getattr(self, name) is not None:
-                checks.finite_float(self, name, low=0.0, high=1.0)
 
     @property
     def metrics(self) -> Mapping[str, float | None]:
@@ -138,13 +133,13 @@ class RecipeDataSpec:
     source: str
     files: Mapping[str, tuple[str, ...]]
     workflow: WorkflowSpec
-    log_files: int = 1
+    log_files: checks.PositiveInt = 1
 
     def __post_init__(self) -> None:
+        checks.check_fields(self)
         _check_source(self)
         checks.instance(self, "files", Mapping, "names of files for each of 'train', 'valid' and 'test', or of 'log'")
         checks.instance(self, "workflow", WorkflowSpec, "a WorkflowSpec")
-        checks.positive_int(self, "log_files")
         if tuple(self.files) not in (RECIPE_SPLITS, (LOG,)):
             got = ", ".join(map(repr, self.files)) or "none"
             checks.reject(self, "files", f"got {got}, expected 'train', 'valid' and 'test', or 'log'")
@@ -194,12 +189,12 @@ class RatingDataSpec:
     kind: ClassVar[str] = "ratings"
     source: str
     names: tuple[str, ...]
-    test: float = 0.25
+    test: Annotated[float, checks.number(0.0, 0.9, open_low=True)] = 0.25
 
     def __post_init__(self) -> None:
+        checks.check_fields(self)
         _check_source(self)
         _check_names(self)
-        checks.finite_float(self, "test", low=0.0, high=0.9, open_low=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -217,12 +212,12 @@ class RatedSequenceDataSpec:
     kind: ClassVar[str] = "rated_sequences"
     source: str
     names: tuple[str, ...]
-    max_length: int
+    max_length: checks.Width
 
     def __post_init__(self) -> None:
+        checks.check_fields(self)
         _check_source(self)
         _check_names(self)
-        checks.positive_int(self, "max_length", maximum=checks.MOST_WIDTH)
 
 
 def _check_names(owner: SequenceDataSpec | RatingDataSpec | RatedSequenceDataSpec) -> None:

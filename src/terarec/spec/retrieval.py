@@ -35,20 +35,17 @@ class PairSpec:
     """
 
     has_own_loss: ClassVar[bool] = True
-    user: str
-    item: str
-    width: int = 64
+    user: checks.Name
+    item: checks.Name
+    width: checks.Width = 64
     tables: TablesSpec = field(default_factory=_tables)
     negatives: NegativesSpec = field(default_factory=NegativesSpec)
     loss: PairLoss = "bpr"
 
     def __post_init__(self) -> None:
-        checks.name(self, "user")
-        checks.name(self, "item")
+        checks.check_fields(self)
         if self.user == self.item:
             checks.reject(self, "item", f"got {self.item!r}, which is the user, expected another column")
-        checks.positive_int(self, "width", maximum=checks.MOST_WIDTH)
-        checks.one_of(self, "loss", get_args(PairLoss))
         if self.loss == "sampled_softmax":
             check_shared(self, self.negatives)
 
@@ -77,16 +74,9 @@ class NCFSpec(PairSpec):
     negatives: NegativesSpec = field(default_factory=lambda: NegativesSpec(count=4))
     loss: PairLoss = "bce"
     form: NCFForm = "neumf"
-    hidden: tuple[int, ...] = (32, 16, 8)
+    hidden: checks.Widths = (32, 16, 8)
     activation: Activation = "relu"
-    dropout: float = 0.0
-
-    def __post_init__(self) -> None:
-        PairSpec.__post_init__(self)
-        checks.one_of(self, "form", get_args(NCFForm))
-        checks.widths(self, "hidden")
-        checks.one_of(self, "activation", get_args(Activation))
-        checks.finite_float(self, "dropout", low=0.0, high=0.95)
+    dropout: checks.Dropout = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,18 +101,15 @@ class YouTubeDNNSpec(NetworkSpec):
     history: str
     user: tuple[str, ...] = ()
     width: int = 64
-    hidden: tuple[int, ...] = (256, 128)
+    hidden: checks.AnyWidths = (256, 128)
     similarity: Literal["dot", "cosine"] = "dot"
-    temperature: float = 1.0
+    temperature: checks.Positive = 1.0
     loss: ItemLoss = "sampled_softmax"
     negatives: NegativesSpec = field(default_factory=lambda: NegativesSpec(count=100))
 
     def __post_init__(self) -> None:
         NetworkSpec.__post_init__(self)
         _check_columns(self, self.item, self.history, self.user)
-        checks.widths(self, "hidden", allow_empty=True)
-        checks.one_of(self, "similarity", ("dot", "cosine"))
-        checks.finite_float(self, "temperature", low=0.0, open_low=True)
         _check_item_loss(self, self.loss, self.negatives)
 
 
@@ -148,22 +135,18 @@ class MultVAESpec:
     has_own_loss: ClassVar[bool] = True
     item: str
     history: str
-    hidden: tuple[int, ...] = (600,)
-    latent: int = 200
-    dropout: float = 0.5
-    beta: float = 0.2
-    anneal_steps: int = 20_000
+    hidden: checks.Widths = (600,)
+    latent: checks.Width = 200
+    dropout: checks.Dropout = 0.5
+    beta: checks.NonNegative = 0.2
+    anneal_steps: checks.NonNegativeInt = 20_000
     tables: TablesSpec = field(default_factory=_tables)
     loss: ItemLoss = "softmax"
     negatives: NegativesSpec = field(default_factory=lambda: NegativesSpec(count=1000))
 
     def __post_init__(self) -> None:
+        checks.check_fields(self)
         _check_columns(self, self.item, self.history, ())
-        checks.widths(self, "hidden")
-        checks.positive_int(self, "latent", maximum=checks.MOST_WIDTH)
-        checks.finite_float(self, "dropout", low=0.0, high=0.95)
-        checks.finite_float(self, "beta", low=0.0)
-        checks.positive_int(self, "anneal_steps", minimum=0, maximum=checks.MOST)
         _check_item_loss(self, self.loss, self.negatives)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from terarec.spec import checks
 from terarec.spec.calibration import CalibrationSpec
@@ -18,7 +18,7 @@ from terarec.spec.tables import DEFAULT_OPTIMIZER
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ClassWeights:
+class ClassWeights(checks.Checked):
     """Factors of the losses of the two classes of a label.
 
     Attributes:
@@ -26,12 +26,8 @@ class ClassWeights:
         positive: Factor of -log p, which counts by the label.
     """
 
-    negative: float
-    positive: float
-
-    def __post_init__(self) -> None:
-        checks.finite_float(self, "negative", low=0.0, open_low=True)
-        checks.finite_float(self, "positive", low=0.0, open_low=True)
+    negative: checks.Positive
+    positive: checks.Positive
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +65,7 @@ class BinarySpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MultiClassSpec:
+class MultiClassSpec(checks.Checked):
     """Cross entropy of one class out of several; the label column holds its number.
 
     Attributes:
@@ -78,16 +74,12 @@ class MultiClassSpec:
     """
 
     kind: ClassVar[str] = "multi_class"
-    classes: int
-    label_smoothing: float = 0.0
-
-    def __post_init__(self) -> None:
-        checks.positive_int(self, "classes", minimum=2, maximum=checks.MOST_WIDTH)
-        checks.finite_float(self, "label_smoothing", low=0.0, high=1.0)
+    classes: Annotated[int, checks.whole(2, checks.MOST_WIDTH)]
+    label_smoothing: checks.Share = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RegressionSpec:
+class RegressionSpec(checks.Checked):
     """Loss of the difference between output and label.
 
     Attributes:
@@ -98,15 +90,11 @@ class RegressionSpec:
 
     kind: ClassVar[str] = "regression"
     loss: Literal["mse", "mae", "huber"] = "mse"
-    delta: float = 1.0
-
-    def __post_init__(self) -> None:
-        checks.one_of(self, "loss", ("mse", "mae", "huber"))
-        checks.finite_float(self, "delta", low=0.0, open_low=True)
+    delta: checks.Positive = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PairwiseSpec:
+class PairwiseSpec(checks.Checked):
     """Logistic loss of score differences in all pairs of samples with different labels.
 
     This is RankNet's loss (Burges et al. 2005); with one positive a group it is BPR's (Rendle et al. 2009).
@@ -117,15 +105,11 @@ class PairwiseSpec:
     """
 
     kind: ClassVar[str] = "pairwise"
-    group: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.group is not None:
-            checks.name(self, "group")
+    group: checks.Name | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SampledSoftmaxSpec:
+class SampledSoftmaxSpec(checks.Checked):
     """Cross entropy of logits [B, 1 + N] whose first column is the positive item's and the others sampled items'.
 
     A model that draws its negatives from the batch, such as ``two_tower``, brings this loss itself.
@@ -135,10 +119,7 @@ class SampledSoftmaxSpec:
     """
 
     kind: ClassVar[str] = "sampled_softmax"
-    temperature: float = 1.0
-
-    def __post_init__(self) -> None:
-        checks.finite_float(self, "temperature", low=0.0, open_low=True)
+    temperature: checks.Positive = 1.0
 
 
 ObjectiveSpec = BinarySpec | MultiClassSpec | RegressionSpec | PairwiseSpec | SampledSoftmaxSpec
@@ -203,11 +184,11 @@ class TrainingSpec:
         rank_timeout: Seconds after which training on several processes fails because one of them has stopped.
     """
 
-    batch_size: int = 2048
-    epochs: int = 1
-    max_steps: int | None = None
-    accumulate: int = 1
-    seed: int = 0
+    batch_size: checks.BatchSize = 2048
+    epochs: checks.PositiveInt = 1
+    max_steps: checks.PositiveInt | None = None
+    accumulate: checks.PositiveInt = 1
+    seed: checks.NonNegativeInt = 0
     shuffle: bool = True
     repeat: bool = False
     drop_last: bool = False
@@ -216,32 +197,27 @@ class TrainingSpec:
     compile: bool = False
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     loss_scale: float | str = 1.0
-    clip_norm: float | None = None
+    clip_norm: checks.Positive | None = None
     freeze: tuple[str, ...] = ()
     schedule: ScheduleSpec | None = None
     metrics: tuple[str, ...] = ()
-    group: str | None = None
+    group: checks.Name | None = None
     slices: tuple[str, ...] = ()
     eval_split: str | None = DEFAULT_EVAL_SPLIT
-    eval_every: int | None = None
-    monitor: str | None = None
-    patience: int | None = None
-    min_delta: float = 0.0
-    checkpoint_every: int | None = None
-    delta_every: int | None = None
-    keep_checkpoints: int = 2
+    eval_every: checks.PositiveInt | None = None
+    monitor: checks.MetricName | None = None
+    patience: checks.PositiveInt | None = None
+    min_delta: checks.NonNegative = 0.0
+    checkpoint_every: checks.PositiveInt | None = None
+    delta_every: checks.PositiveInt | None = None
+    keep_checkpoints: checks.PositiveInt = 2
     keep_best: bool = True
-    threads: int | None = None
-    reader_threads: int = 1
-    rank_timeout: float = 300.0
+    threads: checks.Threads | None = None
+    reader_threads: checks.Threads = 1
+    rank_timeout: Annotated[float, checks.number(0.0, _MOST_SECONDS, open_low=True)] = 300.0
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "accumulate", "keep_checkpoints"):
-            checks.positive_int(self, name)
-        checks.positive_int(self, "batch_size", maximum=checks.MOST_BATCH)
-        checks.positive_int(self, "reader_threads", maximum=checks.MOST_THREADS)
-        checks.positive_int(self, "seed", minimum=0)
-        checks.one_of(self, "precision", ("fp32", "bf16", "fp16"))
+        checks.check_fields(self)
         if not isinstance(self.device, str) or not re.fullmatch(DEVICE_PATTERN, self.device):
             checks.fail(self, "device", "'auto', 'cpu', 'cuda' or 'cuda:N'")
         # A union of a number and a text, which the codec cannot restrict to one word.
@@ -249,23 +225,8 @@ class TrainingSpec:
             if isinstance(self.loss_scale, str):
                 checks.fail(self, "loss_scale", "a number above 0, or 'dynamic'")
             checks.finite_float(self, "loss_scale", low=0.0, open_low=True)
-        if self.clip_norm is not None:
-            checks.finite_float(self, "clip_norm", low=0.0, open_low=True)
-        checks.finite_float(self, "min_delta", low=0.0)
-        checks.finite_float(self, "rank_timeout", low=0.0, high=_MOST_SECONDS, open_low=True)
-        for name in ("keep_best", "shuffle", "repeat", "drop_last", "passes", "compile"):
-            checks.one_of(self, name, (False, True))
         for name in ("freeze", "metrics", "slices"):
             checks.distinct(self, name, getattr(self, name))
-        if self.group is not None:
-            checks.name(self, "group")
-        if self.monitor is not None:
-            checks.monitor(self, "monitor")
-        for optional in ("max_steps", "patience", "eval_every", "checkpoint_every", "delta_every"):
-            if getattr(self, optional) is not None:
-                checks.positive_int(self, optional)
-        if self.threads is not None:
-            checks.positive_int(self, "threads", maximum=checks.MOST_THREADS)
         if self.repeat and self.passes:
             checks.reject(self, "passes", "got passes with repeat, expected one of them: a stream has no parts")
         if self.repeat and self.max_steps is None:
@@ -304,6 +265,7 @@ class RunSpec:
     row_optimizers: Mapping[str, SparseOptimizerSpec] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        checks.check_fields(self)
         self._check_row_optimizers()
         if isinstance(self.model, ESMMSpec) and not isinstance(self.objective, BinarySpec | None):
             # Its outputs are the logits of products of probabilities.
@@ -312,10 +274,8 @@ class RunSpec:
             checks.fail(self, "data", "the path of a prepared data set")
         if self.init_from is not None and (not isinstance(self.init_from, str) or not self.init_from):
             checks.fail(self, "init_from", "the path of a RUN or of a checkpoint in one")
-        checks.one_of(self, "reset_optimizer", (False, True))
         if self.reset_optimizer and self.init_from is None:
             checks.reject(self, "reset_optimizer", "got true without init_from, expected both")
-        checks.one_of(self, "extend_chain", (False, True))
         if self.extend_chain and self.init_from is None:
             checks.reject(self, "extend_chain", "got true without init_from, expected both")
         if self.extend_chain and self.reset_optimizer:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeGuard
+from typing import Annotated, ClassVar, Literal, TypeGuard
 
 from terarec.spec import checks
 
@@ -24,7 +24,7 @@ class ConstantSchedule:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WarmupDecaySchedule:
+class WarmupDecaySchedule(checks.Checked):
     """Rise to the base rate linearly, stay, and fall by a power: `terarec.optim.LearningRateSchedule`, HugeCTR's.
 
     Attributes:
@@ -38,35 +38,22 @@ class WarmupDecaySchedule:
 
     kind: ClassVar[str] = "warmup_decay"
     # HugeCTR's defaults: no warm-up and no fall.
-    warmup_steps: int = 1
-    decay_start: int = 0
-    decay_steps: int = 1
-    decay_power: float = 2.0
-    end_lr: float = 0.0
+    warmup_steps: checks.NonNegativeInt = 1
+    decay_start: checks.NonNegativeInt = 0
+    decay_steps: checks.PositiveInt = 1
+    decay_power: Annotated[float, checks.number(1.0)] = 2.0
+    end_lr: checks.NonNegative = 0.0
     interval: Interval = "step"
-
-    def __post_init__(self) -> None:
-        checks.positive_int(self, "warmup_steps", minimum=0)
-        checks.positive_int(self, "decay_start", minimum=0)
-        checks.positive_int(self, "decay_steps")
-        checks.finite_float(self, "decay_power", low=1.0)
-        checks.finite_float(self, "end_lr", low=0.0)
-        _check_interval(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StepSchedule:
+class StepSchedule(checks.Checked):
     """Multiply the rate by `gamma` every `step_size` intervals, as `torch.optim.lr_scheduler.StepLR`."""
 
     kind: ClassVar[str] = "step"
-    step_size: int
-    gamma: float = 0.1
+    step_size: checks.PositiveInt
+    gamma: checks.Positive = 0.1
     interval: Interval = "epoch"
-
-    def __post_init__(self) -> None:
-        checks.positive_int(self, "step_size")
-        checks.finite_float(self, "gamma", low=0.0, open_low=True)
-        _check_interval(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,81 +62,65 @@ class MultiStepSchedule:
 
     kind: ClassVar[str] = "multi_step"
     milestones: tuple[int, ...]
-    gamma: float = 0.1
+    gamma: checks.Positive = 0.1
     interval: Interval = "epoch"
 
     def __post_init__(self) -> None:
+        checks.check_fields(self)
         good = checks.list_of(checks.integer(1, checks.MOST)).accepts(self.milestones)
         # Distinct and rising, as `sorted(set(...))` is.
         if not good or not self.milestones or list(self.milestones) != sorted(set(self.milestones)):
             checks.fail(self, "milestones", "rising numbers of intervals such as [10, 20]")
-        checks.finite_float(self, "gamma", low=0.0, open_low=True)
-        _check_interval(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ExponentialSchedule:
+class ExponentialSchedule(checks.Checked):
     """Multiply the rate by `gamma` after each interval, as `torch.optim.lr_scheduler.ExponentialLR`."""
 
     kind: ClassVar[str] = "exponential"
-    gamma: float
+    gamma: checks.Positive
     interval: Interval = "epoch"
-
-    def __post_init__(self) -> None:
-        checks.finite_float(self, "gamma", low=0.0, open_low=True)
-        _check_interval(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CosineSchedule:
+class _FallingSchedule(checks.Checked):
+    """Base of the schedules that rise to the base rate and fall until `t_max`.
+
+    Attributes:
+        t_max: Intervals of the fall; None for all intervals of the run that follow the warm-up.
+        min_factor: Last rate over base rate.
+        warmup: Intervals of the rise.
+        interval: Unit of the counts.
+        ends_with_run: Whether a run has computed `t_max` from its length, as the next run does from its own.
+    """
+
+    t_max: checks.PositiveInt | None = None
+    min_factor: checks.Share = 0.0
+    warmup: checks.NonNegativeInt = 0
+    interval: Interval = "step"
+    ends_with_run: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CosineSchedule(_FallingSchedule):
     """Rise to the base rate linearly in `warmup` intervals, then fall along a cosine (Loshchilov & Hutter 2017).
 
     After n intervals since the warm-up the rate is the base rate times
     ``min_factor + (1 - min_factor) (1 + cos(pi n / t_max)) / 2``, and from `t_max` on `min_factor`.
-
-    Attributes:
-        t_max: Intervals of the fall; None for all intervals of the run that follow the warm-up.
-        min_factor: Last rate over base rate.
-        warmup: Intervals of the rise.
-        interval: Unit of the counts.
-        ends_with_run: Whether a run has computed `t_max` from its length, as the next run does from its own.
     """
 
     kind: ClassVar[str] = "cosine"
-    t_max: int | None = None
-    min_factor: float = 0.0
-    warmup: int = 0
-    interval: Interval = "step"
-    ends_with_run: bool = False
-
-    def __post_init__(self) -> None:
-        _check_fall(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LinearSchedule:
+class LinearSchedule(_FallingSchedule):
     """Rise to the base rate linearly in `warmup` intervals, then fall linearly.
 
     After n intervals since the warm-up the rate is the base rate times ``1 - (1 - min_factor) n / t_max``, and from
     `t_max` on `min_factor`.
-
-    Attributes:
-        t_max: Intervals of the fall; None for all intervals of the run that follow the warm-up.
-        min_factor: Last rate over base rate.
-        warmup: Intervals of the rise.
-        interval: Unit of the counts.
-        ends_with_run: Whether a run has computed `t_max` from its length, as the next run does from its own.
     """
 
     kind: ClassVar[str] = "linear"
-    t_max: int | None = None
-    min_factor: float = 0.0
-    warmup: int = 0
-    interval: Interval = "step"
-    ends_with_run: bool = False
-
-    def __post_init__(self) -> None:
-        _check_fall(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,21 +140,16 @@ class PlateauSchedule:
 
     kind: ClassVar[str] = "plateau"
     # torch's defaults, as are those of the schedules named after its classes.
-    factor: float = 0.1
-    patience: int = 10
-    threshold: float = 1e-4
-    min_lr: float = 0.0
-    metric: str | None = None
+    factor: checks.Positive = 0.1
+    patience: checks.NonNegativeInt = 10
+    threshold: checks.NonNegative = 1e-4
+    min_lr: checks.NonNegative = 0.0
+    metric: checks.MetricName | None = None
 
     def __post_init__(self) -> None:
-        checks.finite_float(self, "factor", low=0.0, open_low=True)
+        checks.check_fields(self)
         if self.factor >= 1.0:
             checks.fail(self, "factor", "a number above 0 and below 1")
-        checks.positive_int(self, "patience", minimum=0)
-        checks.finite_float(self, "threshold", low=0.0)
-        checks.finite_float(self, "min_lr", low=0.0)
-        if self.metric is not None:
-            checks.monitor(self, "metric")
 
 
 ScheduleSpec = (
@@ -220,16 +186,3 @@ def schedule_of_run(spec: ScheduleSpec, *, steps: int, epochs: int) -> ScheduleS
     if spec.warmup >= intervals:
         checks.fail(spec, "warmup", f"fewer {spec.interval}s than the run has ({intervals}), or t_max")
     return dataclasses.replace(spec, t_max=intervals - spec.warmup, ends_with_run=True)
-
-
-def _check_fall(spec: Any) -> None:
-    if spec.t_max is not None:
-        checks.positive_int(spec, "t_max")
-    checks.finite_float(spec, "min_factor", low=0.0, high=1.0)
-    checks.positive_int(spec, "warmup", minimum=0)
-    _check_interval(spec)
-    checks.one_of(spec, "ends_with_run", (False, True))
-
-
-def _check_interval(spec: object) -> None:
-    checks.one_of(spec, "interval", ("step", "epoch"))

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 from terarec.spec import checks
 from terarec.spec.negatives import NegativesSpec, check_positions, check_shared
@@ -42,31 +42,23 @@ class SequenceSpec:
     """
 
     has_own_loss: ClassVar[bool] = True
-    item: str
-    history: str
-    width: int = 64
+    item: checks.Name
+    history: checks.Name
+    width: checks.Width = 64
     tables: TablesSpec = field(default_factory=_tables)
-    max_length: int = 50
-    layers: int = 2
-    dropout: float = 0.2
+    max_length: checks.Width = 50
+    layers: checks.Layers = 2
+    dropout: checks.Dropout = 0.2
     loss: SequenceLoss = "bce"
     negatives: NegativesSpec = field(default_factory=NegativesSpec)
     similarity: Literal["dot", "cosine"] = "dot"
-    temperature: float = 1.0
+    temperature: checks.Positive = 1.0
 
     def __post_init__(self) -> None:
-        checks.name(self, "item")
-        checks.name(self, "history")
+        checks.check_fields(self)
         if self.item == self.history:
             checks.reject(self, "history", f"got {self.history!r}, which is the item, expected a list column")
-        checks.positive_int(self, "width", maximum=checks.MOST_WIDTH)
-        checks.positive_int(self, "max_length", maximum=checks.MOST_WIDTH)
-        checks.positive_int(self, "layers", maximum=checks.MOST_LAYERS)
-        checks.finite_float(self, "dropout", low=0.0, high=0.95)
-        checks.one_of(self, "loss", get_args(SequenceLoss))
         (check_shared if self.loss in SHARED_DRAWS else check_positions)(self, self.negatives)
-        checks.one_of(self, "similarity", ("dot", "cosine"))
-        checks.finite_float(self, "temperature", low=0.0, open_low=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,11 +69,10 @@ class AttentionSequenceSpec(SequenceSpec):
         heads: Attention heads of a layer.
     """
 
-    heads: int = 2
+    heads: checks.Width = 2
 
     def __post_init__(self) -> None:
         SequenceSpec.__post_init__(self)
-        checks.positive_int(self, "heads", maximum=checks.MOST_WIDTH)
         if self.width % self.heads:
             checks.fail(self, "width", f"a multiple of the heads ({self.heads})")
 
@@ -95,11 +86,7 @@ class SASRecSpec(AttentionSequenceSpec):
     """
 
     kind: ClassVar[str] = "sasrec"
-    inner: int = 256
-
-    def __post_init__(self) -> None:
-        AttentionSequenceSpec.__post_init__(self)
-        checks.positive_int(self, "inner", maximum=checks.MOST_WIDTH)
+    inner: checks.Width = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,13 +100,8 @@ class BERT4RecSpec(AttentionSequenceSpec):
 
     kind: ClassVar[str] = "bert4rec"
     loss: SequenceLoss = "softmax"
-    inner: int = 256
-    mask: float = 0.2
-
-    def __post_init__(self) -> None:
-        AttentionSequenceSpec.__post_init__(self)
-        checks.positive_int(self, "inner", maximum=checks.MOST_WIDTH)
-        checks.finite_float(self, "mask", low=0.0, high=1.0, open_low=True)
+    inner: checks.Width = 256
+    mask: checks.PositiveShare = 0.2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,11 +115,7 @@ class GRU4RecSpec(SequenceSpec):
     kind: ClassVar[str] = "gru4rec"
     layers: int = 1
     loss: SequenceLoss = "softmax"
-    state: int = 128
-
-    def __post_init__(self) -> None:
-        SequenceSpec.__post_init__(self)
-        checks.positive_int(self, "state", maximum=checks.MOST_WIDTH)
+    state: checks.Width = 128
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,7 +135,7 @@ class HSTUSpec(AttentionSequenceSpec):
     similarity: Literal["dot", "cosine"] = "cosine"
     temperature: float = 0.05
     times: str | None = None
-    time_buckets: int = 128
+    time_buckets: checks.Width = 128
 
     def __post_init__(self) -> None:
         AttentionSequenceSpec.__post_init__(self)
@@ -165,4 +143,3 @@ class HSTUSpec(AttentionSequenceSpec):
             checks.name(self, "times")
             if self.times in (self.item, self.history):
                 checks.reject(self, "times", f"got {self.times!r}, which is an item column, expected a column of times")
-        checks.positive_int(self, "time_buckets", maximum=checks.MOST_WIDTH)

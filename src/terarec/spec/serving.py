@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
 from terarec.spec import checks
 from terarec.spec.parameter_server import RedisSpec, ServedTablesSpec
@@ -47,40 +47,29 @@ class ServingSpec:
         watching: What is written down about calls.
     """
 
-    name: str = "model"
+    name: checks.Name = "model"
     host: str = "127.0.0.1"
-    port: int = 8000
-    max_batch: int = 65536
-    max_request_bytes: int = 32 * 2**20
-    max_in_flight: int = 1024
-    receive_timeout_seconds: float = 30.0
-    keep_alive_seconds: float = 75.0
-    drain_seconds: float = 0.0
+    port: Annotated[int, checks.whole(0, 65535)] = 8000
+    max_batch: checks.BatchSize = 65536
+    max_request_bytes: checks.PositiveInt = 32 * 2**20
+    max_in_flight: checks.Width = 1024
+    receive_timeout_seconds: checks.Positive = 30.0
+    keep_alive_seconds: checks.Positive = 75.0
+    drain_seconds: checks.NonNegative = 0.0
     access: AccessSpec = field(default_factory=AccessSpec)
     tables: ServedTablesSpec | None = None
     grpc_port: int | None = None
     grpc_library: Literal["auto", "grpcio", "native"] = "auto"
-    grpc_max_streams: int = 64
+    grpc_max_streams: checks.Threads = 64
     executor: ExecutorMode = "auto"
     absent_is_missing: bool = False
     batching: BatchingSpec = field(default_factory=BatchingSpec)
-    workers: int = 1
-    threads: int | None = None
+    workers: checks.Threads = 1
+    threads: checks.Threads | None = None
     watching: WatchingSpec = field(default_factory=WatchingSpec)
 
     def __post_init__(self) -> None:
-        checks.name(self)
-        checks.one_of(self, "executor", EXECUTOR_MODES)
-        checks.positive_int(self, "port", minimum=0, maximum=65535)
-        checks.positive_int(self, "max_batch", maximum=checks.MOST_BATCH)
-        checks.positive_int(self, "workers", maximum=checks.MOST_THREADS)
-        if self.threads is not None:
-            checks.positive_int(self, "threads", maximum=checks.MOST_THREADS)
-        checks.positive_int(self, "max_request_bytes")
-        checks.positive_int(self, "max_in_flight", maximum=checks.MOST_WIDTH)
-        checks.finite_float(self, "receive_timeout_seconds", low=0, open_low=True)
-        checks.finite_float(self, "keep_alive_seconds", low=0, open_low=True)
-        checks.finite_float(self, "drain_seconds", low=0)
+        checks.check_fields(self)
         checks.instance(self, "access", AccessSpec, "AccessSpec(...)")
         checks.instance(self, "tables", ServedTablesSpec | None, "ServedTablesSpec(tiers=...) or None")
         checks.instance(self, "absent_is_missing", bool, "true or false")
@@ -92,10 +81,8 @@ class ServingSpec:
             checks.positive_int(self, "grpc_port", minimum=0, maximum=65535)
             if self.grpc_port == 0 and self.workers > 1:
                 checks.fail(self, "grpc_port", "a port from 1 with several workers, which share it")
-        checks.one_of(self, "grpc_library", ("auto", "grpcio", "native"))
         if self.grpc_library == "native" and self.access.certificate is not None:
             checks.reject(self, "grpc_library", "got 'native' with a certificate, expected 'grpcio', which encrypts")
-        checks.positive_int(self, "grpc_max_streams", maximum=checks.MOST_THREADS)
 
     def model_options(self) -> ServedModelOptions:
         """Return the options of the model that is served."""
@@ -108,7 +95,7 @@ class ServingSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Numbers:
+class Numbers(checks.Checked):
     """Number formats in which a trained model computes.
 
     Attributes:
@@ -122,11 +109,6 @@ class Numbers:
 
     row_type: Literal["fp32", "int8"] = "fp32"
     precision: Literal["fp32", "bf16", "fp16", "int8"] | None = None
-
-    def __post_init__(self) -> None:
-        checks.one_of(self, "row_type", ("fp32", "int8"))
-        if self.precision is not None:
-            checks.one_of(self, "precision", ("fp32", "bf16", "fp16", "int8"))
 
     def products(self, run: RunSpec) -> Literal["fp32", "bf16", "fp16"]:
         """Return the precision of the products of a run's model; float32 for all but layers of int8."""
@@ -158,27 +140,21 @@ class TritonSpec:
         ConfigError: A value out of range.
     """
 
-    name: str = "terarec"
+    name: checks.Name = "terarec"
     form: Literal["model", "ensemble"] = "model"
     backend: Literal["python", "onnxruntime", "pytorch"] = "python"
-    max_batch: int = 1024
+    max_batch: checks.BatchSize = 1024
     preferred_batches: tuple[int, ...] = (256, 1024)
-    queue_delay_microseconds: int = 500
-    instances: int = 1
+    queue_delay_microseconds: checks.NonNegativeInt = 500
+    instances: checks.Threads = 1
     python_path: tuple[str, ...] = ()
     text: Literal["bytes", "utf8"] = "bytes"
     tables: str | None = None
 
     def __post_init__(self) -> None:
-        checks.name(self)
-        checks.one_of(self, "form", ("model", "ensemble"))
-        checks.one_of(self, "backend", ("python", "onnxruntime", "pytorch"))
+        checks.check_fields(self)
         if self.form == "model" and self.backend != "python":
             checks.fail(self, "backend", "'python' for form='model'; another one is for the layers of an ensemble")
-        checks.one_of(self, "text", ("bytes", "utf8"))
-        checks.positive_int(self, "max_batch", maximum=checks.MOST_BATCH)
-        checks.positive_int(self, "instances", maximum=checks.MOST_THREADS)
-        checks.positive_int(self, "queue_delay_microseconds", minimum=0)
         if any(not 1 <= size <= self.max_batch for size in self.preferred_batches):
             checks.fail(self, "preferred_batches", f"sizes from 1 to {self.max_batch}, the largest batch")
 
@@ -224,14 +200,14 @@ class KafkaTopicSpec:
     brokers: str = "127.0.0.1:9092"
     topic: str = "terarec"
     record_bytes: int = 524288
-    timeout_seconds: float = 10.0
+    timeout_seconds: checks.Positive = 10.0
     client_file: str | None = None
 
     def __post_init__(self) -> None:
+        checks.check_fields(self)
         if not isinstance(self.brokers, str) or not _BROKERS.fullmatch(self.brokers):
             checks.fail(self, "brokers", "HOST:PORT, or several with commas between")
         _check_stream(self, "topic")
-        checks.finite_float(self, "timeout_seconds", low=0.0, open_low=True)
         checks.instance(self, "client_file", str | None, "the path of a file or None")
 
 
@@ -249,7 +225,7 @@ SearchMethod = Literal["auto", "exact", "lists"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ItemIndexSpec:
+class ItemIndexSpec(checks.Checked):
     """Search of the items whose vectors have the largest dot products with a query.
 
     Attributes:
@@ -261,16 +237,9 @@ class ItemIndexSpec:
     """
 
     method: SearchMethod = "auto"
-    exact_items: int = 50_000
-    lists: int | None = None
-    probes: int | None = None
-
-    def __post_init__(self) -> None:
-        checks.one_of(self, "method", ("auto", "exact", "lists"))
-        checks.positive_int(self, "exact_items", minimum=0)
-        for name in ("lists", "probes"):
-            if getattr(self, name) is not None:
-                checks.positive_int(self, name)
+    exact_items: checks.NonNegativeInt = 50_000
+    lists: checks.PositiveInt | None = None
+    probes: checks.PositiveInt | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -292,26 +261,22 @@ class RecommendationSpec:
     """
 
     items: str
-    key: str
-    retrieval: str = "model"
+    key: checks.ColumnName
+    retrieval: checks.Name = "model"
     ranker: str | None = None
     score: str | None = None
     index: ItemIndexSpec = field(default_factory=ItemIndexSpec)
     index_dir: str | None = None
     candidates: int = 200
-    most_items: int = 1000
-    most_candidates: int = 10_000
-    poll_seconds: float = 1.0
+    most_items: checks.BatchSize = 1000
+    most_candidates: checks.BatchSize = 10_000
+    poll_seconds: checks.Positive = 1.0
 
     def __post_init__(self) -> None:
-        checks.column_name(self, "key")
-        checks.name(self, "retrieval")
+        checks.check_fields(self)
         if self.ranker is not None:
             checks.name(self, "ranker")
         elif self.score is not None:
             checks.reject(self, "score", f"got {self.score!r} without a ranker, expected both or none")
         checks.instance(self, "index", ItemIndexSpec, "ItemIndexSpec(...)")
-        for name in ("most_items", "most_candidates"):
-            checks.positive_int(self, name, maximum=checks.MOST_BATCH)
         checks.positive_int(self, "candidates", maximum=self.most_candidates)
-        checks.finite_float(self, "poll_seconds", low=0.0, open_low=True)

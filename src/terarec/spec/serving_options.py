@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from terarec.spec import checks
 
@@ -41,30 +42,24 @@ class BatchingSpec:
         ConfigError: A value out of range.
     """
 
-    max_batch_size: int = 1024
+    max_batch_size: checks.BatchSize = 1024
     preferred_batch_sizes: tuple[int, ...] = ()
-    max_queue_delay_microseconds: int = 0
-    target_p99_seconds: float = 0.0
-    priority_levels: int = 0
-    default_priority_level: int = 0
-    default_timeout_seconds: float = 0.0
-    max_queue_size: int = 4096
+    max_queue_delay_microseconds: Annotated[int, checks.whole(0, MOST_DELAY_MICROSECONDS)] = 0
+    target_p99_seconds: Annotated[float, checks.number(0.0, MOST_DELAY_MICROSECONDS / 1e6)] = 0.0
+    priority_levels: Annotated[int, checks.whole(0, MOST_LEVELS)] = 0
+    default_priority_level: Annotated[int, checks.whole(0, MOST_LEVELS)] = 0
+    default_timeout_seconds: Annotated[float, checks.number(0.0, MOST_TIMEOUT_SECONDS)] = 0.0
+    max_queue_size: Annotated[int, checks.whole(1, MOST_QUEUED)] = 4096
 
     def __post_init__(self) -> None:
-        checks.positive_int(self, "max_batch_size", maximum=checks.MOST_BATCH)
+        checks.check_fields(self)
         if not all(map(checks.integer(1, self.max_batch_size).accepts, self.preferred_batch_sizes)):
             checks.fail(self, "preferred_batch_sizes", f"sizes from 1 to {self.max_batch_size}, the largest batch")
-        checks.positive_int(self, "max_queue_delay_microseconds", minimum=0, maximum=MOST_DELAY_MICROSECONDS)
-        checks.finite_float(self, "target_p99_seconds", low=0, high=MOST_DELAY_MICROSECONDS / 1e6)
-        checks.positive_int(self, "priority_levels", minimum=0, maximum=MOST_LEVELS)
-        checks.positive_int(self, "default_priority_level", minimum=0, maximum=MOST_LEVELS)
         if (self.default_priority_level == 0) != (self.priority_levels == 0):
             accepted = "0 without levels" if self.priority_levels == 0 else f"a level from 1 to {self.priority_levels}"
             checks.fail(self, "default_priority_level", accepted)
         if self.default_priority_level > self.priority_levels:
             checks.fail(self, "default_priority_level", f"a level from 1 to {self.priority_levels}")
-        checks.finite_float(self, "default_timeout_seconds", low=0, high=MOST_TIMEOUT_SECONDS)
-        checks.positive_int(self, "max_queue_size", maximum=MOST_QUEUED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,13 +76,13 @@ class ServedModelOptions:
         ConfigError: A value out of range.
     """
 
-    max_batch: int = 65536
+    max_batch: checks.BatchSize = 65536
     absent_is_missing: bool = False
     batching: BatchingSpec = field(default_factory=BatchingSpec)
     times_lookups: bool = False
 
     def __post_init__(self) -> None:
-        checks.positive_int(self, "max_batch", maximum=checks.MOST_BATCH)
+        checks.check_fields(self)
         checks.instance(self, "absent_is_missing", bool, "true or false")
         checks.instance(self, "batching", BatchingSpec, "BatchingSpec(...)")
         checks.instance(self, "times_lookups", bool, "true or false")
@@ -123,11 +118,12 @@ class AccessSpec:
     token_file: str | None = None
     admin_token_file: str | None = None
     admin_host: str = "127.0.0.1"
-    admin_port: int | None = None
+    admin_port: Annotated[int, checks.whole(0, 65535)] | None = None
     allowed_hosts: tuple[str, ...] = ()
     shared_memory: bool | None = None
 
     def __post_init__(self) -> None:
+        checks.check_fields(self)
         for name in ("certificate", "key", "client_ca", "token_file", "admin_token_file"):
             checks.instance(self, name, str | None, "the path of a file or None")
             if getattr(self, name) == "":
@@ -136,8 +132,6 @@ class AccessSpec:
             if getattr(self, name) is not None and self.certificate is None:
                 checks.reject(self, name, "got a file without a certificate, expected the certificate, too")
         checks.instance(self, "admin_host", str, "an address of this machine")
-        if self.admin_port is not None:
-            checks.positive_int(self, "admin_port", minimum=0, maximum=65535)
         is_listed = isinstance(self.allowed_hosts, tuple) and all(
             isinstance(host, str) and _HOST.fullmatch(host) for host in self.allowed_hosts
         )
@@ -170,25 +164,22 @@ class WatchingSpec:
     """
 
     access_log: str | None = None
-    access_log_share: float = 1.0
+    access_log_share: checks.PositiveShare = 1.0
     record_directory: str | None = None
-    record_share: float = 0.01
-    record_file_bytes: int = 64 * 2**20
-    record_file_seconds: float = 300.0
+    record_share: checks.PositiveShare = 0.01
+    record_file_bytes: checks.PositiveInt = 64 * 2**20
+    record_file_seconds: checks.Positive = 300.0
     otlp_endpoint: str | None = None
-    trace_share: float = 1.0
+    trace_share: checks.PositiveShare = 1.0
 
     def __post_init__(self) -> None:
+        checks.check_fields(self)
         checks.instance(self, "access_log", str | None, "the path of a file, '-' or None")
         if self.access_log == "":
             checks.fail(self, "access_log", "the path of a file, '-' or None")
         checks.instance(self, "record_directory", str | None, "the path of a directory or None")
         if self.record_directory == "":
             checks.fail(self, "record_directory", "the path of a directory or None")
-        for name in ("access_log_share", "record_share", "trace_share"):
-            checks.finite_float(self, name, low=0.0, high=1.0, open_low=True)
-        checks.positive_int(self, "record_file_bytes")
-        checks.finite_float(self, "record_file_seconds", low=0.0, open_low=True)
         checks.instance(self, "otlp_endpoint", str | None, "a URL or None")
         if self.otlp_endpoint is not None and not _HTTP_URL.fullmatch(self.otlp_endpoint):
             checks.fail(self, "otlp_endpoint", "a URL such as http://127.0.0.1:4318")

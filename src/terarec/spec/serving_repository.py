@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, get_args
+from typing import Annotated, ClassVar, Literal
 
 from terarec.spec import checks
 
@@ -15,8 +15,9 @@ MOST_EVENTS = 100
 """Most events that the pointer of a model keeps."""
 
 ControlMode = Literal["poll", "explicit", "none"]
-CONTROL_MODES: tuple[ControlMode, ...] = get_args(ControlMode)
 PointerAction = Literal["promote", "split", "shadow", "rollback", "end"]
+_Version = Annotated[int, checks.whole(1, MOST_VERSIONS)]
+_Versions = Annotated[tuple[int, ...], checks.list_of(checks.integer(1, MOST_VERSIONS))]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,7 +28,7 @@ class PromotedVersions:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LatestVersions:
+class LatestVersions(checks.Checked):
     """The highest versions, and those that the pointer names.
 
     Attributes:
@@ -35,10 +36,7 @@ class LatestVersions:
     """
 
     kind: ClassVar[str] = "latest"
-    count: int = 1
-
-    def __post_init__(self) -> None:
-        checks.positive_int(self, "count")
+    count: checks.PositiveInt = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +47,7 @@ class AllVersions:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SpecificVersions:
+class SpecificVersions(checks.Checked):
     """Some versions, and those that the pointer names.
 
     Attributes:
@@ -57,10 +55,7 @@ class SpecificVersions:
     """
 
     kind: ClassVar[str] = "specific"
-    versions: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        checks.follow(self, "versions", checks.list_of(checks.integer(1, MOST_VERSIONS)))
+    versions: _Versions
 
 
 VersionPolicy = PromotedVersions | LatestVersions | AllVersions | SpecificVersions
@@ -84,7 +79,7 @@ class RepositoryModelSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SplitSpec:
+class SplitSpec(checks.Checked):
     """A share of the requests that a second version answers.
 
     Attributes:
@@ -93,18 +88,13 @@ class SplitSpec:
         by: Parameter of a request, or else input column, whose value decides: equal values get the same version.
     """
 
-    version: int
-    share: float
-    by: str
-
-    def __post_init__(self) -> None:
-        checks.positive_int(self, "version", maximum=MOST_VERSIONS)
-        checks.follow(self, "share", checks.number(0.0, 1.0, open_low=True, open_high=True))
-        checks.column_name(self, "by")
+    version: _Version
+    share: Annotated[float, checks.number(0.0, 1.0, open_low=True, open_high=True)]
+    by: checks.ColumnName
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ShadowSpec:
+class ShadowSpec(checks.Checked):
     """A share of the requests that a second version scores, too, whose scores are compared and not sent.
 
     Attributes:
@@ -112,12 +102,8 @@ class ShadowSpec:
         share: Share of the requests, above 0 and at most 1.
     """
 
-    version: int
-    share: float
-
-    def __post_init__(self) -> None:
-        checks.positive_int(self, "version", maximum=MOST_VERSIONS)
-        checks.follow(self, "share", checks.number(0.0, 1.0, open_low=True))
+    version: _Version
+    share: checks.PositiveShare
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,11 +125,12 @@ class PromotionSpec:
     share: float | None = None
     by: str | None = None
     shadow: float | None = None
-    keep: int | None = None
+    keep: checks.PositiveInt | None = None
     follow: bool = False
     split: str | None = None
 
     def __post_init__(self) -> None:
+        checks.check_fields(self)
         if (self.share is None) != (self.by is None):
             field = "by" if self.by is None else "share"
             checks.reject(self, field, "got the other one of --share and --by alone, expected both or none")
@@ -154,8 +141,6 @@ class PromotionSpec:
             checks.follow(self, "shadow", checks.number(0.0, 1.0, open_low=True))
             if self.share is not None:
                 checks.reject(self, "shadow", "got it with a share of the answers, expected one of them")
-        if self.keep is not None:
-            checks.positive_int(self, "keep")
         if self.split == "":
             checks.fail(self, "split", "the name of a split or None")
 
@@ -171,7 +156,7 @@ class PromotionSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PointerEvent:
+class PointerEvent(checks.Checked):
     """A change of a pointer.
 
     Attributes:
@@ -183,15 +168,11 @@ class PointerEvent:
 
     time: str
     action: PointerAction
-    version: int
-
-    def __post_init__(self) -> None:
-        checks.one_of(self, "action", get_args(PointerAction))
-        checks.positive_int(self, "version", maximum=MOST_VERSIONS)
+    version: _Version
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PointerSpec:
+class PointerSpec(checks.Checked):
     """Which version of a model answers: the content of its ``pointer.json``.
 
     Attributes:
@@ -204,17 +185,12 @@ class PointerSpec:
     """
 
     format: ClassVar[str] = "terarec.pointer"
-    current: int | None = None
+    current: _Version | None = None
     since: str = ""
-    before: tuple[int, ...] = ()
+    before: _Versions = ()
     split: SplitSpec | None = None
     shadow: ShadowSpec | None = None
     history: tuple[PointerEvent, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.current is not None:
-            checks.positive_int(self, "current", maximum=MOST_VERSIONS)
-        checks.follow(self, "before", checks.list_of(checks.integer(1, MOST_VERSIONS)))
 
     @property
     def versions(self) -> tuple[int, ...]:
@@ -258,21 +234,18 @@ class VersionSpec:
     format: ClassVar[str] = "terarec.model_version"
     run: str
     model: str
-    step: int
+    step: checks.NonNegativeInt
     data: str
     made: str
-    memory_bytes: int
+    memory_bytes: checks.NonNegativeInt
     files: Mapping[str, str]
     metrics: Mapping[str, float] = field(default_factory=dict)
-    metrics_step: int | None = None
+    metrics_step: checks.NonNegativeInt | None = None
     metrics_split: str = ""
     follows: str | None = None
 
     def __post_init__(self) -> None:
-        checks.positive_int(self, "step", minimum=0)
-        checks.positive_int(self, "memory_bytes", minimum=0)
-        if self.metrics_step is not None:
-            checks.positive_int(self, "metrics_step", minimum=0)
+        checks.check_fields(self)
         for name in self.files:
             if not checks.is_inner_path(name):
                 checks.reject(self, "files", f"got {checks.quoted(name)}, expected relative paths inside the version")
@@ -298,14 +271,12 @@ class RepositorySpec:
     path: str
     control: ControlMode = "poll"
     load: tuple[str, ...] = ()
-    poll_seconds: float = 1.0
-    keep_versions: int = 1
+    poll_seconds: checks.Positive = 1.0
+    keep_versions: Annotated[int, checks.whole(0, 1000)] = 1
     follow_runs: bool = False
 
     def __post_init__(self) -> None:
-        checks.one_of(self, "control", CONTROL_MODES)
-        checks.finite_float(self, "poll_seconds", low=0.0, open_low=True)
-        checks.positive_int(self, "keep_versions", minimum=0, maximum=1000)
+        checks.check_fields(self)
         if self.load and self.control != "explicit":
             checks.reject(self, "load", f"got models with control {self.control!r}, expected control 'explicit'")
         checks.distinct(self, "load", self.load)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from terarec.errors import ConfigError
 from terarec.spec import checks
@@ -17,7 +17,7 @@ Pooling = Literal["sum", "mean", "sqrtn", "max", "none"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FeatureSpec:
+class FeatureSpec(checks.Checked):
     """Input column whose keys look up one table; several features may share a table.
 
     Attributes:
@@ -28,63 +28,44 @@ class FeatureSpec:
         max_keys: Number of first keys of each bag to use; None for all.
     """
 
-    name: str
-    table: str
+    name: checks.Name
+    table: checks.Name
     pooling: Pooling = "sum"
-    max_keys: int | None = None
-
-    def __post_init__(self) -> None:
-        checks.name(self)
-        checks.name(self, "table")
-        checks.one_of(self, "pooling", ("sum", "mean", "sqrtn", "max", "none"))
-        if self.max_keys is not None:
-            checks.positive_int(self, "max_keys", maximum=checks.MOST_WIDTH)
+    max_keys: checks.Width | None = None
 
 
 MOST_FILTER_COUNT = 255  # a counting filter's cells are bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FrequencyAdmission:
+class FrequencyAdmission(checks.Checked):
     """Admission of a key in the batch with its `count`-th occurrence in training. Exact; made by `freq`.
 
     Keys without a row are counted in an index of up to 24 bytes a key.
     """
 
     kind: ClassVar[str] = "freq"
-    count: int
-
-    def __post_init__(self) -> None:
-        checks.positive_int(self, "count")
+    count: checks.PositiveInt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ProbabilityAdmission:
+class ProbabilityAdmission(checks.Checked):
     """Admission of a key with this `probability` in each training batch. No memory; made by `prob`."""
 
     kind: ClassVar[str] = "prob"
-    probability: float
-
-    def __post_init__(self) -> None:
-        checks.finite_float(self, "probability", low=0.0, high=1.0, open_low=True)
+    probability: checks.PositiveShare
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FilterAdmission:
+class FilterAdmission(checks.Checked):
     """Admission as `FrequencyAdmission`, counted in a fixed number of bytes, `num_bytes`; made by `counting_filter`.
 
     Keys that share all their cells with others may get a row before their `count`-th occurrence, never after it.
     """
 
     kind: ClassVar[str] = "counting_filter"
-    count: int
-    num_bytes: int = 64 * 2**20
-
-    def __post_init__(self) -> None:
-        checks.positive_int(self, "count")
-        if self.count > MOST_FILTER_COUNT:
-            checks.fail(self, "count", f"an integer from 1 to {MOST_FILTER_COUNT}")
-        checks.positive_int(self, "num_bytes", minimum=64)
+    count: Annotated[int, checks.whole(1, MOST_FILTER_COUNT)]
+    num_bytes: Annotated[int, checks.whole(64)] = 64 * 2**20
 
 
 AdmissionSpec = FrequencyAdmission | ProbabilityAdmission | FilterAdmission
@@ -110,41 +91,31 @@ ScoreFunction = Callable[[Any, Any, Any], Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LRUEviction:
+class LRUEviction(checks.Checked):
     """Eviction of the least recently used rows: a full table loses this `share` of ``max_rows``; made by `lru`."""
 
     kind: ClassVar[str] = "lru"
-    share: float = 0.1
-
-    def __post_init__(self) -> None:
-        _check_share(self)
+    share: checks.PositiveShare = 0.1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LFUEviction:
+class LFUEviction(checks.Checked):
     """Eviction of the least frequently used rows: a full table loses this `share` of ``max_rows``; made by `lfu`."""
 
     kind: ClassVar[str] = "lfu"
-    share: float = 0.1
-
-    def __post_init__(self) -> None:
-        _check_share(self)
+    share: checks.PositiveShare = 0.1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TTLEviction:
+class TTLEviction(checks.Checked):
     """Eviction of rows that no training batch used in the last `steps` batches of the table; made by `ttl`.
 
     The table looks for them when it is full, and every ``steps * share`` batches.
     """
 
     kind: ClassVar[str] = "ttl"
-    steps: int
-    share: float = 0.1
-
-    def __post_init__(self) -> None:
-        checks.positive_int(self, "steps")
-        _check_share(self)
+    steps: checks.PositiveInt
+    share: checks.PositiveShare = 0.1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,12 +124,12 @@ class ScoreEviction:
 
     kind: ClassVar[str] = "score"
     score: ScoreFunction
-    share: float = 0.1
+    share: checks.PositiveShare = 0.1
 
     def __post_init__(self) -> None:
+        checks.check_fields(self)
         if not callable(self.score):
             checks.fail(self, "score", "a function of keys, counts and last steps")
-        _check_share(self)
 
 
 EvictionSpec = LRUEviction | LFUEviction | TTLEviction | ScoreEviction
@@ -182,10 +153,6 @@ def ttl(steps: int, *, share: float = 0.1) -> TTLEviction:
 def by_score(score: ScoreFunction, *, share: float = 0.1) -> ScoreEviction:
     """Evict the rows of the lowest ``score(keys, counts, last_steps)`` first."""
     return ScoreEviction(score=score, share=share)
-
-
-def _check_share(policy: object) -> None:
-    checks.finite_float(policy, "share", low=0.0, high=1.0, open_low=True)
 
 
 Initializer = Literal["uniform", "normal", "zeros"]
@@ -212,25 +179,18 @@ class TableSpec:
     """
 
     kind: ClassVar[str] = "static"
-    name: str
-    rows: int
-    width: int
+    name: checks.Name
+    rows: checks.Rows
+    width: checks.Width
     initializer: Initializer = "uniform"
-    init_scale: float | None = None
+    init_scale: checks.Positive | None = None
     dtype: RowType = "float32"
-    optimizer: str = DEFAULT_OPTIMIZER
+    optimizer: checks.Name = DEFAULT_OPTIMIZER
     tiers: Tiers | None = None
 
     def __post_init__(self) -> None:
-        checks.name(self)
+        checks.check_fields(self)
         check_tiers(self)
-        checks.name(self, "optimizer")
-        checks.positive_int(self, "rows", maximum=checks.MOST_ROWS)
-        checks.positive_int(self, "width", maximum=checks.MOST_WIDTH)
-        checks.one_of(self, "initializer", ("uniform", "normal", "zeros"))
-        checks.one_of(self, "dtype", ROW_TYPES)
-        if self.init_scale is not None:
-            checks.finite_float(self, "init_scale", low=0.0, open_low=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -257,10 +217,10 @@ class DynamicTableSpec:
     """
 
     kind: ClassVar[str] = "dynamic"
-    name: str
-    width: int
+    name: checks.Name
+    width: checks.Width
     initializer: Initializer = "uniform"
-    init_scale: float = 0.05
+    init_scale: checks.Positive = 0.05
     dtype: RowType = "float32"
     default: float | tuple[float, ...] = 0.0
     admit: AdmissionSpec | None = None
@@ -268,19 +228,12 @@ class DynamicTableSpec:
     max_rows: int | None = None
     track_uses: bool = False
     report_evicted: bool = True
-    optimizer: str = DEFAULT_OPTIMIZER
+    optimizer: checks.Name = DEFAULT_OPTIMIZER
     tiers: Tiers | None = None
 
     def __post_init__(self) -> None:
-        checks.name(self)
+        checks.check_fields(self)
         check_tiers(self)
-        checks.name(self, "optimizer")
-        checks.positive_int(self, "width", maximum=checks.MOST_WIDTH)
-        checks.one_of(self, "initializer", ("uniform", "normal", "zeros"))
-        checks.finite_float(self, "init_scale", low=0.0, open_low=True)
-        checks.one_of(self, "dtype", ROW_TYPES)
-        checks.one_of(self, "track_uses", (False, True))
-        checks.one_of(self, "report_evicted", (False, True))
         # The width is known here alone, so that no rule of one field can check the vector.
         if isinstance(self.default, tuple):
             is_finite = all(isinstance(value, int | float) and math.isfinite(value) for value in self.default)
@@ -320,16 +273,13 @@ class StaticTablesSpec:
     kind: ClassVar[str] = "static"
     dtype: RowType = "float32"
     initializer: Initializer | None = None
-    init_scale: float | None = None
+    init_scale: checks.Positive | None = None
     optimizers: Mapping[str, str] = field(default_factory=dict)
     shared: Mapping[str, str] = field(default_factory=dict)
     tiers: Tiers | None = None
 
     def __post_init__(self) -> None:
-        checks.one_of(self, "dtype", ROW_TYPES)
-        checks.one_of(self, "initializer", (*get_args(Initializer), None))
-        if self.init_scale is not None:
-            checks.finite_float(self, "init_scale", low=0.0, open_low=True)
+        checks.check_fields(self)
         _check_optimizers(self, self.optimizers)
         _check_shared(self, self.shared)
         check_tiers(self)
@@ -377,7 +327,7 @@ class DynamicTablesSpec:
 
     kind: ClassVar[str] = "dynamic"
     initializer: Initializer | None = None
-    init_scale: float = 0.05
+    init_scale: checks.Positive = 0.05
     admit: AdmissionSpec | None = None
     evict: LRUEviction | LFUEviction | TTLEviction | None = None
     max_rows: int | None = None
@@ -386,8 +336,7 @@ class DynamicTablesSpec:
     tiers: Tiers | None = None
 
     def __post_init__(self) -> None:
-        checks.one_of(self, "initializer", (*get_args(Initializer), None))
-        checks.finite_float(self, "init_scale", low=0.0, open_low=True)
+        checks.check_fields(self)
         _check_optimizers(self, self.optimizers)
         _check_shared(self, self.shared)
         check_tiers(self)

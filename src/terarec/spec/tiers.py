@@ -67,6 +67,7 @@ class Tiers:
     direct: bool = False
 
     def __post_init__(self) -> None:
+        checks.check_fields(self)
         for name in ("device", "host"):
             size = getattr(self, name)
             if size is None:
@@ -78,7 +79,6 @@ class Tiers:
                 checks.fail(self, name, f"{_EXPECTED}, or none")
         if self.file is not None and (not isinstance(self.file, str) or not self.file):
             checks.fail(self, "file", "the path of a directory, or none")
-        checks.one_of(self, "direct", (False, True))
         if self.direct and self.file is None:
             checks.reject(self, "direct", "got direct access without a file, expected both")
         if self.device is None and self.host is None and self.file is None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import ClassVar, Literal, TypeAlias, get_args
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from terarec.spec import checks
 from terarec.spec.checks import did_you_mean, quoted
@@ -45,11 +45,11 @@ class SplitByHash:
     kind: ClassVar[str] = "by_hash"
     valid: float = 0.1
     test: float = 0.0
-    seed: int = 0
+    seed: checks.NonNegativeInt64 = 0
 
     def __post_init__(self) -> None:
+        checks.check_fields(self)
         _shares(self)
-        checks.int64(self, "seed", minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,15 +64,14 @@ class SplitByUser:
     """
 
     kind: ClassVar[str] = "by_user"
-    column: str
+    column: checks.ColumnName
     valid: float = 0.1
     test: float = 0.0
-    seed: int = 0
+    seed: checks.NonNegativeInt64 = 0
 
     def __post_init__(self) -> None:
-        checks.column_name(self, "column")
+        checks.check_fields(self)
         _shares(self)
-        checks.int64(self, "seed", minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,7 +90,7 @@ class SplitByTime:
     """
 
     kind: ClassVar[str] = "by_time"
-    column: str
+    column: checks.ColumnName
     valid_from: float | str | None = None
     test_from: float | str | None = None
     train_from: float | str | None = None
@@ -99,7 +98,7 @@ class SplitByTime:
     test: float = 0.0
 
     def __post_init__(self) -> None:
-        checks.column_name(self, "column")
+        checks.check_fields(self)
         for threshold in ("valid_from", "test_from", "train_from"):
             _time(self, threshold)
         has_thresholds = self.valid_from is not None or self.test_from is not None
@@ -141,18 +140,15 @@ class LeaveOneOut:
     """
 
     kind: ClassVar[str] = "leave_one_out"
-    column: str
-    order: str
-    min_rows: int = 3
+    column: checks.ColumnName
+    order: checks.ColumnName
+    min_rows: Annotated[int, checks.whole(3)] = 3
     train: Literal["all", "last"] = "all"
 
     def __post_init__(self) -> None:
-        checks.column_name(self, "column")
-        checks.column_name(self, "order")
+        checks.check_fields(self)
         if self.order == self.column:
             checks.fail(self, "order", f"another column than that of the user, {self.column!r}")
-        checks.positive_int(self, "min_rows", minimum=3)
-        checks.one_of(self, "train", ("all", "last"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,16 +162,14 @@ class SplitByFiles:
     """
 
     kind: ClassVar[str] = "by_files"
-    valid: int = 1
-    test: int = 0
-    valid_fraction: float = 0.0
+    valid: checks.NonNegativeInt = 1
+    test: checks.NonNegativeInt = 0
+    valid_fraction: checks.Share = 0.0
 
     def __post_init__(self) -> None:
-        checks.positive_int(self, "valid", minimum=0)
-        checks.positive_int(self, "test", minimum=0)
+        checks.check_fields(self)
         if not self.valid and not self.test:
             checks.reject(self, "", "got 0 files for both, expected at least one for valid or test")
-        checks.finite_float(self, "valid_fraction", low=0.0, high=1.0)
         if self.valid_fraction == 1:
             checks.fail(self, "valid_fraction", "less than 1: the training part must not be empty")
         if self.valid_fraction and self.valid:
@@ -183,7 +177,7 @@ class SplitByFiles:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OneSplit:
+class OneSplit(checks.Checked):
     """All rows in one split: for files that a fitted workflow transforms, whatever split it was fitted with.
 
     Attributes:
@@ -192,9 +186,6 @@ class OneSplit:
 
     kind: ClassVar[str] = "one_split"
     split: Literal["train", "valid", "test"]
-
-    def __post_init__(self) -> None:
-        checks.one_of(self, "split", ("train", "valid", "test"))
 
 
 Split: TypeAlias = SplitByFraction | SplitByHash | SplitByUser | SplitByTime | LeaveOneOut | SplitByFiles | OneSplit
@@ -250,9 +241,9 @@ class SourceColumn:
     format: str | None = None
 
     def __post_init__(self) -> None:
+        checks.check_fields(self)
         if not isinstance(self.name, str) or not self.name:
             checks.fail(self, "name", "the name of a column")
-        checks.one_of(self, "type", ("text", "integer", "number", "hex32", "time"))
         if self.separator == "":
             checks.fail(self, "separator", "a text that is not empty")
         if self.format is not None:
@@ -298,7 +289,7 @@ class SourceSpec:
     cleaning: SourceCleaning = "values"
 
     def __post_init__(self) -> None:
-        checks.one_of(self, "format", ("delimited", "json_lines", "parquet", "arrow"))
+        checks.check_fields(self)
         if not self.columns:
             checks.reject(self, "columns", "got no column, expected at least one")
         checks.distinct(self, "columns", tuple(column.name for column in self.columns))
@@ -306,12 +297,8 @@ class SourceSpec:
         good = isinstance(self.delimiter, str) and bool(self.delimiter) and self.delimiter.isascii()
         if not good or any(mark in self.delimiter for mark in '"\r\n'):
             checks.fail(self, "delimiter", "ASCII characters, at least one, none of them a quote or a line end")
-        checks.one_of(self, "encoding", get_args(SourceEncoding))
-        checks.one_of(self, "cleaning", get_args(SourceCleaning))
         if self.encoding != "utf-8" and self.format != "delimited":
             checks.fail(self, "encoding", f"'utf-8', as the format is {self.format!r} and not 'delimited'")
-        for switch in ("header", "quote", "trim"):
-            checks.one_of(self, switch, (False, True))
         for column in self.columns:
             if self.format == "delimited" and column.separator and self.delimiter in column.separator:
                 checks.reject(self, "columns", f"separator of {column.name!r} holds the delimiter {self.delimiter!r}")
@@ -333,15 +320,14 @@ class LabelSpec:
         is_probability: Whether such a number must be from 0 to 1.
     """
 
-    name: str
+    name: checks.Name
     column: str | None = None
     positives: tuple[str, ...] = ()
     at_least: float | None = None
     is_probability: bool = False
 
     def __post_init__(self) -> None:
-        checks.name(self)
-        checks.one_of(self, "is_probability", (False, True))
+        checks.check_fields(self)
         if self.at_least is not None:
             checks.finite_float(self, "at_least")
             if self.positives:
@@ -373,7 +359,7 @@ class WorkflowSpec:
         version: The user's own count of this workflow's versions.
     """
 
-    name: str
+    name: checks.Name
     source: SourceSpec
     tables: Mapping[str, SourceSpec] = field(default_factory=dict)
     steps: tuple[OperatorSpec, ...] = ()
@@ -384,11 +370,10 @@ class WorkflowSpec:
     keys: tuple[str, ...] = ()
     weight: str | None = None
     metadata: tuple[str, ...] = ()
-    version: int = 1
+    version: checks.PositiveInt = 1
 
     def __post_init__(self) -> None:
-        checks.name(self)
-        checks.positive_int(self, "version")
+        checks.check_fields(self)
         if not self.labels:
             checks.reject(self, "labels", "got no label, expected at least one")
         names = (*(label.name for label in self.labels), *self.dense, *self.categorical, *self.keys)

@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,7 @@ from terarec.formats.hugectr.split_writer import add_key_offsets, create_writer
 from terarec.ragged import Ragged, offsets_of
 from terarec.spec import RecordLayout, RecordsSpec, SparseInput, checks
 from terarec.spec.checks import FieldError
-from terarec.spec.dataset import RECORD_KINDS, RecordKind
+from terarec.spec.dataset import RecordKind
 
 _FREQUENT = 32
 """Keys of a slot with an effect, the first ones: power laws make them frequent enough for a model to fit."""
@@ -111,22 +112,19 @@ class RecordGenerator:
 
     kind: RecordKind
     layout: RecordLayout
-    alpha: float | None = 1.2
+    alpha: Annotated[float, checks.number(0.0, 100.0, open_low=True)] | None = 1.2
     checksum: bool = True
     float_label_dense: bool = False
     is_length_random: bool = False
     is_planted: bool = False
-    seed: int = 0
+    seed: checks.NonNegativeInt = 0
 
     def __post_init__(self) -> None:
-        checks.one_of(self, "kind", RECORD_KINDS)
+        checks.check_fields(self)
         sizes = self.layout.slot_sizes
         if len(sizes) != self.layout.num_slots or any(size < 1 for size in sizes):
             expected = f"a size >= 1 for each of {self.layout.num_slots} slots"
             checks.reject(self, "layout", f"got slot_sizes {list(sizes)}, expected {expected}")
-        if self.alpha is not None:
-            checks.finite_float(self, "alpha", low=0.0, high=100.0, open_low=True)
-        checks.positive_int(self, "seed", minimum=0)
 
     @property
     def holds_integers(self) -> bool:
