@@ -243,15 +243,11 @@ class InferenceSession(ServedModel):
 
     @overload
     def predict(
-        self, dense_feature: Sequence[float], embeddingcolumns: Sequence[int], row_ptrs: Sequence[int], /
-    ) -> list[float]: ...
-    @overload
-    def predict(
         self,
         dense_feature: Sequence[float],
         embeddingcolumns: Sequence[int],
         row_ptrs: Sequence[int],
-        i64_input_key: bool,
+        i64_input_key: bool = ...,
         /,
     ) -> list[float]: ...
     @overload
@@ -335,15 +331,11 @@ class InferenceModel(ServedModel):
 
     @overload
     def predict(
-        self, dense_feature: Sequence[float], embeddingcolumns: Sequence[int], row_ptrs: Sequence[int], /
-    ) -> list[float]: ...
-    @overload
-    def predict(
         self,
         dense_feature: Sequence[float],
         embeddingcolumns: Sequence[int],
         row_ptrs: Sequence[int],
-        i64_input_key: bool,
+        i64_input_key: bool = ...,
         /,
     ) -> list[float]: ...
     @overload
