@@ -34,6 +34,7 @@ from terarec.spec.dataset import MISSING_KEY
 if TYPE_CHECKING:
     import torch
 
+    from terarec.data import BatchReader
     from terarec.etl.engine.phases import Progress
     from terarec.etl.workflow import ValueNames
     from terarec.metrics.ranking import RetrievalResults
@@ -92,7 +93,7 @@ class EvaluateOptions:
 
 def evaluate(options: EvaluateOptions, show: Show) -> None:
     """Run ``terarec evaluate``."""
-    from terarec.data import open_reader, read_spec
+    from terarec.data import read_spec
     from terarec.kernels import memory
     from terarec.models import TwoTower
     from terarec.models.artifact import load_model
@@ -114,7 +115,7 @@ def evaluate(options: EvaluateOptions, show: Show) -> None:
         options.run, options.checkpoint, device=device, allow_import=options.allow_import or ()
     )
     training, described = _training(options, spec.training), read_spec(options.data)
-    reader = open_reader(options.data, options.split, batch_size=training.batch_size, threads=training.reader_threads)
+    reader = _open(options.data, options.split, training)
     check_columns(described, options.data, trained_on, RunDirectory(options.run).dataset)
     labels = [label.name for label in trained_on.labels]
     names = _names(options.ids, options.data, options.allow_import)
@@ -135,9 +136,7 @@ def evaluate(options: EvaluateOptions, show: Show) -> None:
         model = narrow(model, numbers)
         training = dataclasses.replace(training, precision=numbers.products(spec))
         evaluator = Evaluator.of(training, build_objective(spec.objective, trained_on), labels, names=names)
-        reader = open_reader(
-            options.data, options.split, batch_size=training.batch_size, threads=training.reader_threads
-        )
+        reader = _open(options.data, options.split, training)
     with show.progress("evaluating", "samples") as progress:
         evaluation = evaluator.evaluate(model, reader, progress=lambda done: progress(done, total))
     if numbers != Numbers():
@@ -182,7 +181,7 @@ def calibrate(options: CalibrateOptions, show: Show) -> None:
     """Run ``terarec calibrate``."""
     from terarec.config import load_run
     from terarec.config.files import RUN_FILE
-    from terarec.data import open_reader, read_spec
+    from terarec.data import read_spec
     from terarec.formats import read_dataset
     from terarec.models.trained_columns import check_columns
     from terarec.train.calibrating import calibrate_run
@@ -194,7 +193,7 @@ def calibrate(options: CalibrateOptions, show: Show) -> None:
     check_columns(read_spec(options.data), options.data, read_dataset(trained_on), trained_on)
     report = calibrate_run(
         options.run,
-        open_reader(options.data, options.split, batch_size=training.batch_size, threads=training.reader_threads),
+        _open(options.data, options.split, training),
         options.method,
         checkpoint=options.checkpoint,
         device=resolve_device(options.device or "auto"),
@@ -204,6 +203,13 @@ def calibrate(options: CalibrateOptions, show: Show) -> None:
     figures |= {"method": options.method, "step": report.step, **report.after}
     figures |= {f"{name}_before": value for name, value in report.before.items()}
     show.result(f"{options.run} is calibrated", figures)
+
+
+def _open(data: Path, split: str, training: TrainingSpec) -> BatchReader:
+    """Open a split of data by the settings of a run."""
+    from terarec.data import open_reader
+
+    return open_reader(data, split, batch_size=training.batch_size, threads=training.reader_threads)
 
 
 def _training(options: EvaluateOptions, training: TrainingSpec) -> TrainingSpec:
@@ -225,12 +231,9 @@ def _retrieval(
     show: Show,
 ) -> dict[str, Any]:
     """Compute metrics of the items that the model finds among all items, and of the most popular ones beside them."""
-    from terarec.data import BatchReader, open_reader
     from terarec.train.retrieval import Popularity, evaluate_towers, user_column
 
-    def reader(split: str) -> BatchReader:
-        return open_reader(options.data, split, batch_size=training.batch_size, threads=training.reader_threads)
-
+    reader = partial(_open, options.data, training=training)
     # Items of the train split are candidates, too, and what users have seen is not recommended again.
     further = "train" in described.splits and options.split != "train"
     rank = partial(
@@ -263,13 +266,10 @@ def _next_items(
     show: Show,
 ) -> dict[str, Any]:
     """Compute metrics of the items that a sequence model ranks first, and of the most popular ones beside them."""
-    from terarec.data import BatchReader, open_reader
     from terarec.train.retrieval import Popularity
     from terarec.train.sequence_ranking import evaluate_sequences
 
-    def reader(split: str) -> BatchReader:
-        return open_reader(options.data, split, batch_size=training.batch_size, threads=training.reader_threads)
-
+    reader = partial(_open, options.data, training=training)
     k = None if options.k is None else _lengths(options.k)
     first_item = _first_item(options, model.item_key, described, model.first_item)
     total = described.num_rows(options.split)
