@@ -8,6 +8,7 @@ ALLOWED: dict[str, set[str]] = {
     "closer": set(),
     "user_code": set(),
     "parallel": {"closer"},
+    "repeating": set(),
     "ragged": set(),
     "lazy_imports": set(),
     "ops": {"spec", "kernels"},
@@ -31,7 +32,7 @@ ALLOWED: dict[str, set[str]] = {
         "user_code",
     },
     "data": {"closer", "lazy_imports", "parallel", "ragged", "spec", "io", "kernels", "formats", "batch"},
-    "memory": {"closer", "parallel", "spec", "io", "kernels", "ops", "formats"},
+    "memory": {"closer", "parallel", "repeating", "spec", "io", "kernels", "ops", "formats"},
     "storage": {"spec", "kernels", "ops", "memory"},
     "metrics": {"ragged", "spec"},
     "optim": {"spec", "ops", "storage"},
@@ -54,7 +55,7 @@ ALLOWED: dict[str, set[str]] = {
 ALLOWED["etl"].add("user_code")
 ALLOWED["dist"] = {"memory", "spec", "kernels", "io", "batch", "ops", "storage", "embedding"}
 ALLOWED["train"] = set(ALLOWED) - {"etl"}
-ALLOWED["ps"] = {"memory", "parallel", "spec", "formats", "kernels", "ops", "storage", "checkpoint"}
+ALLOWED["ps"] = {"memory", "parallel", "repeating", "spec", "formats", "kernels", "ops", "storage", "checkpoint"}
 ALLOWED["serve"] = {
     "memory",
     "closer",
@@ -70,7 +71,7 @@ ALLOWED["serve"] = {
     "models",
     "ps",
 }
-ALLOWED["serve"] |= {"checkpoint", "closer", "config", "export", "kernels", "parallel", "user_code"}
+ALLOWED["serve"] |= {"checkpoint", "closer", "config", "export", "kernels", "parallel", "repeating", "user_code"}
 ALLOWED["export"] = {"ragged", "spec", "io", "formats", "config", "batch", "nn", "embedding", "storage", "models"}
 ALLOWED["export"] |= {"checkpoint", "ps", "ops", "data", "metrics"}
 ALLOWED["apps"] = set(ALLOWED)

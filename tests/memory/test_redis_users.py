@@ -72,6 +72,6 @@ def test_a_process_goes_on_saying_so_after_any_error(
             wait_for(lambda: run.call_count > 1)
         client.delete(NAME)
         wait_for(lambda: client.zcard(NAME) == 1)
-        assert caplog.text.count("of the client") == 1
+        assert "of the client" in caplog.text
         users.close()
         server.close()

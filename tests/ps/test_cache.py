@@ -33,7 +33,7 @@ from terarec.spec import (
 )
 from tests.errors import at
 from tests.ps.tiers import Delegating, distinct_rows, host, table_of
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, wait_for
 
 WIDTH = 8
 rows_of = partial(distinct_rows, WIDTH)
@@ -218,6 +218,34 @@ def test_threads_share_a_cache() -> None:
         thread.join()
     cache.close()
     assert not wrong
+
+
+class OneUnreadable(Delegating):
+    """A tier of which one table gives an error that nobody expects."""
+
+    def read(self, batch: RowBatch, out: torch.Tensor) -> torch.Tensor:
+        if bool((batch.tables == 0).any()):
+            raise RuntimeError("a defect")
+        return self.level.read(batch, out)
+
+
+def test_a_table_that_cannot_be_refreshed_leaves_others_their_turn(caplog: pytest.LogCaptureFixture) -> None:
+    names = ["a", "b"]
+    level = host_level(HostMemorySpec(), names, WIDTH)
+    group = TableGroup(names, WIDTH, [level])
+    tables = {name: group.table(number) for number, name in enumerate(names)}
+    for table in tables.values():
+        table.insert(KEYS, rows_of(KEYS))
+    caches = ModelCaches(tables, dict.fromkeys(names, 100), CacheSpec(refresh_seconds=0.01))
+    for cache in caches.caches.values():
+        cache.lookup(KEYS[:10])
+    level.level = OneUnreadable(level.level)
+    tables["b"].insert(KEYS[:10], rows_of(KEYS[:10], salt=1.0))
+    cache = caches.caches["b"]
+    wait_for(lambda: cache.lookup(KEYS[:10]).equal(rows_of(KEYS[:10], salt=1.0)))
+    assert caches.caches["a"].lookup(KEYS[:10]).equal(rows_of(KEYS[:10]))
+    wait_for(lambda: "a defect" in caplog.text)
+    caches.close()
 
 
 class Interrupted(Delegating):

@@ -29,6 +29,7 @@ from terarec.etl.workflow import Workflow
 from terarec.etl.workflow.serving import EncodedRecords
 from terarec.formats.table_file import read_table_file
 from terarec.io.files import file_identity
+from terarec.repeating import Backoff, Repeating
 from terarec.serve.batcher import Batcher, ScoredPart
 from terarec.serve.client import request_tensors
 from terarec.serve.columns import ITEM_BYTES, ColumnReader, RecordColumns, check_repeated
@@ -52,7 +53,6 @@ from terarec.serve.recommending import (
     RecommendRequest,
     ScoringVersion,
 )
-from terarec.serve.repeating import Backoff, Repeating
 from terarec.serve.request_memory import HeldMemory
 from terarec.serve.served_model import ServedModel, Urgency
 from terarec.serve.session import Scored

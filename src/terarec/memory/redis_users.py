@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import uuid
 from collections.abc import Sequence
@@ -11,8 +10,8 @@ from contextlib import suppress
 
 from terarec.errors import StorageError
 from terarec.memory.redis_server import RedisServer, Request, request, request_on
+from terarec.repeating import RepeatedCall
 
-_LOGGER = logging.getLogger(__name__)
 USE_SECONDS = 600
 """After which a process that has not said that it has a table counts as gone."""
 
@@ -40,17 +39,16 @@ class RedisUsers:
         # Held during the exchanges, so that the thread says nothing of a table after this process has left it.
         self._lock = threading.Lock()
         self._joined: set[str] = set()
-        self._is_closed = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._saying: RepeatedCall | None = None
 
     def join(self) -> None:
         """Say that this process has all tables. A server that cannot be reached is told later."""
         with self._lock:
             self._joined = set(self._names)
             self._say()
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._repeat, name="terarec-redis-users", daemon=True)
-                self._thread.start()
+            if self._saying is None:
+                # Also after errors of any kind: of a thread that ended, others would remove the rows.
+                self._saying = RepeatedCall("terarec-redis-users", self._say_again, USE_SECONDS / 3)
 
     def leave(self, name: str) -> bool:
         """Say that this process has a table no more; return whether others have it.
@@ -66,25 +64,16 @@ class RedisUsers:
 
     def close(self) -> None:
         """Leave all tables."""
-        self._is_closed.set()
-        if self._thread is not None:
-            self._thread.join()
+        if self._saying is not None:
+            self._saying.close()
         with self._lock, suppress(StorageError):  # it is forgotten in time
             joined, self._joined = self._joined, set()
             if joined:
                 self._server.run([self._leaving(name) for name in sorted(joined)])
 
-    def _repeat(self) -> None:
-        has_failed = False
-        while not self._is_closed.wait(USE_SECONDS / 3):
-            try:
-                with self._lock:
-                    self._say()
-                has_failed = False
-            except Exception:  # of a thread that ended, others would remove the rows
-                if not has_failed:
-                    _LOGGER.exception("redis %s: the next try says which tables are in use", self._server.spec.address)
-                has_failed = True
+    def _say_again(self) -> None:
+        with self._lock:
+            self._say()
 
     def _say(self) -> None:
         names = sorted(self._joined)

@@ -6,7 +6,8 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
@@ -17,18 +18,19 @@ from torch import Tensor
 from terarec.errors import ConfigError, TerarecError
 from terarec.kernels.slots import TouchedMaps, admit_maps, new_slot_map, touch_maps
 from terarec.memory.batch_parts import batch_of, joined
+from terarec.memory.cache import SERVED_ROWS
 from terarec.memory.level import ChangeCounts
 from terarec.ops import BagLayout
 from terarec.ops.bag_lookup import pool_rows
 from terarec.parallel import FairLock
 from terarec.ps.cache_memory import CacheMemory
 from terarec.ps.table import Found, TableGroup
+from terarec.repeating import RepeatedCall
 from terarec.spec import CacheSpec
 
 _LOGGER = logging.getLogger(__name__)
 _MOST_WAITING = 64  # lookups whose missing keys wait to be read; those of later ones are dropped and missing again
 _EVICTED_SHARE = 64  # of the slots, at once: finding those of the fewest uses passes over all of them
-_UPDATE_ROWS = 1_024  # changed under one hold of the lock, for which a lookup waits: some 0.1 ms (Zen 4)
 _REFRESH_ATTEMPTS = 3  # for rows that an update changes at the same time
 
 
@@ -123,10 +125,15 @@ class GroupCache:
         self._counts = [dict.fromkeys(CacheStatistics.__dataclass_fields__, 0) for _ in rows]
         self._waiting: queue.Queue[tuple[int, Tensor] | None] = queue.Queue(_MOST_WAITING)
         self._reader: threading.Thread | None = None
-        self._refresher: threading.Thread | None = None
+        self._refresher: RepeatedCall | None = None
         self._is_closed = threading.Event()
         if spec.refresh_seconds:
-            self._refresher = _started("terarec-cache-refresh", self._refresh_in_turns)
+            self._refresher = RepeatedCall(
+                "terarec-cache-refresh",
+                self._refresh_all,
+                spec.refresh_seconds,
+                spec.refresh_delay_seconds or spec.refresh_seconds,
+            )
 
     def lookup(
         self,
@@ -288,8 +295,8 @@ class GroupCache:
             seen: The changes before the rows were read: they are left out after another one; None for rows that are as
                 new as any.
         """
-        for begin in range(0, keys.numel(), _UPDATE_ROWS):
-            part = slice(begin, begin + _UPDATE_ROWS)
+        for begin in range(0, keys.numel(), SERVED_ROWS):
+            part = slice(begin, begin + SERVED_ROWS)
             # Copied to the device and coded before the lock is taken, for which lookups wait.
             some, values = keys[part].to(self.device), self.memory.packed(rows[part])
             with self._lock:
@@ -299,8 +306,8 @@ class GroupCache:
 
     def update(self, place: int, keys: Tensor, rows: Tensor) -> None:
         """Set the rows ``float32[n, D]`` of those ``keys int64[n]`` of a table, distinct, that are here."""
-        for begin in range(0, keys.numel(), _UPDATE_ROWS):
-            part = slice(begin, begin + _UPDATE_ROWS)
+        for begin in range(0, keys.numel(), SERVED_ROWS):
+            part = slice(begin, begin + SERVED_ROWS)
             some = keys[part].to(self.device)
             with self._lock:
                 # Also where none of these keys is here: a lookup may be reading their former rows right now.
@@ -313,7 +320,7 @@ class GroupCache:
 
     def forget(self, place: int, keys: Tensor) -> None:
         """Remove the rows of ``keys int64[n]`` of a table."""
-        for some in torch.split(torch.unique(keys.to(self.device)), _UPDATE_ROWS):
+        for some in torch.split(torch.unique(keys.to(self.device)), SERVED_ROWS):
             with self._lock:
                 self._changes.note(place)
                 self._release(place, some)
@@ -353,17 +360,11 @@ class GroupCache:
             return keys.numel()
         return 0
 
-    def _refresh_in_turns(self) -> None:
-        pause = self.spec.refresh_delay_seconds or self.spec.refresh_seconds
-        while not self._is_closed.wait(pause):
-            pause = self.spec.refresh_seconds
-            for place in range(len(self.tables)):
-                try:
-                    self.refresh(place)
-                except TerarecError as error:
-                    _LOGGER.warning("embedding cache: refresh: %s; the rows stay as they are", error)
-                except Exception:  # a thread that ended would leave the rows as they are for good
-                    _LOGGER.exception("embedding cache: refresh: the rows stay as they are")
+    def _refresh_all(self) -> None:
+        # Each table in its turn, whatever error another one raises: its rows stay as they are.
+        with ExitStack() as turns:
+            for place in reversed(range(len(self.tables))):
+                turns.callback(self.refresh, place)
 
     def _read_later(self, place: int, missing: Tensor, occurrences: int) -> None:
         """Read rows of ``missing int64[n]``, distinct, in the background; a lookup has them `occurrences` times."""
@@ -374,7 +375,8 @@ class GroupCache:
                     raise queue.Full
                 if self._reader is None:
                     # Started by the first lookup that needs it: most caches read all rows at once.
-                    self._reader = _started("terarec-cache-read", self._read_waiting)
+                    self._reader = threading.Thread(target=self._read_waiting, name="terarec-cache-read", daemon=True)
+                    self._reader.start()
                 # Never waits for room: a lookup that defers its keys has to return at once.
                 self._waiting.put_nowait((place, missing))
             except queue.Full:
@@ -426,14 +428,8 @@ class GroupCache:
             self._waiting.put(None)
             self._reader.join()
         if self._refresher is not None:
-            self._refresher.join()
+            self._refresher.close()
         self._reader = self._refresher = None
-
-
-def _started(name: str, work: Callable[[], None]) -> threading.Thread:
-    thread = threading.Thread(target=work, name=name, daemon=True)
-    thread.start()
-    return thread
 
 
 def _of_each(values: Sequence[int] | Sequence[bool], ends: Sequence[int], device: torch.device) -> Tensor:

@@ -18,7 +18,7 @@ from terarec.config.files import CHECKPOINT_DIRECTORY
 from terarec.errors import ConfigError, TerarecError
 from terarec.formats.delta import StateId
 from terarec.ps.server import TableChange
-from terarec.serve.repeating import Repeating
+from terarec.repeating import Repeating
 from terarec.serve.session import InferenceSession
 
 

@@ -44,7 +44,7 @@ from terarec.io.opening import open_file
 from terarec.io.remote import PARTIAL_SUFFIX
 from terarec.io.removal import remove_tree, work_directory
 from terarec.models.artifact import extended_step
-from terarec.serve.repeating import Repeating
+from terarec.repeating import Repeating
 from terarec.serve.update_streams import UpdateStream
 from terarec.spec.checks import shortened
 

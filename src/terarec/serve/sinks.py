@@ -12,7 +12,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from typing_extensions import override
 
-from terarec.serve.repeating import Repeating
+from terarec.repeating import Repeating
 
 _LOGGER = logging.getLogger(__name__)
 

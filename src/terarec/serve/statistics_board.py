@@ -15,8 +15,8 @@ from typing import Generic, TypeVar
 
 from typing_extensions import override
 
+from terarec.repeating import Repeating
 from terarec.serve.metric_samples import MetricSamples
-from terarec.serve.repeating import Repeating
 from terarec.serve.statistics import ModelCounters, ModelStatistics
 
 _LOGGER = logging.getLogger(__name__)

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 from typing_extensions import override
 
 from terarec.errors import ConfigError, DataNotFoundError, StorageError, TerarecError
+from terarec.repeating import Backoff, Repeating
 from terarec.serve.loading import VersionLoader
 from terarec.serve.models import ModelState, ServedModels
 from terarec.serve.protocol import UnavailableError
-from terarec.serve.repeating import Backoff, Repeating
 from terarec.serve.repository import ModelRepository, RepositoryModel
 from terarec.serve.routing import Route, Router
 from terarec.serve.served_model import ServedModel

@@ -22,7 +22,7 @@ from typing import NoReturn
 
 from terarec.closer import close_all
 from terarec.errors import ConfigError, TerarecError
-from terarec.serve.repeating import Backoff
+from terarec.repeating import Backoff
 
 _LOGGER = logging.getLogger(__name__)
 

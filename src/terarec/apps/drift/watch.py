@@ -22,8 +22,8 @@ from terarec.formats import read_dataset
 from terarec.formats.block import ColumnBlock, merge, slice_rows
 from terarec.formats.dataset import DATASET_FILE
 from terarec.io.files import file_identity
+from terarec.repeating import Backoff, Repeating
 from terarec.serve.input_drift import InputDrift, ModelDrift
-from terarec.serve.repeating import Backoff, Repeating
 from terarec.serve.served_model import ServedModel
 
 WINDOW_RECORDS = 20_000

@@ -19,7 +19,7 @@ from terarec.hugectr.objects import UpdateSourceParams
 from terarec.hugectr.update_messages import UpdatedRows, broker_list, decode_message, topic_of
 from terarec.ps import ParameterServer
 from terarec.ps.table import last_places
-from terarec.serve.repeating import Backoff, Repeating
+from terarec.repeating import Backoff, Repeating
 from terarec.serve.update_streams import kafka_library
 from terarec.spec import ServedModelSpec
 

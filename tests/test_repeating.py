@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Work that repeats in a thread goes on after errors of any kind."""
 
+import queue
+import threading
+
 import pytest
 
 from terarec.errors import StorageError
-from terarec.serve.repeating import Repeating
-from tests.waiting import wait_for
+from terarec.repeating import RepeatedCall, Repeating
+from tests.waiting import PATIENCE, wait_for
 
 
 class Failing(Repeating):
@@ -30,3 +33,11 @@ def test_errors_are_logged_and_the_work_is_tried_again(caplog: pytest.LogCapture
         "failing: it is tried again",
     ]
     assert caplog.records[-1].exc_info is not None  # the traceback of what was not expected
+
+
+def test_a_function_is_called_first_after_a_pause_of_its_own() -> None:
+    calls: queue.Queue[str] = queue.Queue()
+    repeated = RepeatedCall("call", lambda: calls.put(threading.current_thread().name), 10 * PATIENCE, 0.001)
+    assert calls.get(timeout=PATIENCE) == "call"
+    repeated.close()
+    assert calls.empty()

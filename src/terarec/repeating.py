@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Repeating`: work that a thread repeats in the background; `Backoff`: when it tries again what has failed."""
+"""Work that a thread repeats in the background, of a class or a function; and when to try again what has failed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ import math
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
+
+from typing_extensions import override
 
 from terarec.errors import TerarecError
 
@@ -52,13 +55,15 @@ class Repeating(ABC):
     Args:
         name: Name of the thread.
         every_seconds: Seconds between the end of a call and the next one; None for no thread.
+        first_seconds: Seconds before the first call; None for as many.
     """
 
-    def __init__(self, name: str, every_seconds: float | None) -> None:
+    def __init__(self, name: str, every_seconds: float | None, first_seconds: float | None = None) -> None:
         self._is_closed = threading.Event()
         self._thread: threading.Thread | None = None
         if every_seconds is not None:
-            self._thread = threading.Thread(target=self._repeat, args=(every_seconds,), name=name, daemon=True)
+            pauses = every_seconds, every_seconds if first_seconds is None else first_seconds
+            self._thread = threading.Thread(target=self._repeat, args=pauses, name=name, daemon=True)
             self._thread.start()
 
     @abstractmethod
@@ -77,9 +82,10 @@ class Repeating(ABC):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _repeat(self, every_seconds: float) -> None:
+    def _repeat(self, every_seconds: float, pause: float) -> None:
         # The wait is the sleep, which `close` ends at once.
-        while not self._is_closed.wait(every_seconds):
+        while not self._is_closed.wait(pause):
+            pause = every_seconds
             try:
                 self.poll()
             except (TerarecError, OSError) as error:
@@ -87,3 +93,18 @@ class Repeating(ABC):
                 _LOGGER.warning("%s: %s; it is tried again", threading.current_thread().name, error)
             except Exception:  # a thread that ended would leave its owner behind for good
                 _LOGGER.exception("%s: it is tried again", threading.current_thread().name)
+
+
+class RepeatedCall(Repeating):
+    """Calls a function periodically in a thread; see `Repeating`, whose other arguments it takes."""
+
+    def __init__(
+        self, name: str, work: Callable[[], object], every_seconds: float, first_seconds: float | None = None
+    ) -> None:
+        self._work = work
+        super().__init__(name, every_seconds, first_seconds)
+
+    @override
+    def poll(self) -> int:
+        self._work()
+        return 1
