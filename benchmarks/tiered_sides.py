@@ -439,7 +439,7 @@ class Turns:
             skew=skew, share=slots / (FEATURES * plan.rows), page_cache=cache, hit_rate=use.hit_rate,
             rows_read=use.rows_read / steps, rows_written=use.rows_written / steps,
             table_mib=side.embedding.memory_bytes() / 2**20, disk_reads=self.disk_reads,
-            rows_mib=slots * ROW_BYTES / 2**20, budget_mib=data.stack.sizes.tiers.fast_bytes / 2**20,
+            rows_mib=slots * ROW_BYTES / 2**20, budget_mib=data.sizes.tiers.fast_bytes / 2**20,
         )  # fmt: skip
 
 

@@ -77,7 +77,7 @@ def joined(rows: RedisRows) -> RedisRows:
 
 
 OWNERS: dict[str, Callable[[Path], object]] = {
-    "memory.tier_stack.TierStack": lambda at: trained(Tiers(host="28KiB", file=str(at / "tiers"))),
+    "memory.arena_tiers.ArenaTiers": lambda at: trained(Tiers(host="28KiB", file=str(at / "tiers"))),
     "memory.row_file.RowFile": filled,
     "memory.row_file.PageReader": lambda _: PageReader(RowFileOptions(io="threads"), 64),
     "memory.shared.SharedDirectory": lambda _: SharedDirectory(SharedMemorySpec(name=f"terarec-test-{uuid4().hex}")),

@@ -254,7 +254,7 @@ def test_former_tiers_give_their_memory_back() -> None:
     table = TableSpec(name="t", rows=1000, width=8, tiers=Tiers(device="64KiB", host="1MiB"))
     tiered = EmbeddingCollection([table], [FeatureSpec(name="t", table="t")])
     tiered.tables["t"].import_(RowValues(keys=torch.arange(1000), weights=torch.ones(1000, 8)))
-    former = weakref.ref(tiered.arenas[0].data.stack.memory.below)  # type: ignore[union-attr]
+    former = weakref.ref(tiered.arenas[0].data.tiers.memory.below)  # type: ignore[union-attr]
     RowOptimizer(tiered, AdamSpec())
     gc.collect()
     assert former() is None
@@ -413,7 +413,7 @@ def test_rows_that_are_removed_before_their_update_are_not_written(tmp_path: Pat
     del pooled
     (rows,) = (arena.tiers for arena in collection.arenas)
     assert rows is not None
-    memory = rows.stack.opened()
+    memory = rows.tiers.opened()
     free = memory.victims(memory.capacity, 0, keeps_dirty=True)
     assert free.numel() == 4  # those of the removed rows
     if file:

@@ -50,15 +50,12 @@ def test_rows_make_room_for_the_indexes(tmp_path: Path, monkeypatch, kind: str, 
     keys = plain.tables["t"].keys()
     assert torch.equal(table.export(keys).weights, plain.tables["t"].export(keys).weights)
     data = tiered.arenas[0].data
-    memory = data.stack.memory
+    memory = data.tiers.memory
     held = memory if device is None else memory.below.level
     indexes = data.index_bytes
     assert indexes > budget / 8
     assert held.capacity < rows
-    assert (
-        held.capacity * ROW_BYTES + rows * SLOT_BYTES + indexes
-        <= budget * 1.1 + len(data.stack.sizes.key_bytes) * 40_000
-    )
+    assert held.capacity * ROW_BYTES + rows * SLOT_BYTES + indexes <= budget * 1.1 + len(data.sizes.key_bytes) * 40_000
 
 
 def test_indexes_that_fill_the_budget_are_named(tmp_path: Path, monkeypatch) -> None:
@@ -101,7 +98,7 @@ for first in range(0, 3_000_000, 100_000):
 for first in range(0, 1_500_000, 50_000):
     train(first)
 data = embedding.arenas[0].data
-print(held() - before, data.index_bytes, data.stack.memory.slots.used_slots)
+print(held() - before, data.index_bytes, data.tiers.memory.slots.used_slots)
 """
 
 

@@ -92,7 +92,7 @@ def test_tables_take_what_was_estimated(tmp_path, keyed, kind, optimizer):
         planned = sum(table.host_bytes - table.index_bytes for table in found.tables)
         arenas = {id(store.arena): store.arena for store in stores.values()}.values()
         memory = [arena.data for arena in arenas]
-        held = sum(data.memory_bytes - data.stack.memory.below.memory_bytes for data in memory)
+        held = sum(data.memory_bytes - data.tiers.memory.below.memory_bytes for data in memory)
         assert close(planned, held)
         return
     assert close(sum(table.host_bytes for table in found.tables), sum(store.memory_bytes for store in stores.values()))
@@ -135,8 +135,8 @@ def test_each_table_is_placed_by_itself(tmp_path, kib, partial):
     for arena in arenas:
         mine = [found[name] for name in arena.table_names]
         planned = sum(table.host_bytes - table.index_bytes for table in mine)
-        assert close(planned, arena.data.memory_bytes - arena.data.stack.memory.below.memory_bytes)
-        slots = arena.data.stack.memory.slots
+        assert close(planned, arena.data.memory_bytes - arena.data.tiers.memory.below.memory_bytes)
+        slots = arena.data.tiers.memory.slots
         held = slots.owners.tables[: slots.used_slots].bincount(minlength=3).tolist()
         for table, count in zip(mine, held, strict=True):
             if table.resident_share == 1:

@@ -69,7 +69,7 @@ class RowLoading:
         """Load the rows of the next part of the data; see `EmbeddingCollection.preload_next`."""
         for arena, tiers, readers in self._in_tiers():
             # Held while rows are found and loaded, so that none gets another key between. What reads files holds none.
-            with arena.lock, tiers.stack.lock:
+            with arena.lock, tiers.lock:
                 kept = [tiers.placement.keep(batch.to(tiers.device)) for batch in self._batches(readers, present)]
                 absent = 0
                 for batch in self._batches(readers, keys):

@@ -96,7 +96,7 @@ def share_tiers(arenas: Sequence[AnyArena]) -> None:
     budgets: dict[Tiers, TierBudget] = {}
     for arena in arenas:
         if arena.tiers is not None:
-            sizes = arena.tiers.stack.sizes
+            sizes = arena.tiers.sizes
             sizes.budget = budgets.setdefault(sizes.tiers, TierBudget())
             sizes.budget.add(sizes)
 

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from terarec.kernels.slots import Pin, RowBatch, row_set
+from terarec.memory.arena_tiers import ArenaTiers
 from terarec.memory.fast_tier import FastTier, TierUse
 from terarec.memory.initial_values import InitialValues
 from terarec.memory.lookahead import Lookahead
-from terarec.memory.tier_stack import TierStack
 
 _CPU = torch.device("cpu")
 _LOADED_AT_ONCE = 64 << 20  # bytes, in addition to the budget while they are read
@@ -127,13 +127,13 @@ class RowPlacement:
         batch: Number of trained batches that were placed.
 
     Args:
-        stack: The tiers.
+        tiers: The tiers.
         loader: Finds rows that have no slot.
     """
 
-    def __init__(self, stack: TierStack, loader: RowLoader) -> None:
+    def __init__(self, tiers: ArenaTiers, loader: RowLoader) -> None:
         self.batch = 0
-        self._stack = stack
+        self._tiers = tiers
         self._loader = loader
         self._pins: list[Pin] = []
         self._taken: list[Pin] = []
@@ -142,7 +142,7 @@ class RowPlacement:
     @property
     def use(self) -> TierUse:
         """Counters so far."""
-        return self._use.plus(self._stack.written)
+        return self._use.plus(self._tiers.written)
 
     def place(self, batch: RowBatch, *, purpose: str, is_trained: bool = True) -> PlacedRows:
         """Bring rows into the fast tier.
@@ -155,8 +155,8 @@ class RowPlacement:
         Raises:
             BudgetError: They do not fit next to the rows that pending gradients need.
         """
-        with self._stack.lock:
-            memory = self._stack.opened()
+        with self._tiers.lock:
+            memory = self._tiers.opened()
             self.batch += is_trained
             # Pinned before others are brought in, which evicts what is not.
             slots, used, absent = memory.slots.touch(batch.rows, pins=True)
@@ -174,8 +174,8 @@ class RowPlacement:
 
     def share_pin(self, pin: Pin) -> Pin:
         """Return another pin of the same slots."""
-        with self._stack.lock:
-            memory = self._stack.opened()
+        with self._tiers.lock:
+            memory = self._tiers.opened()
             # Pins are counted: the rows stay until both are released.
             memory.slots.pin(pin.slots)
             return memory.pin(pin.slots)
@@ -186,7 +186,7 @@ class RowPlacement:
         Returns:
             Whether they are still there.
         """
-        with self._stack.lock:
+        with self._tiers.lock:
             # Its slots may have other rows by now, which the gradient must not change.
             if pin.is_released:
                 return False
@@ -196,7 +196,7 @@ class RowPlacement:
 
     def take(self) -> None:
         """Note that an update by the gradients that wait begins; `updated` or another `take` ends it."""
-        with self._stack.lock:
+        with self._tiers.lock:
             # An update that failed is never reported, and must not pin rows for ever.
             self._release_taken()
             self._taken, self._pins = self._pins, []
@@ -208,29 +208,29 @@ class RowPlacement:
             slots: int64[n] each.
             table_lr: float32[T], factors of the learning rate; rows of tables with 0 did not change.
         """
-        with self._stack.lock:
-            memory = self._stack.opened()
+        with self._tiers.lock:
+            memory = self._tiers.opened()
             for changed in slots:
                 assert changed is not None, "gradients of tiered rows have places"
                 # Rows that were removed meanwhile are gone, and must not be written below.
                 changed = changed[memory.slots.is_held[changed]]
                 # Rows that did not change need not be written back.
                 if table_lr is not None:
-                    is_trained = table_lr.to(self._stack.device)[memory.slots.owners.tables[changed].long()] != 0.0
+                    is_trained = table_lr.to(self._tiers.device)[memory.slots.owners.tables[changed].long()] != 0.0
                     changed = changed[is_trained]
                 memory.slots.mark_changed(changed)
             self._release_taken()
 
     def keep(self, batch: RowBatch) -> Pin:
         """Pin the rows, which may repeat, that are in the fast tier, and return the pin."""
-        with self._stack.lock:
-            memory = self._stack.opened()
+        with self._tiers.lock:
+            memory = self._tiers.opened()
             return memory.pin(memory.slots.touch(batch.rows, pins=True).used)
 
     def make_room(self, rows: int) -> None:
         """Free slots of rows that are not pinned, until there is room for a number of rows."""
-        with self._stack.lock:
-            memory = self._stack.opened()
+        with self._tiers.lock:
+            memory = self._tiers.opened()
             missing = rows - memory.room
             if missing > 0 and memory.below is not None:
                 _release(memory, memory.victims(missing, self.batch))
@@ -249,7 +249,7 @@ class RowPlacement:
         Raises:
             BudgetError: They do not fit next to the rows that are pinned.
         """
-        self._stack.sizes.fit(memory, self._stack.device)
+        self._tiers.sizes.fit(memory, self._tiers.device)
         if memory.below is not None:
             memory.below.wait()  # rows that left the fast tier for the batch before may be wanted now
         # Each row once, since a slot belongs to one row.
@@ -274,7 +274,7 @@ class RowPlacement:
         # Without a slower tier a changed row has nowhere to go; one that was never trained can be drawn again.
         victims = memory.victims(wanted, self.batch, keeps_dirty=memory.below is None)
         if victims.numel() < missing:
-            raise self._stack.sizes.too_small(memory, needed, purpose)
+            raise self._tiers.sizes.too_small(memory, needed, purpose)
         _release(memory, victims)
 
     def _release_taken(self) -> None:
@@ -294,13 +294,13 @@ class ComingRows:
     """Reads rows before batches need them. Methods may be called by several threads.
 
     Args:
-        stack: The tiers.
+        tiers: The tiers.
         placement: Gives rows slots.
         ahead: Holds rows that have none yet.
     """
 
-    def __init__(self, stack: TierStack, placement: RowPlacement, ahead: Lookahead) -> None:
-        self._stack = stack
+    def __init__(self, tiers: ArenaTiers, placement: RowPlacement, ahead: Lookahead) -> None:
+        self._tiers = tiers
         self._placement = placement
         self._ahead = ahead
 
@@ -311,13 +311,13 @@ class ComingRows:
             batch: Rows, which may repeat.
             number: Number of the call of `RowPlacement.place` that needs them, counted from now on: 1 for the next.
         """
-        with self._stack.lock:
-            memory = self._stack.opened()
+        with self._tiers.lock:
+            memory = self._tiers.opened()
             if memory.below is None:
                 return
-            batch = batch.to(self._stack.device)
+            batch = batch.to(self._tiers.device)
             absent = memory.slots.mark_needed(batch.rows, self._placement.batch + number)
-            staged = self._ahead.reserve(batch.part(absent).to(_CPU), self._stack.format)
+            staged = self._ahead.reserve(batch.part(absent).to(_CPU), self._tiers.format)
             below = memory.below
         # Without the lock: the batch that trains must not wait for this read.
         staged.fill(below)
@@ -330,12 +330,12 @@ class ComingRows:
         Args:
             batch: Rows, which may repeat.
         """
-        with self._stack.lock:
-            memory = self._stack.opened()
+        with self._tiers.lock:
+            memory = self._tiers.opened()
             if memory.below is None:
                 return
-            absent = (memory.slots.find(batch.rows.to(self._stack.device)) < 0).nonzero()[:, 0].to(_CPU)
-            staged = self._ahead.reserve_part(batch.to(_CPU).part(absent), self._stack.format)
+            absent = (memory.slots.find(batch.rows.to(self._tiers.device)) < 0).nonzero()[:, 0].to(_CPU)
+            staged = self._ahead.reserve_part(batch.to(_CPU).part(absent), self._tiers.format)
             below = memory.below
         staged.fill(below)
 
@@ -349,10 +349,10 @@ class ComingRows:
         Returns:
             What keeps those there that it brought, and whether all of them had room.
         """
-        with self._stack.lock:
-            memory = self._stack.opened()
+        with self._tiers.lock:
+            memory = self._tiers.opened()
             absent = memory.slots.find(batch.rows) < 0
-            pin = memory.pin(torch.empty(0, dtype=torch.int64, device=self._stack.device))
+            pin = memory.pin(torch.empty(0, dtype=torch.int64, device=self._tiers.device))
             has_room = memory.below is not None
             if has_room:
                 has_room = self._load_some(memory, batch.part(absent.nonzero()[:, 0]), pin, evicts=evicts)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Stack`: levels of the same tables, one behind the other, the fastest first."""
+"""`Stack`: levels of the same served tables, one behind the other, the fastest first."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NoReturn
 
@@ -12,13 +13,13 @@ from torch import Tensor
 
 from terarec.errors import ConfigError
 from terarec.kernels.slots import RowBatch
-from terarec.memory.budget import described
+from terarec.memory.arena_tiers import ArenaTiers
+from terarec.memory.budget import TierSizes, described
 from terarec.memory.fast_tier import TierUse
 from terarec.memory.finite_rows import not_finite
 from terarec.memory.lookahead import Lookahead
 from terarec.memory.row_format import RowFormat
 from terarec.memory.row_placement import ComingRows, RowLoader, RowPlacement
-from terarec.memory.tier_stack import TierStack
 from terarec.ops.row_update import state_dtype
 from terarec.spec import DynamicTableSpec, TableSpec, Tiers
 
@@ -32,7 +33,7 @@ class TieredRows:
     may be called by several threads.
 
     Attributes:
-        stack: The tiers.
+        tiers: The tiers.
         placement: Brings rows of batches into the fast tier.
         coming: Reads rows of coming batches ahead.
         find_rows: For each table, what gives the arena rows int64[n] of ``keys int64[n]`` that it holds; set by
@@ -48,11 +49,11 @@ class TieredRows:
     def __init__(
         self, specs: Sequence[TableSpec | DynamicTableSpec], tiers: Tiers, *, seed: int, num_defaults: int = 0
     ) -> None:
-        self.stack = TierStack(specs, tiers, seed=seed, num_defaults=num_defaults)
+        self.tiers = ArenaTiers(specs, tiers, seed=seed, num_defaults=num_defaults)
         self._ahead = Lookahead()
-        self._loader = RowLoader(self.stack.first, self._ahead, keeps_initial=num_defaults > 0)
-        self.placement = RowPlacement(self.stack, self._loader)
-        self.coming = ComingRows(self.stack, self.placement, self._ahead)
+        self._loader = RowLoader(self.tiers.first, self._ahead, keeps_initial=num_defaults > 0)
+        self.placement = RowPlacement(self.tiers, self._loader)
+        self.coming = ComingRows(self.tiers, self.placement, self._ahead)
         self.find_rows: dict[int, Callable[[Tensor], Tensor]] = {}
 
     def __reduce__(self) -> NoReturn:
@@ -62,35 +63,45 @@ class TieredRows:
             ConfigError: Always.
         """
         raise ConfigError(
-            described(self.stack.specs),
+            described(self.tiers.specs),
             "in tiers, which are not copied or pickled; expected a model made anew, with "
             "load_state_dict() or a checkpoint",
         )
 
     @property
+    def sizes(self) -> TierSizes:
+        """How many rows the tiers hold."""
+        return self.tiers.sizes
+
+    @property
+    def lock(self) -> AbstractContextManager[object]:
+        """Held by whoever uses the tiers."""
+        return self.tiers.lock
+
+    @property
     def device(self) -> torch.device:
         """Device of the fast tier."""
-        return self.stack.device
+        return self.tiers.device
 
     @property
     def weights(self) -> Tensor:
         """Weights [C, D] of the fast tier."""
-        return self.stack.opened().weights.tensor
+        return self.tiers.opened().weights.tensor
 
     @property
     def state(self) -> dict[str, Tensor]:
         """Name -> optimizer state [C, D] or [C]."""
-        return {name: values.tensor for name, values in self.stack.opened().state.items()}
+        return {name: values.tensor for name, values in self.tiers.opened().state.items()}
 
     @property
     def state_names(self) -> tuple[str, ...]:
         """Names of the optimizer states."""
-        return self.stack.format.state_names
+        return self.tiers.format.state_names
 
     @property
     def row_bytes(self) -> int:
         """Bytes of a row's weights and state."""
-        return self.stack.format.num_bytes
+        return self.tiers.format.num_bytes
 
     @property
     def bytes_per_row(self) -> int:
@@ -100,17 +111,17 @@ class TieredRows:
     @property
     def memory_bytes(self) -> int:
         """Bytes of the slots that were used so far and of what the tiers below hold in memory."""
-        return self.stack.memory_bytes
+        return self.tiers.memory_bytes
 
     @property
     def capacity(self) -> int:
         """Number of rows that the fast tier has slots for at present."""
-        return self.stack.opened().capacity
+        return self.tiers.opened().capacity
 
     @property
     def index_bytes(self) -> int:
         """Bytes of host memory that the indexes of keys, and of rows in files, take."""
-        return self.stack.sizes.index_bytes
+        return self.tiers.sizes.index_bytes
 
     @property
     def use(self) -> TierUse:
@@ -119,15 +130,15 @@ class TieredRows:
 
     def initial_seed(self, table: int) -> int:
         """Return the seed of the initial weights of a table."""
-        return self.stack.first.seeds[table]
+        return self.tiers.first.seeds[table]
 
     def draw_by(self, table: int, keys_of: Callable[[Tensor], Tensor]) -> None:
         """Let initial weights of a table be those of other keys, which `keys_of` returns for the keys int64[n] here."""
-        self.stack.first.keys_of[table] = keys_of
+        self.tiers.first.keys_of[table] = keys_of
 
     def draw_columns(self, table: int, width: int, first: int) -> None:
         """Let initial weights of a table be some columns of those of a table of `width` columns, from `first` on."""
-        self.stack.first.columns[table] = (width, first)
+        self.tiers.first.columns[table] = (width, first)
 
     def attach_state(
         self, shapes: Sequence[tuple[str, tuple[int, ...]]], *, fills: Mapping[str, float] | None = None
@@ -141,10 +152,10 @@ class TieredRows:
         Raises:
             StorageError: Rows of more bytes than a tier below takes, or a budget that is too small for them.
         """
-        with self.stack.lock:
+        with self.tiers.lock:
             states = {name: (state_dtype(name), tuple(shape[1:])) for name, shape in shapes}
-            layout = RowFormat(self.stack.format.width, self.stack.format.dtype, states)
-            self.stack.set_format(layout, {name: (fills or {}).get(name, 0.0) for name in states})
+            layout = RowFormat(self.tiers.format.width, self.tiers.format.dtype, states)
+            self.tiers.set_format(layout, {name: (fills or {}).get(name, 0.0) for name in states})
             self._renew(keeps_state=False)
 
     def move(self, device: torch.device) -> None:
@@ -156,37 +167,37 @@ class TieredRows:
         """
         if device == self.device:
             return
-        self.stack.check_device(device)
-        with self.stack.lock:
-            self.stack.device = device
+        self.tiers.check_device(device)
+        with self.tiers.lock:
+            self.tiers.device = device
             self._renew(keeps_state=True)
 
     def _renew(self, *, keeps_state: bool) -> None:
         """Take the rows of tiers that are there into new ones, with their states or fresh ones."""
-        former = self.stack.memory
+        former = self.tiers.memory
         # Nothing was used yet: the first use makes tiers of the new format.
         if former is None:
             return
         # Staged rows have the former format.
         self._ahead.clear()
-        self.stack.renew(former)
+        self.tiers.renew(former)
         for table, find in self.find_rows.items():
             for keys, weights, state in former.items(table, former.rows_at_once):
                 keys = keys.to(self.device)
                 if not keeps_state:
-                    _, state = self.stack.format.empty(keys.numel(), self.device)
+                    _, state = self.tiers.format.empty(keys.numel(), self.device)
                     for name, values in state.items():
-                        values.fill_(self.stack.first.fills[name])
+                        values.fill_(self.tiers.first.fills[name])
                 self.write(table, find(keys), keys, weights, state)
-        self.stack.drop(former)
+        self.tiers.drop(former)
 
     def grow(self, rows: int) -> None:
         """Do nothing: rows take memory when they are first used."""
 
     def begin(self, table: int, rows: Tensor, keys: Tensor) -> None:
         """Let ``rows int64[n]`` be those of other keys from now on, which have their initial values."""
-        with self.stack.lock:
-            memory = self.stack.memory
+        with self.tiers.lock:
+            memory = self.tiers.memory
             if memory is not None:  # what was loaded ahead may be of keys that have lost these rows since
                 slots = memory.slots.find(rows)
                 memory.slots.release(slots[slots >= 0])
@@ -197,8 +208,8 @@ class TieredRows:
         return self._read(_batch(table, rows, keys))
 
     def _read(self, batch: RowBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        with self.stack.lock:
-            memory = self.stack.opened()
+        with self.tiers.lock:
+            memory = self.tiers.opened()
             slots = memory.slots.find(batch.rows)
             # Rows without a slot get those of slot 0 here, which are replaced below.
             weights = memory.weights.tensor[slots.clamp(min=0)]
@@ -222,8 +233,8 @@ class TieredRows:
         self._write(_batch(table, rows, keys), weights.to(rows.device), there)
 
     def _write(self, batch: RowBatch, weights: Tensor, state: Mapping[str, Tensor]) -> None:
-        with self.stack.lock:
-            memory = self.stack.opened()
+        with self.tiers.lock:
+            memory = self.tiers.opened()
             # Staged copies would bring the former values back when a batch takes them.
             self._ahead.drop(batch.rows)
             # A tier below takes whole rows only, so the present states are written again.
@@ -248,8 +259,8 @@ class TieredRows:
     def forget(self, table: int, rows: Tensor, keys: Tensor) -> None:
         """Forget distinct rows int64[n] of keys int64[n]: they have their initial values again."""
         batch = _batch(table, rows, keys)
-        with self.stack.lock:
-            memory = self.stack.memory
+        with self.tiers.lock:
+            memory = self.tiers.memory
             if memory is None:
                 return
             self._ahead.drop(batch.rows)
@@ -262,24 +273,24 @@ class TieredRows:
 
     def restart(self, table: int, seed: int) -> None:
         """Let rows of a table that are in no tier have the initial values of `seed`; rows that never changed go."""
-        with self.stack.lock:
+        with self.tiers.lock:
             # Rows with initial values of the former seed leave the fast tier and are drawn again when they are needed.
-            self.stack.first.seeds[table] = seed
-            memory = self.stack.memory
+            self.tiers.first.seeds[table] = seed
+            memory = self.tiers.memory
             if memory is not None:
                 memory.slots.release(memory.of_table(table))
                 self._ahead.clear()
 
     def items(self, table: int, chunk_rows: int) -> Iterator[tuple[Tensor, Tensor, dict[str, Tensor]]]:
         """Yield keys int64[n], weights [n, D] and states of the rows of a table that were trained or written."""
-        memory = self.stack.opened()
+        memory = self.tiers.opened()
         if memory.below is not None:
             self.flush()
         yield from memory.items(table, chunk_rows)
 
     def count(self, table: int) -> int:
         """Return the number of rows of a table that were trained or written."""
-        memory = self.stack.memory
+        memory = self.tiers.memory
         if memory is None:
             return 0
         if memory.below is None:
@@ -290,8 +301,8 @@ class TieredRows:
 
     def flush(self) -> None:
         """Write the changed rows of the fast tier to the tier below; they stay in both."""
-        with self.stack.lock:
-            memory = self.stack.memory
+        with self.tiers.lock:
+            memory = self.tiers.memory
             if memory is None or memory.below is None:
                 return
             memory.write_changed()
@@ -306,14 +317,14 @@ class TieredRows:
             StorageError: The disk is full or cannot be written.
             TrainingError: A row has weights that are not finite.
         """
-        with self.stack.lock:
-            memory = self.stack.opened()
+        with self.tiers.lock:
+            memory = self.tiers.opened()
             if memory.below is None:
                 return False
             # Files hold all rows that were trained only after this.
             self.flush()
             if table in memory.not_finite:
-                raise not_finite(self.stack.specs[table].name, memory.not_finite[table])
+                raise not_finite(self.tiers.specs[table].name, memory.not_finite[table])
             return memory.below.snapshot(table, directory)
 
     def adopt(self, table: int, directory: Path) -> bool:
@@ -325,22 +336,22 @@ class TieredRows:
         Raises:
             StorageError: The file is damaged, or the disk is full.
         """
-        with self.stack.lock:
-            is_held = self.stack.adopt(table, directory)
+        with self.tiers.lock:
+            is_held = self.tiers.adopt(table, directory)
             if is_held:
                 self._ahead.clear()
             return is_held
 
     def close(self) -> None:
         """Release files; rows that are not in the fast tier are lost."""
-        with self.stack.lock:
+        with self.tiers.lock:
             self._ahead.clear()
-            self.stack.close()
+            self.tiers.close()
 
     def reset_defaults(self, weights: Tensor) -> None:
         """Set the default rows to ``weights [T, D]`` and their state to its initial values."""
-        with self.stack.lock:
-            self.stack.reset_defaults(weights)
+        with self.tiers.lock:
+            self.tiers.reset_defaults(weights)
 
 
 def _batch(table: int, rows: Tensor, keys: Tensor) -> RowBatch:

@@ -46,7 +46,7 @@ class DynamicTable:
         # Tiers move rows by their keys when they are created again, and subtract key indexes from the budget.
         if isinstance(arena.data, TieredRows):
             arena.data.find_rows[self.number] = self._find_from_anywhere
-            arena.data.stack.sizes.key_bytes[self.number] = self._key_bytes
+            arena.data.sizes.key_bytes[self.number] = self._key_bytes
 
     @property
     def keyed(self) -> DynamicTable:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`TierStack`: the fast tier of an arena and the tiers below it, created, replaced and closed together."""
+"""`ArenaTiers`: the fast tier of a trained arena and those below it, created, replaced and closed together."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from terarec.memory.write_behind import WrittenBehind
 from terarec.spec import DynamicTableSpec, TableSpec, Tiers
 
 
-class TierStack:
+class ArenaTiers:
     """The tiers of an arena. They are made when they are first needed, and again for other rows or another device.
 
     Attributes:
