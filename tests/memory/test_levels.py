@@ -2,7 +2,8 @@
 """Levels below the fast tier."""
 
 import threading
-from concurrent.futures import Future
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from terarec.memory.table_stores import TableStore, TableStores
 from terarec.memory.write_behind import WrittenBehind
 from tests.errors import at
 from tests.memory.memory_row_store import MemoryRowStore
+from tests.waiting import PATIENCE, wait_for
 
 ROW_BYTES = 16
 
@@ -168,6 +170,69 @@ class Gated(TableStores):
         if self.is_full and 13 in held.keys:
             raise StorageError("disk: full")
         super().write(held, values)
+
+
+def test_reads_do_not_wait_for_rows_that_are_written_below() -> None:
+    """They waited for the disk while a write made room, and during a commit."""
+    level = Gated()
+    cache = Cache(ROW_BYTES, [4], level, slot_bytes=10, name="host", keeps_read=True, serves=True)
+    cache.write(batch(0, 1, 2, 3), rows(10, 11, 12, 14))
+    changes: list[tuple[Callable[[], None], dict[int, int]]] = [
+        (lambda: cache.write(batch(4, 0), rows(20, 21)), {0: 10, 1: 11, 2: 12, 3: 14}),
+        (lambda: cache.commit({}), {0: 21, 4: 20}),
+    ]
+    with ThreadPoolExecutor() as pool:
+        for change, there in changes:
+            level.gate.clear()
+            changing = pool.submit(change)
+            try:
+                wait_for(cache.parts[0].writing.locked)
+                out = rows(*there)
+                assert pool.submit(cache.read, batch(*there), out).result(PATIENCE).all()
+                assert out[:, 0].tolist() == list(there.values())
+            finally:
+                level.gate.set()
+            changing.result(PATIENCE)
+    out = rows(*range(5))
+    assert level.read(batch(*range(5)), out).all()
+    assert out[:, 0].tolist() == [21, 11, 12, 14, 20]
+
+
+def test_rows_stay_where_the_level_below_takes_none() -> None:
+    level = Full([TableStore(MemoryRowStore(ROW_BYTES))])
+    cache = Cache(ROW_BYTES, [4], level, slot_bytes=10, name="host")
+    cache.write(batch(0, 1, 2, 3), rows(0, 1, 2, 3))
+    level.is_full = True
+    for change in (lambda: cache.write(batch(4, 5), rows(4, 5)), lambda: cache.commit({})):
+        with pytest.raises(NoSpaceError):
+            change()
+        out = rows(9, 9, 9, 9)
+        assert cache.read(batch(0, 1, 2, 3), out).all()
+        assert out[:, 0].tolist() == [0, 1, 2, 3]
+    level.is_full = False
+    cache.write(batch(4, 5, 6, 7), rows(4, 5, 6, 7))
+    cache.commit({})
+    assert level.count(0) == 8
+
+
+class Interrupted(TableStores):
+    """Stores of which something else happens before rows are erased."""
+
+    then: Callable[[], object] = staticmethod(lambda: None)
+
+    def erase(self, held: RowBatch) -> None:
+        self.then()
+        super().erase(held)
+
+
+def test_rows_that_are_read_while_they_are_erased_are_not_kept() -> None:
+    level = Interrupted([TableStore(MemoryRowStore(ROW_BYTES))])
+    level.write(batch(1, 2), rows(1, 2))
+    cache = Cache(ROW_BYTES, [4], level, slot_bytes=10, name="host", keeps_read=True)
+    level.then = lambda: cache.read(batch(1, 2), rows(0, 0))
+    cache.erase(batch(1))
+    assert cache.read(batch(1, 2), rows(0, 0)).tolist() == [False, True]
+    assert len(cache) == 1
 
 
 def test_rows_that_are_being_written_are_waited_for() -> None:

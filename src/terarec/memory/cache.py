@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -112,10 +112,10 @@ class Cache:
         """Give up slots until `capacity` are left, writing changed rows to the level below, and their memory."""
         # Only training gives slots up, whose rows are in one part.
         (part,) = self.parts
-        with self._lock:
-            write_back = self._write_back_of(part)
-            if write_back is not None:
-                part.lower(capacity, write_back)
+        below = self.below
+        if below is not None:
+            with part.writing, self._lock:
+                part.lower(capacity, lambda slots: _write_changed(below, part, part.slots.by_table(slots)))
 
     def read(self, batch: RowBatch, out: Tensor) -> Tensor:
         """Copy rows; see `Level.read`."""
@@ -185,18 +185,28 @@ class Cache:
         """Set rows; see `Level.write`."""
         for number, places in self._by_part(batch):
             part, rows, mine = self.parts[number], batch.part(places), values[places]
-            write_back = self._write_back_of(part)
-            at_once = max(1, min(part.capacity // 2, self._at_once)) if write_back is not None else self._at_once
+            at_once = max(1, min(part.capacity // 2, self._at_once)) if self.below is not None else self._at_once
             num_reads = self._num_reads
             for begin in range(0, rows.rows.numel(), at_once):
                 some = slice(begin, begin + at_once)
-                piece, piece_values = rows.part(some), mine[some]
-                with self._lock:
-                    self._changes.note(number)
-                    part.write(piece, piece_values, write_back)
+                self._write_piece(number, rows.part(some), mine[some])
                 if self._serves and begin % _PAUSED_ROWS == 0 and num_reads != (num_reads := self._num_reads):
                     # A core shared with lookups goes back to them now, not at the scheduler's next tick (up to 4 ms).
                     time.sleep(_PAUSE_SECONDS)
+
+    def _write_piece(self, number: int, rows: RowBatch, values: Tensor) -> None:
+        part, below, is_again = self.parts[number], self.below, False
+        with part.writing:
+            while True:
+                with self._lock:
+                    leaving = part.write(rows, values, is_backed=below is not None, is_again=is_again)
+                    if not leaving.numel():
+                        self._changes.note(number)
+                        return
+                assert below is not None, "without it no row leaves"
+                # They are still here, for reads, and also if the level below fails.
+                self._write_back(below, part, leaving, leaves=True)
+                is_again = True  # a read may have taken the room
 
     def erase(self, batch: RowBatch) -> None:
         """Remove rows; see `Level.erase`."""
@@ -204,13 +214,18 @@ class Cache:
             part, rows = self.parts[number], batch.part(places)
             for begin in range(0, rows.rows.numel(), self._at_once):
                 some = rows.part(slice(begin, begin + self._at_once))
-                with self._lock:
-                    self._changes.note(number)
-                    # The level below erases within the same hold: a read between the two would find the row there and
-                    # keep it. It does so first: if it fails, an older row there must not show.
-                    if self.below is not None:
-                        self.below.erase(some)
-                    part.erase(some.rows)
+                with part.writing:
+                    with self._lock:
+                        self._changes.begin(number)  # what reads find below until the end, they do not keep
+                    try:
+                        # The level below does so first: if it fails, an older row there must not show.
+                        if self.below is not None:
+                            self.below.erase(some)
+                        with self._lock:
+                            part.erase(some.rows)
+                    finally:
+                        with self._lock:
+                            self._changes.end(number)
 
     def _forget(self) -> None:
         """Drop all rows that were not changed: the level below has others now."""
@@ -227,7 +242,7 @@ class Cache:
             clear_rows(self, table)
             return
         for number in self._numbers_of(table):
-            with self._lock:
+            with self.parts[number].writing, self._lock:
                 self._changes.note(number)
                 self.parts[number].clear()
 
@@ -275,7 +290,10 @@ class Cache:
     def take_over(self, table: int, store: RowStore) -> None:
         """Hold the rows of a store; see `FileLevel.take_over`."""
         assert self.below is not None, "rows in memory alone have no store"
-        with self._lock:
+        with ExitStack() as stack:
+            for part in self._parts_of(table):
+                stack.enter_context(part.writing)
+            stack.enter_context(self._lock)
             # Nothing is written back, since the store replaces all rows of the table.
             for number in self._numbers_of(table):
                 self._changes.note(number)
@@ -309,15 +327,26 @@ class Cache:
                 assert isinstance(places, Tensor)
                 yield span.table * self._num_partitions + number, places + span.begin
 
-    def _write_back_of(self, part: CachedPart) -> Callable[[Tensor], None] | None:
-        return None if self.below is None else partial(self._write_back, self.below, part)
+    def _write_back(self, below: FileLevel, part: CachedPart, slots: Tensor, *, leaves: bool) -> None:
+        """Write the changed rows of pinned slots below, and unpin them; the caller holds `writing` of the part alone.
 
-    def _write_back(self, below: FileLevel, part: CachedPart, slots: Tensor) -> None:
-        if slots.numel():
-            # The level below has a store for each table, which takes a slice of the batch where rows of a table lie
-            # together.
-            slots = part.slots.by_table(slots)
-            below.write(part.owners(slots), part.values[slots])
+        Args:
+            below: The level.
+            part: The part.
+            slots: int64[n], table by table.
+            leaves: Whether the rows lose their slots.
+        """
+        is_written = False
+        try:
+            # Not under the lock: reads need not wait for a disk.
+            _write_changed(below, part, slots)
+            is_written = True
+        finally:
+            with self._lock:
+                if is_written and leaves:
+                    part.leave(slots)
+                else:
+                    part.stay(slots, is_written=is_written)
 
     def _flush(self) -> None:
         if self.below is None:
@@ -326,8 +355,13 @@ class Cache:
             with self._lock:
                 changed = part.slots.is_dirty[: part.slots.used_slots].nonzero()[:, 0]
             for slots in torch.split(changed, _WRITTEN_ROWS):
-                # A row may have been written or evicted since the list was made.
-                with self._lock:
-                    dirty = slots[part.slots.is_dirty[slots]]
-                    self._write_back(self.below, part, dirty)
-                    part.note_written(dirty)
+                with part.writing:
+                    # A row may have been written or evicted since the list was made.
+                    with self._lock:
+                        leaving = part.kept(slots[part.slots.is_dirty[slots]])
+                    self._write_back(self.below, part, leaving, leaves=False)
+
+
+def _write_changed(below: FileLevel, part: CachedPart, slots: Tensor) -> None:
+    if slots.numel():
+        below.write(part.owners(slots), part.values[slots])

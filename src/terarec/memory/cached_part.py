@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import torch
@@ -57,6 +58,8 @@ class CachedPart:
 
     Attributes:
         slots: Map of the rows that are here.
+        writing: Held by whoever changes rows or writes them below, before that lock: so changed rows, and those that
+            are pinned, stay as they are while the lock is released.
         evicted: Rows that gave their slots to others for good.
 
     Args:
@@ -87,6 +90,7 @@ class CachedPart:
         if capacity is None:
             capacity = max(1, memory.total_bytes() // (row_bytes + slot_bytes))
         self.slots = new_slot_map(max(1, capacity), _CPU, is_sparse=self._grows)
+        self.writing = threading.Lock()
         self._limit = SlotLimit(self.slots)
         self._rows = GrowingTensor((row_bytes,), torch.uint8, _CPU)
         if not self._grows:
@@ -137,13 +141,17 @@ class CachedPart:
             first = self._limit.lower(capacity, write_back)
             self._rows.discard(first, self.slots.capacity)
 
-    def write(self, batch: RowBatch, values: Tensor, write_back: Callable[[Tensor], None] | None) -> None:
-        """Set distinct rows to ``values uint8[n, row_bytes]``.
+    def write(self, batch: RowBatch, values: Tensor, *, is_backed: bool, is_again: bool = False) -> Tensor:
+        """Set distinct rows to ``values uint8[n, row_bytes]``, or name those that have to be written below first.
 
         Args:
             batch: The rows.
             values: As above.
-            write_back: Takes the slots of changed rows that lose them; None if nothing takes them.
+            is_backed: Whether a level below takes changed rows that lose their slots.
+            is_again: Whether this repeats a call that named some.
+
+        Returns:
+            Slots int64[m] of changed rows, table by table, for `leave` or `stay` to unpin; none where the rows are set.
 
         Raises:
             BudgetError: Nothing takes them, and there is no room.
@@ -151,31 +159,55 @@ class CachedPart:
         """
         # Pinned, since making room for the absent rows of the batch must not evict those that are here. Where nothing
         # takes rows that lose their slots, none does here.
-        is_pinned = write_back is not None
-        if is_pinned or self._overflow is not None:
-            slots, used, absent = self.slots.touch(batch.rows, pins=is_pinned)
+        if is_again:  # a use is counted once
+            slots = self.slots.find(batch.rows)
+            used, absent = slots[slots >= 0], (slots < 0).nonzero()[:, 0]
+            self.slots.pin(used)
+        elif is_backed or self._overflow is not None:
+            slots, used, absent = self.slots.touch(batch.rows, pins=is_backed)
         else:
             slots = used = self.slots.find(batch.rows)
             absent = (slots < 0).nonzero()[:, 0]
         try:
             if absent.numel() > self._limit.room:
-                self._make_room(absent.numel(), write_back)
+                leaving = self._make_room(absent.numel(), is_backed=is_backed)
+                if leaving.numel():
+                    return self.kept(leaving)
             if absent.numel():
                 new = self._assign(batch.part(absent))
                 self.slots.unpin(new)
                 slots[absent] = new
         finally:
-            if is_pinned:
+            if is_backed:
                 self.slots.unpin(used)
         # On one thread where others look rows up: a team of threads would wait for its slowest where cores are busy.
         # 1 M rows then took 24 s, and 3 to 7 s on one thread (14 runnable threads, two Zen 4 cores).
-        scatter_rows([RowPart(self.values, 0)], slots, values, threads=None if write_back is not None else 1)
+        scatter_rows([RowPart(self.values, 0)], slots, values, threads=None if is_backed else 1)
         # Where nothing takes rows, none waits to be written.
-        if write_back is not None:
+        if is_backed:
             self.slots.mark_changed(slots)
         self.note_use(slots)
         if self._overflow is not None:
             self._evict_overflow(self._overflow, slots)
+        return slots[:0]
+
+    def kept(self, slots: Tensor) -> Tensor:
+        """Pin ``slots int64[n]``, distinct, until `leave` or `stay`, and return them table by table."""
+        self.slots.pin(slots)
+        # The level below has a store for each table, which takes a slice of a batch where rows of a table lie together.
+        return self.slots.by_table(slots)
+
+    def leave(self, slots: Tensor) -> None:
+        """Take the rows of pinned ``slots int64[n]`` away, which the level below has by now."""
+        self.slots.unpin(slots)
+        self.slots.release(slots)
+
+    def stay(self, slots: Tensor, *, is_written: bool) -> None:
+        """Unpin ``slots int64[n]`` of changed rows; `is_written` says whether the level below has them by now."""
+        self.slots.unpin(slots)
+        if is_written:
+            self.slots.is_dirty[slots] = False
+            self._has_unchanged = True
 
     def keep(self, batch: RowBatch, values: Tensor) -> None:
         """Hold rows of the level below, which may repeat, in place of others that it has: nothing is written there."""
@@ -193,11 +225,6 @@ class CachedPart:
         # `assign` pins what it places, for rows that gradients wait for; here nothing waits.
         self.slots.unpin(slots)
         scatter_rows([RowPart(self.values, 0)], slots, values, firsts)
-
-    def note_written(self, slots: Tensor) -> None:
-        """Note that the level below has the rows of ``slots int64[n]`` as they are here."""
-        self.slots.is_dirty[slots] = False
-        self._has_unchanged = True
 
     def read(self, slots: Tensor, out: Tensor) -> None:
         """Copy the rows of ``slots int64[n]`` to ``out uint8[n, row_bytes]``; none for -1."""
@@ -233,8 +260,9 @@ class CachedPart:
         memory.require((target - capacity) * (self._row_bytes + self._slot_bytes), self._name)
         self._rows.grow(target)
 
-    def _make_room(self, wanted: int, write_back: Callable[[Tensor], None] | None) -> None:
-        if write_back is None:
+    def _make_room(self, wanted: int, *, is_backed: bool) -> Tensor:
+        """Take unchanged rows away for `wanted` others; return the slots of changed ones that have to go, too."""
+        if not is_backed:
             num_rows = len(self.slots)
             needed = (num_rows + wanted) * (self._row_bytes + self._slot_bytes)
             raise BudgetError(
@@ -245,9 +273,9 @@ class CachedPart:
                 needed_bytes=needed,
             )
         victims = self._least_used(wanted)
-        # Written before they are released: if the level below fails, the rows are still here.
-        write_back(victims[self.slots.is_dirty[victims]])
-        self.slots.release(victims)
+        is_changed = self.slots.is_dirty[victims]
+        self.slots.release(victims[~is_changed])
+        return victims[is_changed]
 
     def _least_used(self, wanted: int, *, keeps_dirty: bool = False) -> Tensor:
         """Return slots to release so that `wanted` more rows have room."""
