@@ -26,8 +26,13 @@ def requested(ranks: Ranks, files: Path) -> tuple[dict[str, list[int]], list[dic
     assert isinstance(tables, ShardedCollection)
     share = ranks.share(BATCH)
     jagged, labels = samples(0, NAMES).part(share.start, share.stop)
-    tables.prefetch_rows(tables.requested_rows(replace(jagged, names=("renamed", "columns"))))  # ranks request nothing
+    renamed = replace(jagged, names=("renamed", "columns"))
+    tables.prefetch_rows(tables.requested_rows(renamed))  # ranks request nothing
     alone = tables.requested_rows(jagged)
+    tables.columns = dict(zip(NAMES, renamed.names, strict=True))
+    of_columns = tables.requested_rows(renamed)
+    assert all(torch.equal(rows, of_columns[name]) for name, rows in alone.items())
+    tables.columns = {}
     sent = ranks.sent_bytes["rows to read ahead"]
     tables.read_ahead_apart()
     with ThreadPoolExecutor(1) as thread:

@@ -242,11 +242,27 @@ def test_rows_that_are_read_ahead(tmp_path: Path, monkeypatch, kind: str, pieces
 
 
 def test_features_that_a_batch_does_not_have_are_not_read_ahead(tmp_path: Path) -> None:
-    """A graph may read a column under another name: its training ended."""
+    """A model may give a feature another column, of which the collection does not know: its training ended."""
     tiered = in_tiers(STATIC, Tiers(host=TIGHT, file=str(tmp_path)))
     for number in (1, len(NAMES)):
         tiered.prefetch(replace(BATCHES[1], names=(*map(str, range(number)), *NAMES[number:])))
     assert tiered(BATCHES[1]).pooled.shape[0] == BATCHES[1].batch_size
+
+
+def test_rows_of_columns_with_other_names_are_read_ahead(tmp_path: Path) -> None:
+    """They were read when a step looked them up."""
+    renamed = {name: f"column {number}" for number, name in enumerate(NAMES)}
+    cases: list[dict[str, str]] = [{}, renamed, {NAMES[0]: "column 0"}]
+    staged = []
+    for number, columns in enumerate(cases):
+        tiered = in_tiers(STATIC, Tiers(host=TIGHT, file=str(tmp_path / str(number))))
+        tiered.columns = columns
+        optimizer = RowOptimizer(tiered, AdamSpec(lr=0.05))
+        for jagged in BATCHES:
+            tiered.prefetch(replace(jagged, names=tuple(columns.get(name, name) for name in jagged.names)))
+            step(tiered, optimizer, jagged)
+        staged.append(use_of(tiered).staged)
+    assert staged[0] == staged[1] == staged[2] > 0
 
 
 def test_former_tiers_give_their_memory_back() -> None:

@@ -6,19 +6,32 @@ import itertools
 import json
 import shutil
 from bisect import bisect_left
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from terarec.data import open_reader
 from terarec.data.reader import DatasetSource
+from terarec.embedding import EmbeddingCollection
 from terarec.errors import ConfigError, DataNotFoundError, KeysetError
 from terarec.formats import read_dataset
 from terarec.formats.block import bags_of
 from terarec.formats.container import read_tensors, write_tensors
 from terarec.formats.parts import PARTS_FILE, read_part_keys, read_parts, write_parts
-from terarec.spec import AdaGradSpec, DLRMSpec, DynamicTablesSpec, Tiers, TrainingSpec, freq
+from terarec.spec import (
+    AdaGradSpec,
+    DLRMSpec,
+    DynamicTablesSpec,
+    FeatureSpec,
+    TableSpec,
+    Tiers,
+    TrainingSpec,
+    freq,
+)
 from terarec.train import build
 from terarec.train.devices import collections_in_tiers
+from terarec.train.passes import _keys
 from tests.params import in_every_run
 from tests.train.small_run import assert_same, changed, weights
 from tests.train.test_tiers import with_tiers
@@ -105,6 +118,16 @@ def test_a_part_is_loaded_before_its_first_step(tmp_path, spec, parted):
         }
     assert len(ahead) == 5  # after the last part there is none
     assert report.tiers.hits > 0.9 * report.tiers.lookups  # but for keys of the valid split alone
+
+
+def test_keys_of_a_column_are_those_of_the_features_that_read_it():
+    """Rows of features with other names than columns were loaded when a step looked them up."""
+    tables = [TableSpec(name="t", rows=9, width=4)]
+    collection = EmbeddingCollection(tables, [FeatureSpec(name=name, table="t") for name in "fgh"])
+    collection.columns = {"f": "c", "h": "c"}
+    keysets = SimpleNamespace(keys=lambda part: {"c": np.array([1, part]), "g": np.array([2]), "h": np.array([3])})
+    (keys,) = _keys(keysets, 5, [collection])
+    assert {name: values.tolist() for name, values in keys.items()} == {"f": [1, 5], "g": [2], "h": [1, 5]}
 
 
 @pytest.mark.parametrize("drop_last", [False, True])

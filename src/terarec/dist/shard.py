@@ -101,6 +101,7 @@ class ShardedCollection(nn.Module):
         tables: The tables of all ranks by name, as checkpoints hold them: each rank's part has the keys of the whole.
         local: Collection of the parts of the tables on this rank.
         placed: The tables.
+        columns: Columns of a batch of features with other names; see `EmbeddingCollection`.
         output_width: Columns of the pooled output.
 
     Args:
@@ -123,6 +124,7 @@ class ShardedCollection(nn.Module):
             )
         placements, rank = plan.placements, ranks.rank
         self.features, self.output_width = collection.features, collection.output_width
+        self.columns = collection.columns
         self.placed = [PlacedTable(spec, placements[spec.name], plan) for spec in collection.specs]
         self.local = EmbeddingCollection(
             [table.part(rank) for table in self.placed],
@@ -318,8 +320,8 @@ class ShardedCollection(nn.Module):
         }
 
     def _keys_of(self, jagged: Jagged) -> dict[str, Tensor]:
-        names = {feature.name for feature in self.features}
-        return {name: select(jagged, [name]).keys for name in jagged.names if name in names}
+        columns = {feature.name: self.columns.get(feature.name, feature.name) for feature in self.features}
+        return {name: select(jagged, [column]).keys for name, column in columns.items() if column in jagged.names}
 
     def _distinct_keys(self, keys: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return table in tiers -> distinct keys int64[n] that its rows may have, of ``feature -> int64[n]``."""

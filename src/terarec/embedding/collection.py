@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from terarec.batch import Jagged, check_offsets
+from terarec.batch import Jagged, check_offsets, select
 from terarec.embedding.autograd import LookupGradients, TableParameter, look_up_with_weights, with_gradient
 from terarec.embedding.lookups import FoundRows
 from terarec.embedding.output import EmbeddingOutput, assemble, bags_of, cast
@@ -78,6 +78,8 @@ class EmbeddingCollection(nn.Module):
         split_columns: Tables of which it has only some columns; None for none.
         has_hot_rows: Whether some rows of its tables, but not all of a table, are also on other ranks.
         stores: The tables as checkpoints hold them; of parts of tables, under the keys of the whole ones.
+        columns: Feature -> column of a batch, for features that a model gives the keys of a column of another name.
+            Rows are read ahead by it; lookups take features by their names.
 
     Args:
         tables: Tables. The static ones of one width, element type and `optimizer` share an arena, and so do the
@@ -102,6 +104,7 @@ class EmbeddingCollection(nn.Module):
         stores = {table.name: table for arena in self.arenas for table in _stores(arena)}
         self.tables = {spec.name: stores[spec.name] for spec in tables}
         self.stores: Mapping[str, Store] = self.tables
+        self.columns: Mapping[str, str] = {}
         # Empty, so that dense optimizers, norms and all-reduces over the parameters have nothing to do with it.
         self.rows = TableParameter(torch.empty(0))
         self.pending = PendingGradients(
@@ -274,10 +277,11 @@ class EmbeddingCollection(nn.Module):
         """Read the rows of a coming batch into memory, for tables in tiers; another thread may train at the same time.
 
         Args:
-            jagged: Keys of the batch; those that no table has are ignored, and so are features that it does not have.
+            jagged: Keys of the batch, by its columns; those that no table has are ignored, and so are features whose
+                `columns` it does not have.
             number: Number of lookups from now on to that of the batch: 1 for the next.
         """
-        RowLoading(self.arenas, self._readers, self.tables).prefetch(jagged, number)
+        RowLoading(self.arenas, self._readers, self.tables).prefetch(self._of_columns(jagged), number)
 
     def preload(self, keys: Mapping[str, Tensor]) -> None:
         """Load the rows of keys that a part of the data needs, where tables have tiers; changed rows are written back.
@@ -303,6 +307,14 @@ class EmbeddingCollection(nn.Module):
             goes_on: Function that is called often; the call returns early once it returns False.
         """
         RowLoading(self.arenas, self._readers, self.tables).preload_next(present, keys, goes_on)
+
+    def _of_columns(self, jagged: Jagged) -> Jagged:
+        """Return the columns of a batch that features read, under the names of these."""
+        if not self.columns:
+            return jagged
+        columns = {feature.name: self.columns.get(feature.name, feature.name) for feature in self.features}
+        there = {name: column for name, column in columns.items() if column in jagged.names}
+        return replace(select(jagged, tuple(there.values())), names=tuple(there))
 
     def _find_rows(self, jagged: Jagged, is_trained: bool, repeats: Mapping[str, Tensor] | None = None) -> list[_Bags]:
         """Return the bags of the features whose rows an index finds."""

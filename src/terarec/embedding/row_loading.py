@@ -43,7 +43,7 @@ class RowLoading:
     def prefetch(self, jagged: Jagged, number: int) -> None:
         """Read the rows of a coming batch; see `EmbeddingCollection.prefetch`."""
         for _, tiers, readers in self._in_tiers():
-            # A model may read a column under another name: its rows are read when they are looked up.
+            # Of features that a batch does not have, rows are read when they are looked up.
             there = [feature for feature in readers if feature.name in jagged.names]
             part = translate(jagged, there, self._tables, train=False)
             batch = RowBatch(part.rows, part.part.keys, part.tables)

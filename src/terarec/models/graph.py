@@ -379,7 +379,9 @@ def build_collection(spec: GraphEmbedding, *, seed: int) -> EmbeddingCollection:
         dataclasses.replace(table, optimizer=spec.optimizer) if table.optimizer == DEFAULT_OPTIMIZER else table
         for table in spec.tables
     ]
-    return EmbeddingCollection(tables, features, seed=seed)
+    collection = EmbeddingCollection(tables, features, seed=seed)
+    collection.columns = {feature.name: feature.column for feature in spec.features if feature.column is not None}
+    return collection
 
 
 def embedding_shapes(spec: GraphEmbedding) -> dict[str, TensorShape]:

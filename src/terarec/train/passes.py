@@ -117,12 +117,12 @@ class PartPasses(Callback):
             return
         self._part = part
         assert self._rows is not None, "on_start comes first"
-        count = len(collections_in_tiers(trainer.model))
-        self._rows.begin(_keys(keysets, part, count))
+        collections = collections_in_tiers(trainer.model)
+        self._rows.begin(_keys(keysets, part, collections))
         following = (part + 1) % len(reader.parts)
         # After the last part of the last epoch there is nothing to read ahead.
         if following or trainer.epoch + 1 < trainer.spec.epochs:
-            self._rows.read_ahead(partial(_keys, keysets, following, count))
+            self._rows.read_ahead(partial(_keys, keysets, following, collections))
 
     @override
     def on_end(self, trainer: Trainer) -> None:
@@ -130,10 +130,14 @@ class PartPasses(Callback):
             self._rows.close()
 
 
-def _keys(keysets: PartKeysets, part: int, count: int) -> PartKeys:
-    """Return the keys of a part for each of `count` collections."""
-    # All collections get the keys of all features, and take those of their own.
-    return [{name: torch.from_numpy(values) for name, values in keysets.keys(part).items()}] * count
+def _keys(keysets: PartKeysets, part: int, collections: Sequence[EmbeddingCollection | ShardedCollection]) -> PartKeys:
+    """Return the keys of a part for each collection, by the features that read a column."""
+    keys = {name: torch.from_numpy(values) for name, values in keysets.keys(part).items()}
+    columns = [
+        {feature.name: collection.columns.get(feature.name, feature.name) for feature in collection.features}
+        for collection in collections
+    ]
+    return [{name: keys[column] for name, column in each.items() if column in keys} for each in columns]
 
 
 def _parts_of(trainer: Trainer) -> tuple[Reader, PartKeysets]:
