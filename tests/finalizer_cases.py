@@ -26,8 +26,10 @@ from terarec.memory.rocksdb import RocksDBStore
 from terarec.memory.row_file import PageReader, RowFile
 from terarec.memory.row_format import RowFileOptions
 from terarec.memory.shared import SharedDirectory
+from terarec.memory.stack import Stack
 from terarec.optim import RowOptimizer
 from terarec.parallel import ordered_map, prefetched
+from terarec.ps.levels import shared_level
 from terarec.serve.executors import _Folder
 from terarec.serve.publishing import UpdateReceiver
 from terarec.serve.update_streams import KafkaTopic
@@ -76,8 +78,16 @@ def joined(rows: RedisRows) -> RedisRows:
     return rows
 
 
+def watched() -> Stack:
+    shared = shared_level(SharedMemorySpec(name=f"terarec-test-{uuid4().hex}"), "m", ["t"], [""], 4)
+    stack = Stack([shared], 1, 16)
+    stack.watch()
+    return stack
+
+
 OWNERS: dict[str, Callable[[Path], object]] = {
     "memory.arena_tiers.ArenaTiers": lambda at: trained(Tiers(host="28KiB", file=str(at / "tiers"))),
+    "memory.stack.Stack": lambda _: watched(),
     "memory.row_file.RowFile": filled,
     "memory.row_file.PageReader": lambda _: PageReader(RowFileOptions(io="threads"), 64),
     "memory.shared.SharedDirectory": lambda _: SharedDirectory(SharedMemorySpec(name=f"terarec-test-{uuid4().hex}")),

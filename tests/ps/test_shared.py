@@ -2,6 +2,7 @@
 """Finding M3: rows in memory that processes share. Two servers of one process share it as two processes do."""
 
 import contextlib
+import gc
 import threading
 import uuid
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from terarec.closer import wait_closed
 from terarec.errors import NoSpaceError, StorageError
 from terarec.formats.hugectr.weights import SparseRows, write_sparse_folder
 from terarec.io.removal import remove_tree
@@ -90,6 +92,26 @@ def test_one_process_loads_and_all_read(name: str, source: Path, share: float) -
         second.update("m", "b", KEYS[:1], KEYS[1:2], torch.ones(1, 4))  # which is the other one's to do
         assert np.array_equal(looked_up(second, "b"), VECTORS["b"])
     assert not (MEMORY / name).exists()
+
+
+def test_a_process_without_lookups_moves_on(name: str, source: Path) -> None:
+    """It kept the files of the commit that it had loaded, whatever other processes removed."""
+    with serve(name, source) as first, serve(name, source, 0.0) as second:
+        model = replace(second.model("m"), version=0)
+        assert second.version_of(model) == 0
+        first.update("m", "a", KEYS[:0], KEYS[:1], torch.ones(1, 4))
+        wait_for(lambda: second.version_of(model) is None)  # its rows are those of the update
+        threads = [thread.name for thread in threading.enumerate()]
+        assert threads.count("terarec-watch-rows") == 2
+    assert "terarec-watch-rows" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_nobody_has_to_close_what_moves_on(name: str, source: Path) -> None:
+    server = serve(name, source)
+    del server
+    gc.collect()
+    wait_for(lambda: "terarec-watch-rows" not in [thread.name for thread in threading.enumerate()])
+    wait_closed()
 
 
 def test_host_memory_in_front_sees_updates(name: str, source: Path) -> None:

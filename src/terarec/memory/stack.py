@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -11,6 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from terarec.closer import Closer
 from terarec.errors import StaleRowsError, StorageError
 from terarec.kernels.slots import RowBatch, row_set
 from terarec.memory.batch_parts import table_spans
@@ -18,6 +20,10 @@ from terarec.memory.fence import Fence
 from terarec.memory.guarded import Guarded
 from terarec.memory.level import ChangeCounts
 from terarec.memory.renewal import RowSource, StaleTable, renew
+from terarec.repeating import RepeatedCall
+
+WATCH_SECONDS = 1.0
+"""Between two looks for what other processes have committed, where no lookup looks."""
 
 
 class Stack:
@@ -50,6 +56,7 @@ class Stack:
         self._made: list[list[Guarded]] = [[] for _ in range(num_tables)]
         # Levels of which reads look for what other processes have committed.
         self._looking = [(place, level.is_due) for place, level in enumerate(self.levels) if level.is_due is not None]
+        self._closer: Closer | None = None
         complete = [level for level in self.levels if level.is_complete]
         for level in self.levels:
             for fence in level.fences:
@@ -57,10 +64,8 @@ class Stack:
 
     def read(self, batch: RowBatch, out: Tensor) -> Tensor:
         """Copy rows; see `Level.read`. Levels that fail are passed over."""
-        for place, is_due in self._looking:
-            if is_due():
-                with suppress(StorageError):  # which reads of the level raise, too
-                    self._refresh(place)
+        if self._looking:
+            self._look()
         # Without the lock, which is held while a server takes rows.
         seen = self._changes.seen()
         is_there = self.levels[0].read(batch, out)
@@ -79,6 +84,23 @@ class Stack:
             # Levels that keep what they lacked find it themselves the next time.
             self._keep(number, wanted.part(there.nonzero()[:, 0]), values[there], seen)
         return is_there
+
+    def _look(self) -> None:
+        """Read the last commits of other processes, where it is time for that."""
+        for place, is_due in self._looking:
+            if is_due():
+                with suppress(StorageError):  # which reads of the level raise, too
+                    self._refresh(place)
+
+    def watch(self) -> None:
+        """Look for commits of other processes also where no lookup does, until `close` or `follow`.
+
+        The files of a commit take memory until all processes have moved on to a later one.
+        """
+        if self._looking and self._closer is None:
+            # Weak, as the thread must not keep what nobody closes.
+            watcher = RepeatedCall("terarec-watch-rows", partial(_look_in, weakref.ref(self)), WATCH_SECONDS)
+            self._closer = Closer(self, watcher.close, at_exit=False)
 
     def _keep(self, number: int, batch: RowBatch, values: Tensor, seen: Sequence[int]) -> None:
         """Write rows of the level `number` to those before it that keep them, unless they may be old."""
@@ -314,8 +336,16 @@ class Stack:
 
     def close(self) -> None:
         """Close all levels."""
+        if self._closer is not None:
+            self._closer()
         for level in self.levels:
             level.level.close()
+
+
+def _look_in(reference: weakref.ref[Stack]) -> None:
+    stack = reference()
+    if stack is not None:
+        stack._look()
 
 
 def _distinct(batch: RowBatch, num_tables: int) -> tuple[RowBatch, Tensor]:

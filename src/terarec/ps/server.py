@@ -515,6 +515,8 @@ class ParameterServer:
                     fill_tiers(version.tables[table], source, add)
             for level in levels:
                 level.wait(partial(add, 0))  # which raises once loading is cancelled
+            for group in version.groups:
+                group.stack.watch()
             with self._lock:
                 self._versions[name] = version
                 # Active with its last row: until here lookups find the former version.
