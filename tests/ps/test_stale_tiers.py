@@ -3,6 +3,7 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -12,15 +13,17 @@ import torch
 from torch import Tensor
 
 from terarec.errors import StaleRowsError, StorageError, UnreachableError
+from terarec.formats.hugectr.weights import SparseRows, write_sparse_folder
 from terarec.kernels.slots import RowBatch
 from terarec.memory import redis_fence
 from terarec.memory.batch_parts import batch_of
 from terarec.memory.guarded import TierUseStatistics
 from terarec.memory.redis_server import RedisServer, Request
 from terarec.memory.renewal import RowChunk
-from terarec.ps.loading import TableSource, fill_tiers
+from terarec.ps import ParameterServer
+from terarec.ps.loading import TableSource, fill_tiers, open_table_source
 from terarec.ps.table import TableTiers
-from terarec.spec import RowFileSpec
+from terarec.spec import ParameterServerSpec, RowFileSpec, ServedModelSpec, ServedTableSpec
 from terarec.spec.parameter_server import OverflowSpec
 from tests.ps.redis_processes import RedisProcess, needs_redis, running
 from tests.ps.tiers import Delegating, Tier, disk, distinct_rows, host, table_of
@@ -397,6 +400,44 @@ def test_rows_of_a_server_that_has_all_are_there_while_they_are_replaced(
     found = first.find(KEYS)
     assert torch.equal(found.mask, torch.isin(KEYS, CHANGED))
     assert torch.equal(found.rows[CHANGED - 1], distinct_rows(4, CHANGED, 1.0))
+
+
+@needs_redis
+def test_rows_of_tables_that_wait_to_be_replaced_are_there(
+    redis_server: RedisProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One table was filled after the other, and lookups of those that waited gave default vectors."""
+    write_sparse_folder(tmp_path / "0", [SparseRows(KEYS.numpy(), distinct_rows(4, KEYS).numpy())])
+    names, model = "abcde", f"m{next(_TAGS)}"
+    tables = tuple(ServedTableSpec(name=name, width=4, source=str(tmp_path / "0")) for name in names)
+    spec = redis_server.spec(timeout_seconds=30.0)
+    served = ServedModelSpec(name=model, tables=tables)
+    with ParameterServer(ParameterServerSpec(tiers=(spec,), models=(served,))) as server:
+        client = redis.Redis(redis_server.host, redis_server.port)
+        for name in names:
+            client.delete(f"hps_et{{hps_et.{model}.{name}/p0}}s")
+
+        def are_there() -> bool:
+            return all(torch.equal(server.lookup(model, name, KEYS), distinct_rows(4, KEYS)) for name in names)
+
+        def opened(table: ServedTableSpec) -> TableSource:
+            source = open_table_source(table)
+            assert source is not None
+
+            def read() -> Iterator[RowChunk]:
+                wait_for(are_there)
+                uses = [use.tiers[0] for use in server.statistics()[model].values()]
+                assert all(use.is_replaced == use.is_stale for use in uses)
+                yield from source.read()
+
+            return replace(source, read=read)
+
+        assert not any(server.lookup(model, name, KEYS).any() for name in names)
+        monkeypatch.setattr("terarec.ps.server.open_table_source", opened)
+        monkeypatch.setattr("terarec.ps.server._REPLACED_AT_ONCE", 1)
+        assert server.renew(model, "b", tmp_path / "0") == 5
+        assert are_there()
+        assert not any(use.tiers[0].is_replaced for use in server.statistics()[model].values())
 
 
 @needs_redis

@@ -57,6 +57,7 @@ class TierUseStatistics:
         errors: Operations that failed.
         skipped: Lookups that passed it over while it rested after an error or was stale.
         is_stale: Whether it misses changes, or holds rows of another time; lookups pass it over until it is renewed.
+        is_replaced: Whether lookups read it all the same: nothing else has all rows, and they are being replaced.
         missed: Changes of keys that it has missed so far.
         renewed: Times that it was brought up to date.
         counted: Statistics of the tier.
@@ -67,6 +68,7 @@ class TierUseStatistics:
     errors: int
     skipped: int
     is_stale: bool = False
+    is_replaced: bool = False
     missed: int = 0
     renewed: int = 0
     counted: TierStatistics
@@ -318,6 +320,7 @@ class Guarded:
                 errors=use.errors,
                 skipped=use.skipped,
                 is_stale=use.is_stale,
+                is_replaced=use.is_read_stale,
                 missed=use.num_missed,
                 renewed=use.renewed,
                 counted=TierStatistics(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, Protocol
 
 import torch
@@ -56,7 +57,13 @@ class StaleTable(NamedTuple):
     row_bytes: int
 
 
-def renew(stale: StaleTable, state: str | None, donor: Guarded | None, source: RowSource | None) -> bool:
+def renew(
+    stale: StaleTable,
+    state: str | None,
+    donor: Guarded | None,
+    source: RowSource | None,
+    turn: AbstractContextManager[object] | None = None,
+) -> bool:
     """Bring a stale table of a level up to date; return whether it is.
 
     Args:
@@ -64,6 +71,7 @@ def renew(stale: StaleTable, state: str | None, donor: Guarded | None, source: R
         state: Name of the state that the rows are to be of; None for the one of before.
         donor: A level with all rows; None for none.
         source: All rows of `state`, for where the donor does not have that.
+        turn: Held while all rows are replaced: before it, lookups find those that are there; None for nothing.
 
     Raises:
         StorageError: The level or the donor cannot be reached, or another process is changing the rows.
@@ -86,7 +94,9 @@ def renew(stale: StaleTable, state: str | None, donor: Guarded | None, source: R
     if missed is None:
         if level.missed(table) is not None:
             level.miss(table, None)  # also where filling fails before a mark of its own stands there
-        _fill(stale, state, donor, source)
+        replacement = Replacement(level, table, state)
+        with turn or nullcontext():
+            _fill(stale, replacement, donor, source)
     elif fence.begin(state):
         return True
     else:
@@ -135,10 +145,9 @@ class Replacement:
         self._fence.end()
 
 
-def _fill(stale: StaleTable, state: str | None, donor: Guarded | None, source: RowSource | None) -> None:
+def _fill(stale: StaleTable, replacement: Replacement, donor: Guarded | None, source: RowSource | None) -> None:
     """Replace all rows by those that loading would insert."""
     level, table, _ = stale
-    replacement = Replacement(level, table, state)
     if donor is not None:
         chunks, num_rows = donor.level.items(table, SCAN_ROWS), donor.level.count(table)
     elif source is not None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 
 import torch
@@ -210,7 +210,13 @@ class Stack:
             # All keys of the change: a server that comes back may have lost what it had stored of it.
             level.fail(table, problem, torch.cat([torch.zeros(0, dtype=torch.int64), *(self._changed[table] or ())]))
 
-    def renew(self, table: int, state: str | None = None, source: RowSource | None = None) -> int:
+    def renew(
+        self,
+        table: int,
+        state: str | None = None,
+        source: RowSource | None = None,
+        turn: AbstractContextManager[object] | None = None,
+    ) -> int:
         """Bring stale levels of a table up to date that can be written again; return how many are.
 
         A level gets the keys that it missed. One that came back with rows of another time is filled anew.
@@ -219,6 +225,8 @@ class Stack:
             table: Number of the table.
             state: Name of the state that the rows are of; None for the one of before.
             source: All rows of that state; None to take them from a level that has them.
+            turn: Held while all rows of a level are replaced; calls for several tables may share a semaphore; None for
+                nothing.
         """
         # The usual case, without the lock that changes take.
         if not any(level.is_stale(table) for level in self.levels):
@@ -226,16 +234,23 @@ class Stack:
         with self._changing[table], self._updating_tables([table]):
             writable = () if self.is_retired else [level for level in self.levels if level.is_writable[table]]
             stale = [level for level in writable if level.is_stale(table)]
-            return sum(self._renew(level, table, state, source) for level in stale)
+            return sum(self._renew(level, table, state, source, turn) for level in stale)
 
-    def _renew(self, level: Guarded, table: int, state: str | None, source: RowSource | None) -> bool:
+    def _renew(
+        self,
+        level: Guarded,
+        table: int,
+        state: str | None,
+        source: RowSource | None,
+        turn: AbstractContextManager[object] | None,
+    ) -> bool:
         others = [other for other in self.levels if other is not level and other.is_complete]
         donor = next((other for other in others if other.is_available(table)), None)
         # Without rows to fill it with, a call must not use up the try of the next one, which may have them.
         if not level.is_rested(table, tries=bool(donor or source or not level.is_complete)):
             return False
         try:
-            is_renewed = renew(StaleTable(level, table, self._row_bytes), state, donor, source)
+            is_renewed = renew(StaleTable(level, table, self._row_bytes), state, donor, source, turn)
         except StorageError as error:
             level.note_error(table, error)
             return False

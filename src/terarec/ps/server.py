@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -28,8 +29,11 @@ from terarec.spec import (
     ParameterServerSpec,
     RedisSpec,
     ServedModelSpec,
+    ServedTableSpec,
 )
 from terarec.spec.parameter_server import TierSpec
+
+_REPLACED_AT_ONCE = 2  # tables that are filled anew; more would take connections and memory that lookups need
 
 
 class TableChange(NamedTuple):
@@ -394,13 +398,23 @@ class ParameterServer:
             ConfigError: No such model or version.
             FormatError: The checkpoint is damaged.
         """
-        served, renewed = self._version(model, version), 0
-        for table in served.spec.tables:
-            tiers = served.tables[table.name]
-            if any(use.is_stale for use in tiers.statistics().tiers):
-                rows = None if source is None else open_table_source(replace(table, source=str(source)))
-                renewed += tiers.renew(state, rows)
-        return renewed
+        served, turns = self._version(model, version), threading.Semaphore(_REPLACED_AT_ONCE)
+        stale = [
+            table
+            for table in served.spec.tables
+            if any(use.is_stale for use in served.tables[table.name].statistics().tiers)
+        ]
+        if not stale:
+            return 0
+
+        def renew(table: ServedTableSpec) -> int:
+            rows = None if source is None else open_table_source(replace(table, source=str(source)))
+            return served.tables[table.name].renew(state, rows, turns)
+
+        # All begin at once: from then on lookups find rows in a tier that has them alone, also in tables whose turn to
+        # be filled comes later.
+        with ThreadPoolExecutor(len(stale), thread_name_prefix="terarec-renew") as pool:
+            return sum(pool.map(renew, stale))
 
     def follow(self, model: str, state: str, version: int | None = None) -> bool:
         """Read what other processes wrote into read-only tables; return whether their rows are of a state.

@@ -224,9 +224,14 @@ class TableTiers:
         """Change rows by `insert` and `erase` in one go; see `terarec.memory.stack.Stack.changing`."""
         return self.group.stack.changing(self.number, state, through)
 
-    def renew(self, state: str | None = None, source: RowSource | None = None) -> int:
+    def renew(
+        self,
+        state: str | None = None,
+        source: RowSource | None = None,
+        turn: AbstractContextManager[object] | None = None,
+    ) -> int:
         """Bring stale tiers up to date; see `terarec.memory.stack.Stack.renew`."""
-        return self.group.stack.renew(self.number, state, source)
+        return self.group.stack.renew(self.number, state, source, turn)
 
     def insert(self, keys: Tensor, rows: Tensor) -> None:
         """Set the rows of ``keys int64[n]`` in all tiers that can be written; the last one counts of a repeated key.
