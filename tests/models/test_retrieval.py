@@ -385,6 +385,16 @@ ERRORS: dict[str, tuple[Any, DatasetSpec, tuple[str, ...]]] = {
         replace(ONE, categorical=tuple(replace(column, vocabulary="steps[0] a") for column in ONE.categorical)),
         ("ncf", "has 1 items"),
     ),
+    "one item and several ids of rare values": (
+        NCFSpec(user="b", item="a"),
+        replace(
+            COLUMNS,
+            categorical=tuple(
+                replace(column, vocabulary="steps[0] a", rare_ids=ROWS - 2) for column in COLUMNS.categorical
+            ),
+        ),
+        ("ncf", "has 1 items"),
+    ),
     "two labels": (MFBPRSpec(user="b", item="a"), dataset(labels=2), ("mf_bpr", "got 2 labels")),
     "no such shown items": (
         MFBPRSpec(user="b", item="a", negatives=NegativesSpec(draw="column", column="shown")),

@@ -262,8 +262,8 @@ def item_ids(kind: str, item: CategoricalColumn, dataset: DatasetSpec) -> tuple[
             f"column {item.name!r} has any keys, expected ids: items to compare with are drawn from all of them",
         )
     first = dataset.first_id(item.name)
-    # A vocabulary has an id of rare values, which is no item, in front of those of its values.
-    count = item.rows - first - (item.vocabulary is not None)
+    # A vocabulary has ids of rare values, which are no items, in front of those of its values.
+    count = item.rows - first - (item.rare_ids or int(item.vocabulary is not None))
     if count < 2:
         raise ConfigError(kind, f"column {item.name!r} has {max(0, count)} items, expected at least 2")
     return first, item.rows

@@ -49,6 +49,8 @@ class CategoricalColumn(checks.Checked):
             table. None where it is not known. It does not count when columns are compared.
         given: Whether the ids are those of the source, among which `MISSING_ID` is a value as any other; None where no
             workflow made them. It does not count when columns are compared.
+        rare_ids: Number of the ids behind `MISSING_ID` that rare and unseen values share, where a vocabulary has
+            several; None for one, or none. It does not count when columns are compared.
     """
 
     name: checks.Name
@@ -56,6 +58,7 @@ class CategoricalColumn(checks.Checked):
     hotness: checks.Width = 1
     vocabulary: str | None = field(default=None, compare=False)
     given: bool | None = field(default=None, compare=False)
+    rare_ids: checks.PositiveInt | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -252,3 +252,12 @@ def test_a_record_brings_its_history(tmp_path: Path) -> None:
 def test_orders_that_cannot_be(steps: list[Any], where: str) -> None:
     with pytest.raises(ConfigError, check=at(where)):
         Workflow(steps, source=SOURCE, labels=[LabelSpec(name="bought")], dense=["price"])
+
+
+def test_a_data_set_says_how_many_ids_rare_values_have(tmp_path: Path) -> None:
+    """Models took all but the first for items, and drew negatives from a catalogue of one."""
+    several, one = Categorify(columns=("brand",), hash_buckets=3), Categorify(columns=("user",))
+    workflow = Workflow([several, one], source=SOURCE, labels=[LabelSpec(name="bought")], categorical=["brand", "user"])
+    fit(workflow, rows_of(raw()), tmp_path)
+    found = {column.name: column.rare_ids for column in workflow.dataset_spec().categorical}
+    assert found == {"brand": 3, "user": None}

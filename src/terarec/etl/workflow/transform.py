@@ -145,12 +145,17 @@ def data_set(plan: Plan, states: Mapping[int, State], storage: DatasetStorage) -
             return operator.origin(output)
 
         step, output = producer(plan.operators, name, origin)
+        vocabulary = None if step is None else _vocabulary_name(plan, states, step, output)
+        num_rare = 0
+        if step is not None and vocabulary is not None:
+            num_rare = plan.operators[step].reserved_ids(is_id=True) - 1  # but for that of missing values
         return CategoricalColumn(
             name=name,
             rows=number,
             hotness=hotness,
-            vocabulary=None if step is None else _vocabulary_name(plan, states, step, output),
+            vocabulary=vocabulary,
             given=True if step is None and is_given else None,
+            rare_ids=num_rare if num_rare > 1 else None,
         )
 
     return DatasetSpec(
