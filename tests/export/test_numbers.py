@@ -122,6 +122,16 @@ def test_graphs_in_narrower_numbers(tmp_path: Path, file_format: str, numbers: N
     assert (description["row_type"], description["precision"]) == (numbers.row_type, numbers.precision or "fp32")
 
 
+def test_scores_of_an_onnx_file_in_int8_do_not_depend_on_the_records_beside(tmp_path: Path) -> None:
+    """A server joins requests: a large number of one client made the scores of others inexact."""
+    batch, out = random_batch(COLUMNS, 8), tmp_path / "out"
+    export_model(trained("dlrm", COLUMNS), out, dataset=COLUMNS, format="onnx", numbers=Numbers(precision="int8"))
+    dense = batch.dense.clone()
+    dense[0] = 1e6
+    beside = scores_of(out, replace(batch, dense=dense))
+    np.testing.assert_allclose(beside[1:], scores_of(out, batch)[1:], rtol=0, atol=1e-6)
+
+
 def test_vectors_of_narrower_rows_are_those_of_a_file_without_tables(tmp_path: Path) -> None:
     batch = random_batch(COLUMNS, 64)
     batch = replace(batch, label=torch.arange(64).remainder(3).eq(0).float()[:, None])
