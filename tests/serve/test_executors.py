@@ -3,7 +3,10 @@
 
 import dataclasses
 import json
+import os
 import shutil
+import signal
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -12,18 +15,20 @@ import pytest
 import torch
 
 from terarec.cli.inspect_model import describe_checkpoint
+from terarec.closer import wait_closed
 from terarec.errors import ConfigError, FormatError, MissingDependencyError
 from terarec.export.dense_part import DensePart
 from terarec.models.artifact import load_model
 from terarec.serve import InferenceSession, ServedTables, executors
 from terarec.serve.executor_file import EXECUTORS_FILE, kept_choices, this_machine
-from terarec.serve.executors import EXECUTORS, Programs
+from terarec.serve.executors import EXECUTORS, Programs, _Folder
 from terarec.spec import HostMemorySpec, Numbers, ParameterServerSpec
 from terarec.spec.serving import EXECUTOR_NAMES
 from tests.cli.conftest import figures
 from tests.errors import at
 from tests.serve.conftest import TrainedRun
 from tests.serve.counted_executor import count_batches
+from tests.waiting import PATIENCE
 
 HOST = ParameterServerSpec(tiers=(HostMemorySpec(),))
 SLOW = {"compile", "aotinductor"}  # which start a C++ compiler
@@ -266,3 +271,25 @@ def test_a_damaged_file_of_choices_is_rejected(tmp_path, content):
     file.write_text(json.dumps({"format": "terarec.executors", "version": 1, **content}))
     with pytest.raises(FormatError):
         kept_choices(file)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_the_files_of_a_process_that_was_killed_go_with_the_next_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each worker that was killed left its compiled programs on the disk for good."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    child = os.fork()
+    if not child:
+        folder = _Folder()
+        (folder.path / "model.onnx").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    (left,) = tmp_path.iterdir()
+    folder = _Folder()
+    assert not left.exists()
+    other = _Folder()
+    assert folder.path.is_dir()
+    del folder, other
+    wait_closed(PATIENCE)
+    assert list(tmp_path.iterdir()) == []

@@ -15,7 +15,7 @@ from torch import nn
 
 from terarec.embedding import EmbeddingCollection
 from terarec.io.opening import open_file
-from terarec.serve import shared_tables
+from terarec.memory import files as files_module
 from terarec.serve.shared_tables import SharedTables
 from terarec.spec import FeatureSpec, TableSpec
 
@@ -41,7 +41,7 @@ def rows_of(model: nn.Module) -> list[torch.Tensor]:
 
 
 def files(shared: SharedTables) -> list[Path]:
-    return sorted(path for path in (shared.path / "tables").iterdir() if not path.name.startswith("."))
+    return sorted(path for path in (shared.path / "files").iterdir() if not path.name.startswith("."))
 
 
 def test_a_process_that_is_killed_while_it_loads_leaves_nothing() -> None:
@@ -92,6 +92,32 @@ def test_files_stay_while_another_process_holds_them() -> None:
         assert files(shared) == []
 
 
+def test_what_a_killed_process_holds_goes_with_the_next_version() -> None:
+    """Another process had let go of it before, and it stayed in memory until the server ended."""
+    model, same, other = model_of(1), model_of(1), model_of(3)
+    reader, writer = os.pipe()
+    with SharedTables() as shared:
+        child = os.fork()
+        if not child:
+            shared.share(model, "v1")
+            (files(shared)[0].with_name("half-0.partial")).write_bytes(b"rows")
+            os.write(writer, b"holds")
+            signal.pause()
+        assert os.read(reader, 5) == b"holds"
+        shared.share(same, "v1")
+        shared.forget("v1")
+        former = files(shared)
+        assert len(former) >= 3
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        assert files(shared) == former
+        shared.share(other, "v2")
+        assert len(files(shared)) == 3
+        assert not set(former) & set(files(shared))
+    os.close(reader)
+    os.close(writer)
+
+
 def test_what_a_killed_server_leaves_is_removed_by_the_next_one() -> None:
     model = model_of(1)  # here: threads of others are not there in a fork
     child = os.fork()
@@ -101,7 +127,7 @@ def test_what_a_killed_server_leaves_is_removed_by_the_next_one() -> None:
             os._exit(0)
     os.waitpid(child, 0)
     parent = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
-    assert len(list(parent.glob(f"terarec-tables-{child}-*/tables/*-0"))) == 2
+    assert len(list(parent.glob(f"terarec-tables-{child}-*/files/*-0"))) == 2
     with SharedTables() as shared:
         assert shared.path.parent == parent
         assert list(parent.glob(f"terarec-tables-{child}-*")) == []
@@ -113,16 +139,16 @@ def test_servers_that_start_at_once_do_not_remove_each_others_files(
 ) -> None:
     """Another server looks for abandoned directories between the steps of this one."""
     shared = SharedTables()
-    locking = shared_tables.file_lock
+    locking = files_module.file_lock
 
     def late(path: Path) -> AbstractContextManager[bool]:
-        monkeypatch.setattr(shared_tables, "file_lock", locking)  # once
+        monkeypatch.setattr(files_module, "file_lock", locking)  # once
         if has_lock:
             path.touch()
         SharedTables()
         return locking(path)
 
-    monkeypatch.setattr(shared_tables, "file_lock", late)
+    monkeypatch.setattr(files_module, "file_lock", late)
     with shared:
         SharedTables()
         assert shared.path.is_dir()

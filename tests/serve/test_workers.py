@@ -407,6 +407,23 @@ def test_workers_follow_a_repository_and_share_its_tables(
         assert not directory.exists()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_worker_that_is_started_again_maps_the_rows_that_are_there(repository: Path) -> None:
+    with contextlib.closing(Python(REPOSITORY_PROGRAM, repository, 2)) as process:
+        process.read_line()
+        first, second = children(process.pid)
+        rows = mapped(second)
+        assert mapped(first) == rows
+        assert rows
+        os.kill(first, signal.SIGKILL)
+        wait_for(lambda: len(set(children(process.pid)) - {first, second}) == 1)
+        (third,) = set(children(process.pid)) - {first, second}
+        wait_for(lambda: mapped(third) == rows)
+        assert mapped(second) == rows
+        directory = Path(next(iter(rows))).parent
+        assert {str(path) for path in directory.iterdir() if "-" in path.name} == rows
+
+
 def num_counted(url: str, name: str = "terarec_requests_total", label: str = '"success"') -> int:
     """The requests that the metrics of one worker count, with those of the other."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=PATIENCE) as answer:

@@ -22,6 +22,7 @@ from terarec.errors import ConfigError, FormatError, MissingDependencyError, Sto
 from terarec.export.dense_part import DensePart
 from terarec.export.files import TOLERANCE, quiet, save_aotinductor, trace
 from terarec.export.onnx_file import save_onnx
+from terarec.memory.files import OwnedDirectory
 from terarec.serve.executor_file import ExecutorChoice, SizeChoice, keep_choice, kept_choices, this_machine
 
 SIZES = (1, 16, 256, 4096)
@@ -319,10 +320,9 @@ def _block(program: Program, values: Sequence[Tensor]) -> Iterator[float]:
 
 
 class _Folder:
-    """A directory that is removed when nothing refers to it any more."""
+    """A directory that is removed when nothing refers to it any more; that of a killed process, with the next one."""
 
     def __init__(self) -> None:
-        folder = tempfile.TemporaryDirectory(prefix="terarec-executors-", ignore_cleanup_errors=True)
-        self.path = Path(folder.name)
-        # Its own finalizer would remove the files where the last reference is dropped.
-        self._closer = Closer(self, folder.cleanup)
+        folder = OwnedDirectory(Path(tempfile.gettempdir()), "terarec-executors").__enter__()
+        self.path = folder.files
+        self._closer = Closer(self, folder.close)
