@@ -152,8 +152,22 @@ def test_what_waits_for_a_second_version_is_bounded(router: Router) -> None:
     router.observe(large, "shop", never)
     assert router.statistics("shop").dropped in (44, 45)
     never.cancel()
-    wait_for(lambda: router._records == 0)
+    wait_for(lambda: router._records == router._num_bytes == 0)
     assert router.statistics("shop").requests == 0
+
+
+def test_long_values_that_wait_for_a_second_version_are_bounded(
+    router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records alone were counted, of which each may be as long as a body."""
+    monkeypatch.setattr("terarec.serve.routing._MOST_BYTES", 10_000)
+    router.set_route("shop", Route(shadow=ShadowSpec(version=2, share=1.0)))
+    never: Future[InferResponse] = Future()
+    for _ in range(5):
+        router.observe(keyed(["x" * 4000]), "shop", never)
+    assert router.statistics("shop").dropped == 3
+    never.cancel()
+    wait_for(lambda: router._records == router._num_bytes == 0)
 
 
 def test_a_request_that_the_second_version_cannot_score_is_counted(

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
@@ -190,6 +192,17 @@ class InferRequest:
     def num_records(self) -> int:
         """Number of records; some columns may have one value for all of them."""
         return max((tensor.shape[0] for tensor in self.inputs if tensor.shape), default=0)
+
+    @property
+    def num_bytes(self) -> int:
+        """About the memory of the elements of its inputs."""
+        return sum(_num_bytes(tensor.data) for tensor in self.inputs)
+
+
+def _num_bytes(data: Elements) -> int:
+    if isinstance(data, np.ndarray) and data.dtype != np.object_:
+        return int(data.nbytes)
+    return int(data.nbytes) if isinstance(data, pa.Array) else sum(map(sys.getsizeof, data))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -27,7 +27,7 @@ from terarec.spec.dataset import MISSING_KEY
 from terarec.spec.serving_repository import ShadowSpec, SplitSpec
 
 _MOST_WAITING = 256  # requests
-_MOST_RECORDS = 1 << 16  # of the requests that wait: what bounds their memory
+_MOST_RECORDS, _MOST_BYTES = 1 << 16, 64 << 20  # of the requests that wait: a record may be of long texts and lists
 _SHADOW_SECONDS = 60.0
 
 
@@ -49,14 +49,15 @@ class _Shadowed(NamedTuple):
     name: str
     version: str
     num_records: int
+    num_bytes: int
     answer: Future[InferResponse]
 
 
 class Router:
     """Chooses versions for requests that name none. Thread-safe.
 
-    `_lock` guards `_statistics` and `_records`; `_routes` is replaced as a whole and never changed; `_is_closed` only
-    becomes true.
+    `_lock` guards `_statistics`, `_records` and `_num_bytes`; `_routes` is replaced as a whole and never changed;
+    `_is_closed` only becomes true.
 
     Args:
         models: The models.
@@ -67,7 +68,7 @@ class Router:
         self._routes: Mapping[str, Route] = {}
         self._lock = threading.Lock()
         self._statistics: dict[str, ShadowStatistics] = {}
-        self._records = 0
+        self._records = self._num_bytes = 0
         self._is_closed = False
         self._waiting: queue.Queue[_Shadowed | None] = queue.Queue(_MOST_WAITING)
         self._thread = threading.Thread(target=self._run, name="terarec-shadow", daemon=True)
@@ -111,12 +112,13 @@ class Router:
         shadow = self.route(name).shadow
         if shadow is None or random.random() >= shadow.share:
             return
-        num_records = request.num_records
+        item = _Shadowed(request, name, str(shadow.version), request.num_records, request.num_bytes, answer)
         with self._lock:
-            is_taken = self._records + num_records <= _MOST_RECORDS
-            self._records += num_records if is_taken else 0
+            records, num_bytes = self._records + item.num_records, self._num_bytes + item.num_bytes
+            is_taken = records <= _MOST_RECORDS and num_bytes <= _MOST_BYTES
+            if is_taken:
+                self._records, self._num_bytes = records, num_bytes
         if is_taken:
-            item = _Shadowed(request, name, str(shadow.version), num_records, answer)
             try:
                 self._waiting.put_nowait(item)
                 return
@@ -142,6 +144,7 @@ class Router:
     def _release(self, item: _Shadowed) -> None:
         with self._lock:
             self._records -= item.num_records
+            self._num_bytes -= item.num_bytes
 
     def _compare(self, item: _Shadowed) -> None:
         try:

@@ -8,7 +8,6 @@ import logging
 import os
 import random
 import re
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -33,7 +32,7 @@ from terarec.io.files import AtomicFile
 from terarec.io.opening import open_file
 from terarec.io.remote import PARTIAL_SUFFIX
 from terarec.serve.input_drift import DriftWatch
-from terarec.serve.protocol import Elements, InferRequest, InferResponse
+from terarec.serve.protocol import InferRequest, InferResponse
 from terarec.serve.served_model import ServedModel
 from terarec.serve.session import InputColumn
 from terarec.serve.sinks import QueuedSink
@@ -107,7 +106,7 @@ class ServedRecords(QueuedSink[_Scored]):
         request, model = observed.pop()
         if answer.cancelled() or answer.exception() is not None:
             return
-        size = sum(_num_bytes(tensor.data) for tensor in request.inputs)
+        size = request.num_bytes
         item = _Scored(request, model, answer.result(), time.time_ns() // 1000, size)
         with self._adding:
             is_taken = self._num_bytes + size <= _MOST_BYTES and len(self._waiting) < self._most_waiting
@@ -326,9 +325,3 @@ def _logged(column: InputColumn, values: RawValues, source: SourceColumn | None)
         if isinstance(values, np.ndarray) and values.dtype.kind == "f":
             values = values.astype(np.float64)  # as JSON has them: they are no ids, which a narrow type would round
     return _values(column, values)
-
-
-def _num_bytes(data: Elements) -> int:
-    if isinstance(data, np.ndarray) and data.dtype != np.object_:
-        return int(data.nbytes)
-    return int(data.nbytes) if isinstance(data, pa.Array) else sum(map(sys.getsizeof, data))
