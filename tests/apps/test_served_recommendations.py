@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``POST /v1/recommend``: what `terarec recommend` writes, limits, and versions that change while it answers."""
 
-import asyncio
 import contextlib
 import itertools
 import json
@@ -148,12 +147,14 @@ def test_answers_are_those_of_the_command_line(film_runs: FilmRuns, shop: Shop, 
 
 def test_candidates_count_where_others_hold_the_memory(shop: Shop) -> None:
     """A hundred bytes become columns of all their candidates, which wait for the ranking model."""
-    memory = RequestMemory(2**20, 2**20)
+    memory = RequestMemory(2**20)
     memory.hold().take(2**20)
     held = memory.hold()
     held.take(UNCOUNTED_BYTES)
+    rejected = shop.service.statistics().requests["rejected"]
     with pytest.raises(ServerBusyError, check=at("server", "the request needs")):
-        asyncio.run(shop.service.recommend(RecommendRequest(users=USERS, k=6), held))
+        shop.service.take(RecommendRequest(users=USERS, k=6), held)
+    assert shop.service.statistics().requests["rejected"] == rejected + 1
 
 
 def test_the_towers_alone(film_runs: FilmRuns, published: Path, tmp_path: Path) -> None:

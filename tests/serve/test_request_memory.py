@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The memory of requests: what counts, who waits for it, and who is refused, over every transport."""
 
+import contextlib
 import gzip
 import json
 import threading
+import time
 import tracemalloc
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -15,7 +18,7 @@ import numpy as np
 import pytest
 
 from terarec.errors import ConfigError
-from terarec.serve import request_memory
+from terarec.serve import InferenceSession, ServedModel, request_memory
 from terarec.serve.api import InferenceApi
 from terarec.serve.columns import ColumnReader
 from terarec.serve.grpc.conversion import infer_message
@@ -23,7 +26,14 @@ from terarec.serve.grpc.service import GrpcService
 from terarec.serve.json_codec import encode
 from terarec.serve.models import ServedModels
 from terarec.serve.protocol import InferRequest, ServerBusyError, Tensor, UnknownModelError
-from terarec.serve.request_memory import UNCOUNTED_BYTES, RequestMemory, memory_of_json, request_memories
+from terarec.serve.request_memory import (
+    TYPED_FACTOR,
+    UNCOUNTED_BYTES,
+    LargeRequestError,
+    RequestMemory,
+    memory_of_json,
+    request_memories,
+)
 from terarec.serve.session import InputColumn
 from terarec.spec import ServingSpec
 from terarec.spec.serving_options import ServedModelOptions
@@ -40,20 +50,19 @@ MIB = 2**20
 def test_what_does_not_fit_is_refused_until_others_are_released(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_memory, "_LEAST_BYTES", MIB)
     memory, _ = request_memories(1)
-    first, second, other = (memory.hold() for _ in range(3))
-    first.take(MIB // 2)
-    second.take(MIB // 2 - 100_000)
-    second, beside = memory.hold(), second
+    several = [memory.hold() for _ in range(4)]
+    for each in several:
+        each.take(MIB // 4 - 25_000)
+    held, other = memory.hold(), memory.hold()
     for _ in range(5):
-        second.take(10_000)  # little is not counted,
-    with pytest.raises(ServerBusyError):
-        second.take(60_000)  # but with what it had before
-    beside.release()
-    second.take(60_000)
-    with pytest.raises(ServerBusyError, check=at("server", "the request needs 524288 bytes, and")):
-        other.take(50 * MIB)
-    first.release()
-    other.take(50 * MIB)  # one of any size fits beside others, of half the limit
+        held.take(10_000)  # little is not counted,
+    with pytest.raises(ServerBusyError, check=at("server", "the request needs 110000 bytes, and")) as caught:
+        held.take(60_000)  # but with what it had before
+    assert type(caught.value) is ServerBusyError
+    several.pop().release()
+    held.take(60_000)
+    with pytest.raises(LargeRequestError):  # whatever is free: large ones have their own room
+        other.take(MIB // 4 + 1)
 
 
 def test_large_requests_wait_and_leave_the_room_of_others() -> None:
@@ -84,7 +93,7 @@ def test_large_requests_wait_for_a_time(monkeypatch: pytest.MonkeyPatch) -> None
 def test_requests_wait_for_their_turn_and_for_room_together() -> None:
     """Of ten large ones in the queue of the parser, the last would have waited ten times as long."""
     seconds = 100 * PATIENCE
-    memory = RequestMemory(MIB, MIB, seconds)
+    memory = RequestMemory(MIB, wait_seconds=seconds)
     memory.hold().take(MIB)
     with ThreadPoolExecutor() as pool, memory.hold() as late:
         assert late.deadline is not None
@@ -128,26 +137,158 @@ def long_request(trained: TrainedRun, length: int) -> InferRequest:
 
 
 def test_messages_of_grpc_that_wait_hold_bounded_memory(trained: TrainedRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_memory, "_LEAST_BYTES", MIB)
+    monkeypatch.setattr(request_memory, "_LARGE", 6)
     with held_models(trained.path, ServedModelOptions(), monkeypatch) as (models, gate):
-        service = GrpcService(InferenceApi(models, max_request_bytes=100_000), 1024)
-        message = infer_message(long_request(trained, 100_000), "dlrm").SerializeToString()
+        api = InferenceApi(models, max_request_bytes=100_000)
+        service = GrpcService(api, 1024)
+        message = infer_message(long_request(trained, 90_000), "dlrm").SerializeToString()
         small = infer_message(request_of(trained, 0, 1), "dlrm").SerializeToString()
         others = [service.infer(small).scored]
         wait_for(lambda: gate.num_batches == 1)
+        waiting = []
+        for number in range(1, 4):  # a message takes twice its bytes
+            waiting.append(service.infer(message).scored)
+            wait_for(lambda number=number: models.get("dlrm").num_waiting == number)
         scored = [service.infer(message).scored for _ in range(20)]
         refused = [future for future in scored if future.done()]
-        waiting = [future for future in scored if not future.done()]
-        assert (len(waiting), len(refused)) == (5, 15)  # a message takes twice its bytes
-        assert all(isinstance(future.exception(), ServerBusyError) for future in refused)
-        assert waiting.pop().cancel()  # who leaves gives its memory back
-        waiting.append(service.infer(message).scored)
+        assert len(refused) == 16  # four wait to be read, for the room of others
+        assert all(type(future.exception()) is ServerBusyError for future in refused)
+        unread = [future for future in scored if not future.done()]
+        assert unread.pop().cancel()  # who leaves gives its place back
+        unread.append(service.infer(message).scored)
         assert service.infer(message).scored.done()
+        assert waiting.pop().cancel()
+        wait_for(lambda: models.get("dlrm").num_waiting == 3)  # with the next one
         others += [service.infer(small).scored for _ in range(20)]
         gate.open()
         assert all(future.result(PATIENCE) for future in others)
-        assert all(type(future.exception(PATIENCE)) is ConfigError for future in waiting)
+        assert all(type(future.exception(PATIENCE)) is ConfigError for future in (*waiting, *unread))
         assert type(service.infer(message).scored.exception(PATIENCE)) is ConfigError
+        wait_for(lambda: api.large_requests.num_bytes == api.messages.num_bytes == 0)
+
+
+def typed_message(trained: TrainedRun, length: int) -> bytes:
+    """A message of one record, whose values come one by one, of so many bytes."""
+    request = request_of(trained, 0, 1)
+    message = infer_message(replace(request, id=None, inputs=()), "dlrm")
+    for one in request.inputs:
+        item = message.inputs.add(name=one.name, datatype=one.datatype, shape=one.shape)
+        if one.datatype == "BYTES":
+            item.contents.bytes_contents.extend(text.encode() for text in one.data)
+        else:
+            item.contents.fp32_contents.extend(float("nan") if value is None else value for value in one.data)
+    message.parameters["long"].string_param = "x" * (length - message.ByteSize() - 30)
+    body: bytes = message.SerializeToString()
+    assert length - 60 < len(body) <= length
+    return body
+
+
+def test_values_that_come_one_by_one_count_in_full(trained: TrainedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The longest message counted less than half of what it held, and a second one came into memory beside it."""
+    with held_models(trained.path, ServedModelOptions(), monkeypatch) as (models, gate):
+        api = InferenceApi(models, max_request_bytes=200_000)
+        service, body = GrpcService(api, 8), typed_message(trained, 200_000)
+        first = service.infer(body).scored
+        wait_for(lambda: gate.num_batches == 1)
+        assert api.large_requests.num_bytes >= 0.99 * TYPED_FACTOR * 200_000
+        second = service.infer(body).scored
+        wait_for(lambda: api.messages.num_bytes > 0)
+        assert models.get("dlrm").num_waiting == 0  # it waits for room, and is not refused
+        assert not second.done()
+        gate.open()
+        assert first.result(PATIENCE).outputs
+        assert second.result(PATIENCE).outputs
+
+
+@pytest.fixture
+def long_batches(session: InferenceSession) -> Iterator[ServedModels]:
+    """A model that takes requests of many records."""
+    with ServedModels() as models:
+        models.install(ServedModel(session, name="dlrm"))
+        yield models
+
+
+def test_small_messages_that_become_large_wait_for_their_turn(long_batches: ServedModels, trained: TrainedRun) -> None:
+    """They counted as half of what others have, whatever they took."""
+    api = InferenceApi(long_batches)
+    api.requests = RequestMemory(2**20, large_bytes=2**18)
+    request = request_of(trained, 0, 1)
+    count = 10_000
+    numbers = np.zeros(count, np.int8)
+    repeated = replace(
+        request,
+        inputs=tuple(
+            one._replace(datatype="INT8", shape=(count,), data=numbers) if one.name == "I1" else one
+            for one in request.inputs
+        ),
+    )
+    service = GrpcService(api, 8)
+    message = infer_message(repeated, "dlrm").SerializeToString()
+    assert len(message) < 2**16
+    is_free = threading.Event()
+    api.read_in_turn(is_free.wait)
+    scored = service.infer(message).scored
+    assert not scored.done()
+    is_free.set()
+    assert scored.result(PATIENCE).outputs[0].shape == (count, 1)
+
+
+def test_columns_wait_for_room_in_the_turn_of_their_body(long_batches: ServedModels, trained: TrainedRun) -> None:
+    """A body that had waited for the parser was refused at once where its columns had no room."""
+    request, count = request_of(trained, 0, 1), 20_000
+    texts = [f"{number:08x}" for number in range(count)]
+    repeated = replace(
+        request,
+        inputs=tuple(one._replace(shape=(count,), data=texts) if one.name == "C1" else one for one in request.inputs),
+    )
+    body = encode(repeated)
+    with served(long_batches) as server, ThreadPoolExecutor() as pool:
+        memory = server.api.large_requests
+        with memory.hold() as others:
+            # Room for what is parsed, and not for the columns with one value, which are repeated.
+            others.take(request_memory._LARGE * ServingSpec().max_request_bytes - memory_of_json(body) - 100_000)
+            held = memory.num_bytes
+            answer = pool.submit(
+                httpx.post,
+                f"{server.url}/v2/models/dlrm/infer",
+                content=body,
+                headers={"Content-Type": "application/json"},
+                timeout=PATIENCE,
+            )
+            wait_for(lambda: memory.num_bytes > held or answer.done())
+            time.sleep(0.2)
+            assert not answer.done()
+        assert answer.result(PATIENCE).status_code == 200
+        wait_for(lambda: memory.num_bytes == 0)
+
+
+def test_a_client_that_leaves_while_its_body_is_read_is_not_scored(
+    trained: TrainedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit, is_reading, is_gone = ServedModels.submit, threading.Event(), threading.Event()
+
+    def late(self: ServedModels, *args: Any) -> Any:
+        is_reading.set()
+        assert is_gone.wait(PATIENCE)
+        return submit(self, *args)
+
+    with held_models(trained.path, ServedModelOptions(), monkeypatch) as (models, gate), served(models) as server:
+        small = encode(request_of(trained, 0, 1))
+        url, headers = f"{server.url}/v2/models/dlrm/infer", {"Content-Type": "application/json"}
+        with ThreadPoolExecutor() as pool:
+            other = pool.submit(httpx.post, url, content=small, headers=headers, timeout=PATIENCE)
+            wait_for(lambda: gate.num_batches == 1)
+            monkeypatch.setattr(ServedModels, "submit", late)
+            with server.connect() as client:
+                body = encode(long_request(trained, 150_000))
+                head = f"POST /v2/models/dlrm/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+                client.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
+                assert is_reading.wait(PATIENCE)
+            wait_for(lambda: server.api.large_requests.num_bytes == 0)
+            is_gone.set()
+            wait_for(lambda: models.get("dlrm").statistics().failed.get("cancelled", 0) == 1)
+            gate.open()
+            assert other.result(PATIENCE).status_code == 200
 
 
 SHOP = (InputColumn(name="price", kind="number"), InputColumn(name="tags", kind="integer", hotness=None))
@@ -170,7 +311,7 @@ def test_columns_that_are_made_of_tensors_count(form: str) -> None:
         ),
     }[form]
     reader = ColumnReader(SHOP, max_batch=count, absent_is_missing=True)
-    held = RequestMemory(100 * MIB, 100 * MIB).hold()
+    held = RequestMemory(100 * MIB).hold()
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
@@ -195,9 +336,9 @@ def test_the_columns_of_a_request_are_refused_where_others_hold_the_memory(model
             for place, one in enumerate(models.get("dlrm").metadata.inputs)
         )
     )
-    with api.requests.hold() as others, api.requests.hold() as other:
-        others.take(2**30)
-        other.take(2**30)
+    with contextlib.ExitStack() as stack:
+        for _ in range(8):
+            stack.enter_context(api.requests.hold()).take(2**25)
         held = api.requests.hold()
         held.take(UNCOUNTED_BYTES)
         with pytest.raises(ServerBusyError, check=at("server", "the request needs")):

@@ -32,7 +32,14 @@ from terarec.io.files import file_identity
 from terarec.repeating import Backoff, Repeating
 from terarec.serve.batcher import Batcher, ScoredPart
 from terarec.serve.client import request_tensors
-from terarec.serve.columns import ITEM_BYTES, ColumnReader, RecordColumns, check_repeated
+from terarec.serve.columns import (
+    ITEM_BYTES,
+    MOST_REPEATED,
+    ColumnReader,
+    RecordColumns,
+    check_repeated,
+    value_size,
+)
 from terarec.serve.joined_scoring import JoinedScoring
 from terarec.serve.json_codec import float32_elements
 from terarec.serve.models import ServedModels
@@ -53,7 +60,7 @@ from terarec.serve.recommending import (
     RecommendRequest,
     ScoringVersion,
 )
-from terarec.serve.request_memory import HeldMemory
+from terarec.serve.request_memory import HeldMemory, LargeRequestError
 from terarec.serve.served_model import ServedModel, Urgency
 from terarec.serve.session import Scored
 from terarec.spec.checks import quoted
@@ -203,12 +210,38 @@ class ServedRecommendations(Repeating):
         current = self._current
         return self._counter.read(items=0 if current is None else len(current.recommender.index))
 
-    async def recommend(self, request: RecommendRequest, held: HeldMemory) -> RecommendAnswer:
-        """Return items for users.
+    def take(self, request: RecommendRequest, held: HeldMemory) -> None:
+        """Count the memory of the candidates that are ranked.
 
-        Args:
-            request: The request.
-            held: Counts the memory of the candidates that are ranked.
+        Before the request has any, since those that hold some and want more would wait for each other.
+
+        Raises:
+            LargeRequestError: It has to wait for its turn.
+            ServerBusyError: Other requests hold the memory.
+        """
+        ranker, current = self._model(self._spec.ranker), self._current
+        if ranker is None or current is None:
+            return
+        num_users = max(map(len, request.users.values()), default=0)
+        # More are refused, and so are longer values.
+        number = min(num_users * self._num_candidates(request), current.model.options.max_batch)
+        names = {tensor.name for tensor in ranker.metadata.inputs}
+        # Lists of users are as long as the longest one, for each of the candidates.
+        items = sum(
+            min(number * max(map(value_size, values), default=0), MOST_REPEATED)
+            for column, values in request.users.items()
+            if column in names
+        )
+        try:
+            held.take(_CANDIDATE_BYTES * number * len(names) + ITEM_BYTES * items)
+        except LargeRequestError:  # it comes again
+            raise
+        except ServerBusyError:
+            self._counter.add("rejected", users=0, times_ns={})
+            raise
+
+    async def recommend(self, request: RecommendRequest) -> RecommendAnswer:
+        """Return items for users.
 
         Raises:
             ConfigError: A column that is unknown, missing or of another length, a value that a workflow cannot read,
@@ -221,7 +254,7 @@ class ServedRecommendations(Repeating):
         answer: RecommendAnswer | None = None
         times_ns: dict[str, int] = {}
         try:
-            answer = await self._answer(request, held, times_ns)
+            answer = await self._answer(request, times_ns)
             outcome = "success"
         except asyncio.CancelledError:
             outcome = "cancelled"
@@ -236,7 +269,7 @@ class ServedRecommendations(Repeating):
             self._counter.add(outcome, users=0 if answer is None else len(answer.items), times_ns=times_ns)
         return answer
 
-    async def _answer(self, request: RecommendRequest, held: HeldMemory, times_ns: dict[str, int]) -> RecommendAnswer:
+    async def _answer(self, request: RecommendRequest, times_ns: dict[str, int]) -> RecommendAnswer:
         begun = time.monotonic_ns()
         # In a thread: it converts the columns of thousands of users, and lists of millions of items.
         current, pending = await self._in_thread(partial(self._submitted, request))
@@ -256,7 +289,7 @@ class ServedRecommendations(Repeating):
         arrived = time.monotonic_ns()
         ranking = None
         if self._spec.ranker is not None:
-            ranking = await self._ranking(self._spec.ranker, current, request, retrieved, held)
+            ranking = await self._ranking(self._spec.ranker, current, request, retrieved)
         ended = time.monotonic_ns()
         scores = [each.logits for each in retrieved] if ranking is None else ranking.scores
         best = current.recommender.best([each.places for each in retrieved], scores, request.k)
@@ -329,7 +362,6 @@ class ServedRecommendations(Repeating):
         current: _Retrieval,
         request: RecommendRequest,
         retrieved: Sequence[Candidates],
-        held: HeldMemory,
     ) -> _Ranking:
         ranker = self._models.get(name)
         places = [each.places for each in retrieved]
@@ -339,14 +371,10 @@ class ServedRecommendations(Repeating):
                 [each.logits for each in retrieved],
                 ScoringVersion(model=ranker.name, version=ranker.version, step=ranker.session.step),
             )
-        # Lists of users are as long as the longest one, for each of the candidates.
         names = {tensor.name for tensor in ranker.metadata.inputs}
-        longest = [
-            max(check_repeated(column, value, sum(lengths)) for value in values)
-            for column, values in request.users.items()
-            if column in names
-        ]
-        held.take(sum(lengths) * (_CANDIDATE_BYTES * len(ranker.metadata.inputs) + ITEM_BYTES * sum(longest)))
+        for column, values in request.users.items():
+            for value in values if column in names else ():
+                check_repeated(column, value, sum(lengths))
         # In a thread: it converts the columns of thousands of candidates.
         pending, score_names = await self._in_thread(partial(self._ask, ranker, current.recommender, request, places))
         answer = await asyncio.wrap_future(pending)

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import terarec
 from terarec.errors import ConfigError
@@ -23,7 +23,7 @@ from terarec.serve.protocol import (
     UnknownModelError,
     UnsupportedError,
 )
-from terarec.serve.request_memory import HeldMemory, request_memories
+from terarec.serve.request_memory import MESSAGES, HeldMemory, RequestMemory, request_memories
 from terarec.serve.served_model import ServedModel
 from terarec.serve.shared_memory import Region, SharedMemory
 from terarec.serve.statistics import BatchCount, ErrorCounts, StageTimes
@@ -47,6 +47,8 @@ EXTENSIONS = (
 
 _LOGGER = logging.getLogger("terarec")
 
+Result = TypeVar("Result")
+
 _TRACE: Mapping[str, Any] = {
     "trace_level": ["OFF"],
     "trace_rate": "1000",
@@ -66,6 +68,7 @@ class InferenceApi:
         memory: Regions of shared memory; None where it is not allowed.
         requests: Memory of the requests of all transports.
         large_requests: Memory of those that wait for room.
+        messages: Bytes of messages that wait to be read, of transports that do not count them by themselves.
         calls: Where the calls of all transports go when they have ended; none where nobody watches them.
         errors: Counts the answers that are errors, over HTTP and gRPC.
         is_draining: Whether the server is about to stop, and not ready for further requests.
@@ -87,11 +90,30 @@ class InferenceApi:
     ) -> None:
         self.models = models
         self.memory = memory
-        self.requests, self.large_requests = request_memories(max_request_bytes or ServingSpec().max_request_bytes)
+        most_bytes = max_request_bytes or ServingSpec().max_request_bytes
+        self.requests, self.large_requests = request_memories(most_bytes)
+        self.messages = RequestMemory(MESSAGES * most_bytes)
+        # One at a time, whatever brought them: what is parsed takes many times the bytes of its text.
+        self._reader = ThreadPoolExecutor(1, "parse")
         self._is_worker = is_worker
         self.calls = tuple(calls)
         self.errors = ErrorCounts()
         self.is_draining = False
+
+    def read_in_turn(self, read: Callable[[], Result]) -> Future[Result]:
+        """Call a function that reads a large request, in the thread for that, after those before it.
+
+        Raises:
+            UnavailableError: The server has ended.
+        """
+        try:
+            return self._reader.submit(read)
+        except RuntimeError:
+            raise UnavailableError("server", "it is shutting down") from None
+
+    def close(self) -> None:
+        """End the thread that reads large requests, without waiting for what it does."""
+        self._reader.shutdown(wait=False, cancel_futures=True)
 
     def server_live(self) -> bool:
         """Return whether the server answers."""
@@ -258,6 +280,7 @@ class InferenceApi:
             RequestTooLargeError: More records than the model takes in a request.
             UnsupportedError: A sequence of requests, or classes of an output, which no model here has.
             ConfigError: An input that is unknown, missing, repeated or of the wrong type or shape.
+            LargeRequestError: Its columns need the memory of a large request, which waits for its turn.
             ServerBusyError: As many requests wait as may, or hold the memory that it needs.
         """
         if call is not None:

@@ -265,7 +265,7 @@ def check_repeated(name: str, value: object, num_records: int) -> int:
     Raises:
         RequestTooLargeError: They would have more than `MOST_REPEATED` in all.
     """
-    size = _size(value)
+    size = value_size(value)
     if size * num_records > MOST_REPEATED:
         raise RequestTooLargeError(
             f"column {name!r}",
@@ -284,9 +284,10 @@ def _repeated(name: str, values: Elements, num_records: int) -> RawValues:
     return values.to_pylist() * num_records if isinstance(values, pa.Array) else [*values] * num_records
 
 
-def _size(value: Any) -> int:
+def value_size(value: Any) -> int:
+    """Return the number of characters or items of a value."""
     if isinstance(value, pa.Scalar):
         value = value.as_py()
     if isinstance(value, list):
-        return sum(map(_size, value), start=1)
+        return sum(map(value_size, value), start=1)
     return len(value) if isinstance(value, str | bytes) else 1

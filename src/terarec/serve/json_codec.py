@@ -43,8 +43,14 @@ except ModuleNotFoundError:  # a client alone needs no further library
     orjson = None  # type: ignore[assignment]
 
 
-def check_elements(values: Elements, datatype: str, where: str) -> Elements:
+def check_elements(values: Elements, datatype: str, where: str, begin: int = 0) -> Elements:
     """Return `values`, which must fit `datatype`.
+
+    Args:
+        values: The elements.
+        datatype: A datatype of the protocol.
+        where: Place of the tensor, for errors.
+        begin: Elements of the tensor before them.
 
     Raises:
         ConfigError: A value of another type or out of range, as ``<where>[<index>]``.
@@ -52,7 +58,7 @@ def check_elements(values: Elements, datatype: str, where: str) -> Elements:
     if not _fit(values, datatype):
         index = next(index for index, value in enumerate(values) if not _fit((value,), datatype))
         raise ConfigError(
-            f"{where}[{index}]", f"got {quoted(values[index], is_json=True)}, expected {_accepted(datatype)}"
+            f"{where}[{begin + index}]", f"got {quoted(values[index], is_json=True)}, expected {_accepted(datatype)}"
         )
     return values
 

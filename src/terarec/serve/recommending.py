@@ -183,7 +183,10 @@ class RecommendationCounter:
 class RecommendationService(Protocol):
     """Answers requests for recommendations."""
 
-    async def recommend(self, request: RecommendRequest, held: HeldMemory) -> RecommendAnswer:
+    def take(self, request: RecommendRequest, held: HeldMemory) -> None:
+        """Count the memory of the candidates of a request, before there are any; raise `ServerBusyError` for none."""
+
+    async def recommend(self, request: RecommendRequest) -> RecommendAnswer:
         """Return items for users, and count what that takes; a call that is cancelled leaves the queues."""
 
     def statistics(self) -> RecommendationStatistics:

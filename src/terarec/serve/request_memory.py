@@ -13,20 +13,31 @@ from terarec.serve.protocol import ServerBusyError
 UNCOUNTED_BYTES = 65536
 """Requests of up to so much memory are not counted: the limit of their number bounds them."""
 
-TYPED_FACTOR = 20
-"""Memory of a value that gRPC sends by itself, to the bytes that it takes in a message, at most."""
+SMALL_BYTES = 65536
+"""Requests, with what they have in shared memory, up to this length are read where they arrive, in less time than
+another thread takes to begin."""
+
+TYPED_FACTOR = 24
+"""Memory of a value that gRPC sends by itself, to its bytes in a message, at most: that of empty texts."""
 
 FEW_BYTES = UNCOUNTED_BYTES // TYPED_FACTOR
 """Bodies up to this length are not looked at for that."""
 
-_LARGE, _OTHER = 16, 8
-"""Memory of the requests that wait for their turn, and of the others, in bodies of the greatest length: texts of JSON
-take up to 17 times their bytes, and requests of a usual length must have room beside them."""
+MESSAGES = 4
+"""Messages of gRPC of the greatest length that may wait to be read: as many as bodies of HTTP are in memory."""
+
+_LARGE, _OTHER = TYPED_FACTOR, 8
+"""Memory of the requests that wait for their turn, and of the others, in bodies of the greatest length: any one fits
+that is not refused for its length, and requests of a usual length must have room beside them."""
 
 _LEAST_BYTES = 1 << 27
 """Memory of the other requests where bodies are limited to few bytes."""
 
 _WAIT_SECONDS = 10.0
+
+
+class LargeRequestError(ServerBusyError):
+    """A request of few bytes needs the memory of a large one: it is to be read again, in the turn of those."""
 
 
 class RequestMemory:
@@ -35,25 +46,33 @@ class RequestMemory:
     `_changed`, with its lock, guards `_num_bytes`, and the state of each `HeldMemory`.
 
     Args:
-        most: Limit of the bytes of all requests.
-        most_of_one: Bytes that a request counts at most: a larger one is not refused for its size.
+        most: Limit of the bytes of all requests. A larger one is not refused for its size: it counts as these.
+        large_bytes: Bytes beyond which a request is one of those that wait for room; None for no such limit.
         wait_seconds: Time in which there may come to be room for a request.
     """
 
-    def __init__(self, most: int, most_of_one: int, wait_seconds: float = 0.0) -> None:
+    def __init__(self, most: int, *, large_bytes: int | None = None, wait_seconds: float = 0.0) -> None:
         self._changed = threading.Condition()
         self._most = most
-        self._most_of_one = most_of_one
+        self._large_bytes = large_bytes
         self._wait_seconds = wait_seconds
         self._num_bytes = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all requests at present."""
+        return self._num_bytes
 
     def hold(self) -> HeldMemory:
         """Return the memory of a request, which has none so far. The time to wait begins."""
         return HeldMemory(self, time.monotonic() + self._wait_seconds if self._wait_seconds else None)
 
     def _take(self, held: HeldMemory, num_bytes: int) -> None:
+        if self._large_bytes is not None and held.num_bytes + num_bytes > self._large_bytes:
+            problem = f"the request needs {held.num_bytes + num_bytes} bytes, and is to wait for room"
+            raise LargeRequestError("server", f"{problem}; try again")
         with self._changed:
-            more = min(num_bytes, self._most_of_one - held.num_bytes)
+            more = min(num_bytes, self._most - held.num_bytes)
 
             def fits() -> bool:
                 return held.is_released or self._num_bytes + more <= self._most
@@ -79,9 +98,12 @@ def request_memories(max_request_bytes: int) -> tuple[RequestMemory, RequestMemo
     Args:
         max_request_bytes: Limit of the bytes of a body.
     """
-    most, large = max(_OTHER * max_request_bytes, _LEAST_BYTES), _LARGE * max_request_bytes
+    most = max(_OTHER * max_request_bytes, _LEAST_BYTES)
     # Of those that do not wait, the largest would else be refused whenever there is another one.
-    return RequestMemory(most, most // 2), RequestMemory(large, large, _WAIT_SECONDS)
+    return (
+        RequestMemory(most, large_bytes=most // 4),
+        RequestMemory(_LARGE * max_request_bytes, wait_seconds=_WAIT_SECONDS),
+    )
 
 
 class HeldMemory:
@@ -106,6 +128,7 @@ class HeldMemory:
         """Count memory before it is taken.
 
         Raises:
+            LargeRequestError: It is so much that the request has to wait for its turn.
             ServerBusyError: Others hold it; or the request has been released meanwhile.
         """
         self._uncounted += num_bytes

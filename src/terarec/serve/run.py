@@ -227,7 +227,13 @@ def _run(
             shut_down=shut_down or (lambda: transport.stop()),
             workers=workers,
         )
-        with _settled(models, spec), _stopped_by_signals(transport.stop), _grpc(api, spec) as grpc_port:
+        # The thread that reads large requests ends last: calls of gRPC are answered after those of HTTP.
+        with (
+            _settled(models, spec),
+            _stopped_by_signals(transport.stop),
+            contextlib.closing(api),
+            _grpc(api, spec) as grpc_port,
+        ):
             transport.run(lambda: started(transport.stop, grpc_port), stopping)
 
 

@@ -17,16 +17,17 @@ import grpc
 import numpy as np
 import pytest
 from tritonclient import grpc as triton
-from tritonclient.utils import InferenceServerException
+from tritonclient.utils import InferenceServerException, shared_memory
 
 from terarec.errors import ConfigError
-from terarec.serve import InferenceSession
+from terarec.serve import InferenceSession, ServedModel
 from terarec.serve.api import InferenceApi
 from terarec.serve.grpc import native_server
 from terarec.serve.grpc.messages import METHODS, SERVICE
 from terarec.serve.grpc.server import GrpcServer
 from terarec.serve.grpc.service import GrpcService, PendingInference
 from terarec.serve.models import ServedModels
+from terarec.serve.shared_memory import SharedMemory
 from terarec.spec import AccessSpec, BatchingSpec, ServingSpec
 from terarec.spec.serving_options import ServedModelOptions
 from tests.certificates import Certificates
@@ -163,6 +164,48 @@ def test_a_stream_whose_client_leaves_ends(held: tuple[InferenceApi, Gate], trai
         wait_for(lambda: model.num_waiting == 0)
         # Those that were read ahead are dropped but for the few that were scored meanwhile.
         assert gate.num_batches < 50
+
+
+@pytest.mark.parametrize("place", ["message", "region"])
+@each_library
+def test_other_calls_are_answered_while_a_large_message_waits_to_be_read(
+    session: InferenceSession, trained: TrainedRun, library: str, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The faster library read it in the thread that takes all calls."""
+    count = 20_000
+    inputs = tensors({name: [*values] * count for name, values in trained.records(0, 1).items()})
+    numbers = np.full(count, 2.5, np.float32)
+    key = f"/terarec-test-{library}"
+    region = shared_memory.create_shared_memory_region("large", key, numbers.nbytes)
+    with (
+        closing(SharedMemory(2**25)) as memory,
+        ServedModels() as models,
+        closing(InferenceApi(models, memory=memory)) as api,
+        serving(api, grpc_library=library) as address,
+        closing(triton.InferenceServerClient(address)) as client,
+        ThreadPoolExecutor() as pool,
+    ):
+        try:
+            models.install(ServedModel(session, name="dlrm"))
+            shared_memory.set_shared_memory_region(region, [numbers])
+            api.shared_memory_register("large", key, 0, numbers.nbytes)
+            if place == "region":
+                one = tensors(trained.records(0, 1))
+                inputs = [triton.InferInput("I1", [count], "FP32"), *(each for each in one if each.name() != "I1")]
+                inputs[0].set_shared_memory("large", numbers.nbytes)
+            is_free, read_in_turn, turns = threading.Event(), api.read_in_turn, Queue[object]()
+            read_in_turn(is_free.wait)
+            monkeypatch.setattr(api, "read_in_turn", lambda read: turns.put(read) or read_in_turn(read))
+            large = pool.submit(client.infer, "dlrm", inputs)
+            turns.get(timeout=PATIENCE)
+            assert client.is_server_live(client_timeout=PATIENCE)
+            small = client.infer("dlrm", tensors(trained.records(0, 1)), client_timeout=PATIENCE)
+            assert small.as_numpy("score").shape == (1, 1)
+            assert not large.done()
+            is_free.set()
+            assert large.result(PATIENCE).as_numpy("score").shape == (count, 1)
+        finally:
+            shared_memory.destroy_shared_memory_region(region)
 
 
 @each_library

@@ -9,10 +9,12 @@ import pytest
 from terarec.errors import ConfigError
 from terarec.serve import ServedModels
 from terarec.serve.api import InferenceApi
+from terarec.serve.binary_codec import DTYPES, encode_elements
 from terarec.serve.columns import ColumnReader
 from terarec.serve.grpc.conversion import infer_request
-from terarec.serve.grpc.messages import message_class
+from terarec.serve.grpc.messages import head_of, message_class
 from terarec.serve.grpc.service import GrpcService, PendingInference, failure_of
+from terarec.serve.protocol import ServerBusyError
 from terarec.serve.session import InputColumn
 from tests.errors import at
 
@@ -56,3 +58,73 @@ def test_elements_of_another_datatype_are_not_passed_over(models: ServedModels) 
     pending = pending_of(models, datatype="FP32", fp32_contents=[1.0], int_contents=[3])
     with pytest.raises(ConfigError, check=at("inputs[0].contents.int_contents", "expected them in fp32_contents")):
         pending.response()
+
+
+MANY = 40_000
+VALUES: dict[str, tuple[str, list[Any]]] = {
+    "BOOL": ("bool_contents", [number % 3 == 0 for number in range(MANY)]),
+    "INT8": ("int_contents", [number % 256 - 128 for number in range(MANY)]),
+    "INT64": ("int64_contents", [number * 10**14 for number in range(MANY)]),
+    "UINT64": ("uint64_contents", [2**64 - 1 - number for number in range(MANY)]),
+    "FP32": ("fp32_contents", [number / 4 if number % 5 else float("nan") for number in range(MANY)]),
+    "FP64": ("fp64_contents", [number / 7 for number in range(MANY)]),
+    "BYTES": ("bytes_contents", [f"\u00e9{number}".encode() if number % 3 else b"" for number in range(MANY)]),
+}
+
+
+def typed(datatype: str, values: list[Any]) -> Any:
+    message = message_class("ModelInferRequest")(model_name="dlrm")
+    message.inputs.add(name="c", datatype=datatype, shape=[len(values)], contents={VALUES[datatype][0]: values})
+    return message
+
+
+@pytest.mark.parametrize("datatype", VALUES)
+def test_many_values_one_by_one_are_those_of_raw_contents(datatype: str) -> None:
+    values = VALUES[datatype][1]
+    message = message_class("ModelInferRequest")(model_name="dlrm")
+    message.inputs.add(name="c", datatype=datatype, shape=[MANY])
+    texts = [text.decode() for text in values] if datatype == "BYTES" else values
+    message.raw_input_contents.append(
+        encode_elements(texts if datatype == "BYTES" else np.array(values, DTYPES[datatype]), datatype)
+    )
+    one, other = infer_request(typed(datatype, values)).inputs[0], infer_request(message).inputs[0]
+    assert type(one.data) is type(other.data)
+    if isinstance(one.data, np.ndarray):
+        np.testing.assert_array_equal(one.data, other.data)
+        assert one.data.dtype == other.data.dtype
+    else:
+        assert one.data == other.data
+
+
+@pytest.mark.parametrize(("datatype", "fault"), [("INT8", 300), ("FP32", float("inf")), ("BYTES", b"\xff")])
+def test_the_place_of_a_fault_among_many_values_is_named(datatype: str, fault: Any) -> None:
+    values = [*VALUES[datatype][1]]
+    values[33_000] = fault
+    with pytest.raises(ConfigError, check=at(f"inputs[0].contents.{VALUES[datatype][0]}[33000]")):
+        infer_request(typed(datatype, values))
+
+
+def test_the_head_of_a_message_is_known_before_it_is_parsed() -> None:
+    message = typed("INT8", [1, 2, 3])
+    assert head_of(message.SerializeToString()) == ("", False)
+    message.id = "seven"
+    message.parameters["priority"].int64_param = 2
+    assert head_of(message.SerializeToString()) == ("seven", False)
+    message.raw_input_contents.append(b"123")
+    body = message.SerializeToString()
+    assert head_of(body) == ("seven", True)
+    for end in range(len(body)):
+        head_of(body[:end])
+    assert head_of(b"\xff" * 100) == ("", False)
+
+
+def test_a_large_message_that_is_refused_keeps_its_id(models: ServedModels) -> None:
+    api = InferenceApi(models, max_request_bytes=100_000)
+    message = typed("INT8", [1] * 90_000)
+    message.id = "7"
+    with api.messages.hold() as others:
+        others.take(400_000)
+        pending = GrpcService(api, 8).infer(message.SerializeToString())
+        with pytest.raises(ServerBusyError):
+            pending.response()
+    assert pending.request_id == "7"

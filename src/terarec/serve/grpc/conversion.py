@@ -7,12 +7,17 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+
 from terarec.errors import ConfigError
-from terarec.serve.binary_codec import RegionReader, decode_elements, encode_elements, write_region
+from terarec.etl.workflow.raw_values import SMALL_ROWS
+from terarec.serve.binary_codec import DTYPES, RegionReader, decode_elements, encode_elements, write_region
 from terarec.serve.grpc.messages import message_class
 from terarec.serve.json_codec import MAX_DIMENSIONS, check_elements
 from terarec.serve.protocol import (
     DATATYPES,
+    FLOATS,
     Elements,
     InferRequest,
     InferResponse,
@@ -43,6 +48,8 @@ _CONTENTS = {
 }
 """Datatype -> the field of a tensor's contents that holds its elements; FP16 and BF16 are sent as raw bytes."""
 
+_PART = 1 << 14  # values of a message that are converted at once
+
 _ModelInferRequest = message_class("ModelInferRequest")
 _ModelInferResponse = message_class("ModelInferResponse")
 
@@ -53,6 +60,7 @@ def infer_request(
     layouts: RequestLayouts | None = None,
     *,
     num_bytes: int = 0,
+    most_bytes: int | None = None,
     held: HeldMemory | None = None,
 ) -> InferRequest:
     """Return the request of a ModelInferRequest.
@@ -62,6 +70,7 @@ def infer_request(
         memory: Registered regions; None where shared memory is not allowed.
         layouts: Requests that were read before; None to read each anew.
         num_bytes: Length of the message, to which the bytes in shared memory are added.
+        most_bytes: As in `RegionReader`.
         held: As in `RegionReader`.
 
     Raises:
@@ -79,7 +88,7 @@ def infer_request(
         known = layouts.read(description, request_id, raw)
         if known is not None:
             return known
-    contents = _Contents(raw, RegionReader(memory, num_bytes, held=held))
+    contents = _Contents(raw, RegionReader(memory, num_bytes, most_bytes, held))
     inputs = tuple(_tensor(item, contents, f"inputs[{index}]") for index, item in enumerate(message.inputs))
     contents.check_end()
     request = InferRequest(
@@ -168,17 +177,33 @@ def _typed_elements(item: Any, count: int, where: str) -> Elements:
     others = [other.name for other, _ in item.contents.ListFields() if other.name != field]
     if others:
         raise ConfigError(f"{where}.{others[0]}", f"got elements for {item.datatype}, expected them in {field}")
-    values = list(getattr(item.contents, field))
+    values, where = getattr(item.contents, field), f"{where}.{field}"
     if len(values) != count:
         got, shape = len(values), quoted(list(item.shape))
-        raise ConfigError(f"{where}.{field}", f"got {got} elements, expected {count} for shape {shape}")
+        raise ConfigError(where, f"got {got} elements, expected {count} for shape {shape}")
+    if count <= SMALL_ROWS or item.datatype == "BOOL":
+        return _plain_elements(values, 0, item.datatype, where)
+    # A part at a time, so that few values are objects at once, which take up to 40 times their bytes in the message.
+    parts = (
+        _plain_elements(values[begin : begin + _PART], begin, item.datatype, where) for begin in range(0, count, _PART)
+    )
     if item.datatype == "BYTES":
-        values = [_text(value, f"{where}.{field}[{index}]") for index, value in enumerate(values)]
-    elif item.datatype.startswith("FP"):
-        # NaN is a missing number, as in raw contents; JSON, whose check this is, has no such number.
-        check_elements([None if value != value else value for value in values], item.datatype, f"{where}.{field}")
-        return values
-    return check_elements(values, item.datatype, f"{where}.{field}")
+        return pa.concat_arrays([pa.array(part, type=pa.large_string()) for part in parts])
+    array = np.empty(count, DTYPES[item.datatype])
+    for place, part in enumerate(parts):
+        array[place * _PART : place * _PART + len(part)] = part
+    return array
+
+
+def _plain_elements(values: Sequence[Any], begin: int, datatype: str, where: str) -> list[Any]:
+    """Return values of a message, of which `begin` are before them."""
+    if datatype == "BYTES":
+        return [_text(value, f"{where}[{begin + index}]") for index, value in enumerate(values)]
+    elements = list(values)
+    # NaN is a missing number, as in raw contents; JSON, whose check this is, has no such number.
+    numbers = [None if value != value else value for value in elements] if datatype in FLOATS else elements
+    check_elements(numbers, datatype, where, begin)
+    return elements
 
 
 def _text(value: bytes, where: str) -> str:

@@ -167,6 +167,56 @@ def message_class(name: str) -> MessageClass:
     return kind
 
 
+_ID, _RAW_CONTENTS = 3, 7
+"""Numbers of fields of a ModelInferRequest."""
+
+
+class RequestHead(NamedTuple):
+    """What a ModelInferRequest says before its inputs are parsed, which may take long.
+
+    Attributes:
+        id: Its id; "" for none.
+        has_raw: Whether its contents are raw.
+    """
+
+    id: str
+    has_raw: bool
+
+
+def head_of(body: bytes) -> RequestHead:
+    """Return the head of a ModelInferRequest; of bytes that are none, what is there before the fault."""
+    request_id, at = b"", 0
+    while at < len(body):
+        tag, at = _varint(body, at)
+        kind, number = tag & 7, tag >> 3
+        if number == _RAW_CONTENTS:
+            return RequestHead(request_id.decode(errors="replace"), has_raw=True)
+        if kind == 2:  # with its length
+            length, at = _varint(body, at)
+            if number == _ID:
+                request_id = body[at : at + length]
+            at += length
+        elif kind == 0:
+            _, at = _varint(body, at)
+        elif kind in (1, 5):  # of 8 and of 4 bytes
+            at += 8 if kind == 1 else 4
+        else:
+            break
+    return RequestHead(request_id.decode(errors="replace"), has_raw=False)
+
+
+def _varint(body: bytes, at: int) -> tuple[int, int]:
+    """Return a number of 7 bits a byte, and the place behind it."""
+    number = shift = 0
+    while at < len(body) and shift < 70:
+        byte = body[at]
+        number |= (byte & 127) << shift
+        shift, at = shift + 7, at + 1
+        if byte < 128:
+            return number, at
+    return 0, len(body)
+
+
 def _file() -> Any:
     """Return the description of all messages of the table."""
     file = descriptor_pb2.FileDescriptorProto(name="terarec/inference.proto", package="inference", syntax="proto3")

@@ -16,10 +16,12 @@ import time
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import grpc
 
 from terarec.errors import MissingDependencyError
+from terarec.memory.files import OwnedDirectory
 from terarec.parallel import available_threads
 from terarec.serve.calls import Call
 from terarec.serve.grpc.grpcio_server import OTHER_CALLS, CheckCall, GrpcioServer, GrpcLimits
@@ -35,6 +37,9 @@ except ModuleNotFoundError as error:
 _EVENTS = 64  # taken at once
 _POLL_SECONDS = 0.01  # while the last answers are awaited
 _LINGER_SECONDS = 0.1  # in which clients read them
+
+_Details: TypeAlias = tuple[Metadata, str, float | None] | None
+"""Headers of a call, the address of its client, and the time that is left."""
 
 _UNARY = tuple(name for name, method in METHODS.items() if not method.is_stream)
 
@@ -76,8 +81,8 @@ class NativeServer:
             reuse_port=shares_port,
         )
         self.port: int = self._front.bound_port
-        self._directory = tempfile.TemporaryDirectory(prefix="terarec-grpc-")
-        socket = str(Path(self._directory.name) / "streams")
+        self._directory = OwnedDirectory(Path(tempfile.gettempdir()), "terarec-grpc").__enter__()
+        socket = str(self._directory.files / "streams")
         self._streams = GrpcioServer(limits, check, methods=("ModelStreamInfer",))
         self._streams.bind(f"unix:{socket}")
         self._front.set_fallback(socket)
@@ -110,7 +115,7 @@ class NativeServer:
         self._front.close()
         if self._events is not None:
             self._events.join()
-        self._directory.cleanup()
+        self._directory.close()
 
     def _has_unsent(self) -> bool:
         # Its threads send an answer some time after it has been handed over, and `close` does not wait for them: 38 of
@@ -122,16 +127,29 @@ class NativeServer:
 
     def _dispatch(self, service: GrpcService) -> None:
         while (events := self._front.recv_batch_details(_EVENTS)) is not None:
-            for kind, number, method, body, _, details in events:
-                if kind != EVENT_CALL or body is None or details is None:
-                    self._cancel(number)  # the client has gone, or its deadline has passed
-                    continue
-                call: Call | None = None
-                try:
-                    call = service.begin(_UNARY[method], body, details[1], details[0])
-                    self._begin(service, number, call, _UNARY[method], body, details[0])
-                except Exception as error:
-                    self._fail(service, number, call, failure_of(error))
+            # One by one, and none afterwards: messages would be kept in memory until others come.
+            while events:
+                self._take(service, *events.pop(0))
+
+    def _take(
+        self,
+        service: GrpcService,
+        kind: int,
+        number: int,
+        method: int,
+        body: bytes | None,
+        _: object,
+        details: _Details,
+    ) -> None:
+        if kind != EVENT_CALL or body is None or details is None:
+            self._cancel(number)  # the client has gone, or its deadline has passed
+            return
+        call: Call | None = None
+        try:
+            call = service.begin(_UNARY[method], body, details[1], details[0])
+            self._begin(service, number, call, _UNARY[method], body, details[0])
+        except Exception as error:
+            self._fail(service, number, call, failure_of(error))
 
     def _begin(
         self, service: GrpcService, number: int, call: Call | None, name: str, body: bytes, metadata: Metadata

@@ -12,13 +12,14 @@ from typing import Any, NamedTuple, TypeAlias
 
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
+from typing_extensions import override
 
 from terarec.errors import ConfigError, TerarecError
 from terarec.serve.api import InferenceApi
-from terarec.serve.binary_codec import element_reader
+from terarec.serve.binary_codec import RegionsTooLargeError, element_reader
 from terarec.serve.calls import Call
 from terarec.serve.grpc.conversion import infer_request, infer_response, parameters
-from terarec.serve.grpc.messages import METHODS, SERVICE, message_class
+from terarec.serve.grpc.messages import METHODS, SERVICE, head_of, message_class
 from terarec.serve.protocol import (
     MOST_CALL_BYTES,
     InferResponse,
@@ -29,7 +30,7 @@ from terarec.serve.protocol import (
     error_code,
 )
 from terarec.serve.request_layouts import RequestLayouts
-from terarec.serve.request_memory import TYPED_FACTOR, HeldMemory
+from terarec.serve.request_memory import SMALL_BYTES, TYPED_FACTOR, HeldMemory, LargeRequestError
 from terarec.serve.shared_memory import SharedMemory
 from terarec.spec.checks import one_line
 from terarec.user_code import describe, place_of
@@ -43,22 +44,27 @@ _FINAL = "triton_final_response"
 """Parameter of the last response to a request of a stream; here each request has one response."""
 
 
-class PendingInference(NamedTuple):
+class PendingInference:
     """A request that is being answered, without its inputs: a client may read answers late.
 
     Attributes:
-        outputs: What it wants; empty for one that cannot be read.
-        scored: Its response; `cancel` drops the request from the queue.
-        memory: Regions in which it may want its outputs.
         call: What those who watch get to know of it; None where nobody does.
+        scored: Its response; `cancel` drops the request from the queue.
+        outputs: What it wants, once it is read.
         request_id: Its id, also of one that cannot be read; "" for none.
+
+    Args:
+        memory: Regions in which it may want its outputs.
+        call: As above.
     """
 
-    outputs: Sequence[RequestedOutput]
     scored: Future[InferResponse]
-    memory: SharedMemory | None
-    call: Call | None = None
-    request_id: str = ""
+    outputs: Sequence[RequestedOutput] = ()
+    request_id = ""
+
+    def __init__(self, memory: SharedMemory | None, call: Call | None) -> None:
+        self._memory = memory
+        self.call = call
 
     def response(self) -> bytes:
         """Wait for the response, and return its ModelInferResponse.
@@ -85,7 +91,61 @@ class PendingInference(NamedTuple):
         return encoded
 
     def _message(self) -> Any:
-        return infer_response(self.scored.result(), self.outputs, self.memory)
+        return infer_response(self.scored.result(), self.outputs, self._memory)
+
+
+class _LargeAnswer(Future[InferResponse]):
+    """The response to a message that is read in its turn. `cancel` drops the message, or the request in the queue.
+
+    Who cancels it and who lets it follow the request may be two threads: each sets its own mark before it looks at that
+    of the other.
+
+    Args:
+        body: The message.
+    """
+
+    def __init__(self, body: bytes) -> None:
+        super().__init__()
+        self._body = body
+        self._scored: Future[InferResponse] | None = None
+
+    def take_body(self) -> bytes:
+        """Return the message, which is kept no longer; nothing of one that was dropped."""
+        body, self._body = self._body, b""
+        return body
+
+    def follow(self, scored: Future[InferResponse]) -> None:
+        """Take the response of the request that was made of the message, once it is there."""
+        self._scored = scored
+        if self.cancelled():
+            scored.cancel()
+        scored.add_done_callback(self._copy)
+
+    def fail(self, error: Exception) -> None:
+        """End with an error, unless it was cancelled."""
+        if self.set_running_or_notify_cancel():
+            self.set_exception(error)
+
+    @override
+    def cancel(self) -> bool:
+        is_cancelled = super().cancel()
+        if is_cancelled:
+            self._body = b""
+            scored = self._scored
+            if scored is not None:
+                scored.cancel()
+        return is_cancelled
+
+    def _copy(self, scored: Future[InferResponse]) -> None:
+        self._scored = None
+        if scored.cancelled():
+            self.cancel()
+        elif self.set_running_or_notify_cancel():
+            error = scored.exception()
+            if error is None:
+                self.set_result(scored.result())
+            else:
+                self.set_exception(error)
 
 
 class Failure(NamedTuple):
@@ -197,29 +257,79 @@ class GrpcService:
         return self._api.model_ready(name)
 
     def infer(self, body: bytes, call: Call | None = None) -> PendingInference:
-        """Let the records of a ModelInferRequest be scored; what is wrong with it fails the result."""
-        memory, request_id = self._api.memory, ""
+        """Let the records of a ModelInferRequest be scored; what is wrong with it fails the result.
+
+        It does not wait: a large message, or one with much in shared memory, is read in its turn in another thread.
+        """
+        pending = PendingInference(self._api.memory, call)
         try:
-            message = parsed("ModelInfer", body)
-            request_id = message.id
-            self._take_place()
-            held = self._api.requests.hold()
+            if len(body) > SMALL_BYTES:
+                self._infer_in_turn(pending, body)
+                return pending
             try:
-                # Raw contents stay bytes, of which the request has a copy; values one by one become objects.
-                held.take(len(body) * (2 if message.raw_input_contents else TYPED_FACTOR))
-                request = infer_request(message, memory, self._layouts, num_bytes=len(body), held=held)
-                scored = self._api.infer(request, message.model_name, message.model_version or None, call, held)
-            except BaseException:
-                self._leave_place(held)
-                raise
+                self._infer_at_once(pending, body)
+            except (RegionsTooLargeError, LargeRequestError):
+                self._infer_in_turn(pending, body)
         except Exception as error:
-            rejected: Future[InferResponse] = Future()
-            if isinstance(error, TerarecError):  # its traceback and context would hold all that was parsed
-                error.__traceback__ = error.__context__ = None
-            rejected.set_exception(error)
-            return PendingInference((), rejected, memory, call, request_id)
-        scored.add_done_callback(partial(self._leave_place, held))
-        return PendingInference(request.outputs, scored, memory, call, request_id)
+            pending.scored = Future()
+            pending.scored.set_exception(_without_parts(error))
+        return pending
+
+    def _infer_at_once(self, pending: PendingInference, body: bytes) -> None:
+        message = parsed("ModelInfer", body)
+        pending.request_id = message.id
+        self._take_place()
+        held = self._api.requests.hold()
+        try:
+            held.take(_memory_of(body, has_raw=bool(message.raw_input_contents)))
+            pending.scored = self._submitted(pending, message, len(body), SMALL_BYTES, held)
+        except BaseException:
+            self._leave_place(held)
+            raise
+        pending.scored.add_done_callback(partial(self._leave_place, held))
+
+    def _infer_in_turn(self, pending: PendingInference, body: bytes) -> None:
+        pending.request_id, has_raw = head_of(body)
+        self._take_place()
+        held, waiting = self._api.large_requests.hold(), self._api.messages.hold()
+        answer = _LargeAnswer(body)
+        try:
+            waiting.take(len(body))
+            self._api.read_in_turn(partial(self._read, pending, answer, has_raw, held, waiting))
+        except BaseException:
+            waiting.release()
+            self._leave_place(held)
+            raise
+        pending.scored = answer
+        answer.add_done_callback(waiting.release)
+        answer.add_done_callback(partial(self._leave_place, held))
+
+    def _read(
+        self, pending: PendingInference, answer: _LargeAnswer, has_raw: bool, held: HeldMemory, waiting: HeldMemory
+    ) -> None:
+        """Read a message whose turn has come, and let its records be scored."""
+        body = answer.take_body()
+        if answer.cancelled():
+            return
+        try:
+            held.take(_memory_of(body, has_raw=has_raw))
+            scored = self._submitted(pending, parsed("ModelInfer", body), len(body), None, held)
+        except Exception as error:
+            answer.fail(_without_parts(error))
+        else:
+            answer.follow(scored)
+        finally:
+            waiting.release()
+
+    def _submitted(
+        self, pending: PendingInference, message: Any, num_bytes: int, most_bytes: int | None, held: HeldMemory
+    ) -> Future[InferResponse]:
+        """Let the records of a message be scored; it loses its contents."""
+        memory, version = self._api.memory, message.model_version or None
+        pending.request_id = message.id
+        request = infer_request(message, memory, self._layouts, num_bytes=num_bytes, most_bytes=most_bytes, held=held)
+        pending.outputs = request.outputs
+        return self._api.infer(request, message.model_name, version, pending.call, held)
 
     def _take_place(self) -> None:
         with self._lock:
@@ -307,6 +417,18 @@ class GrpcService:
         for name, value in self._api.log_settings(parameters(request.settings)).items():
             kind = {bool: "bool_param", int: "uint32_param"}.get(type(value), "string_param")
             setattr(answer.settings[name], kind, value)
+
+
+def _memory_of(body: bytes, *, has_raw: bool) -> int:
+    # Raw contents stay bytes, of which the request has a copy; values one by one become objects.
+    return len(body) * (2 if has_raw else TYPED_FACTOR)
+
+
+def _without_parts(error: Exception) -> Exception:
+    """Return an error without its traceback and context, which would hold all that was parsed."""
+    if isinstance(error, TerarecError):
+        error.__traceback__ = error.__context__ = None
+    return error
 
 
 _StreamResponse = message_class("ModelStreamInferResponse")

@@ -6,9 +6,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from terarec.errors import ConfigError, TerarecError
 from terarec.serve.access import Access
@@ -24,20 +24,23 @@ from terarec.serve.http.compression import check_encoding, compress, decompress
 from terarec.serve.http.messages import JSON, Handler, Request, Response, check_content_type, json_response
 from terarec.serve.http.routes import Route, Routes
 from terarec.serve.json_codec import decode_object
-from terarec.serve.protocol import InferRequest, RequestTooLargeError
+from terarec.serve.protocol import InferRequest, InferResponse, RequestTooLargeError
 from terarec.serve.request_layouts import RequestLayouts
-from terarec.serve.request_memory import FEW_BYTES, HeldMemory, memory_of_json
+from terarec.serve.request_memory import FEW_BYTES, SMALL_BYTES, HeldMemory, LargeRequestError, memory_of_json
 from terarec.spec.checks import is_count, quoted
 
 Result = TypeVar("Result")
 
-SMALL_BYTES = 65536
-"""Bodies, with what they have in shared memory, up to this length are parsed in the event loop, in less time than a
-thread takes to begin."""
-
 _HEADER_BYTES = "inference-header-content-length"
 _OCTETS = "application/octet-stream"
 _CONTROL_THREADS = 4
+
+
+class _Submitted(NamedTuple):
+    """A request, and its answer to come."""
+
+    request: InferRequest
+    answer: Future[InferResponse]
 
 
 class ApiRoutes:
@@ -53,8 +56,6 @@ class ApiRoutes:
         self._max_request_bytes = max_request_bytes
         self._layouts = RequestLayouts(element_reader)
         self._answers = Answers()
-        # Large bodies are parsed one at a time: parsed lists take many times the bytes of their text.
-        self._parser = ThreadPoolExecutor(1, "parse")
         self._control = ThreadPoolExecutor(_CONTROL_THREADS, "control")
 
     def routes(self) -> Routes:
@@ -85,22 +86,35 @@ class ApiRoutes:
 
     @contextlib.asynccontextmanager
     async def read(
-        self, request: Request, decode: Callable[[bytes | bytearray], Result]
-    ) -> AsyncIterator[tuple[Result, HeldMemory]]:
-        """Give what the body of a request says, and its memory; a large body is decoded in the thread for that."""
+        self, request: Request, decode: Callable[[bytes | bytearray, HeldMemory], Result]
+    ) -> AsyncIterator[Result]:
+        """Give what the body of a request says; a large one is decoded in its turn, in the thread for that.
+
+        Args:
+            request: The request.
+            decode: Function that reads a body, and counts the memory of what is made of it until the block ends.
+        """
         is_small = self._is_small(request)
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                decoded = await stack.enter_async_context(self._reading(request, decode, is_small=is_small))
+            except LargeRequestError:
+                decoded = await stack.enter_async_context(self._reading(request, decode, is_small=False))
+            yield decoded
+
+    @contextlib.asynccontextmanager
+    async def _reading(
+        self, request: Request, decode: Callable[[bytes | bytearray, HeldMemory], Result], *, is_small: bool
+    ) -> AsyncIterator[Result]:
         with self._hold(is_small) as held:
 
             def read() -> Result:
-                return decode(self._content(request, held))
+                return decode(self._content(request, held), held)
 
-            decoded = read() if is_small else await self._in_thread(self._parser, read)
-            held.deadline = None  # the event loop does not wait
-            yield decoded, held
+            yield read() if is_small else await self._answers.of(self._api.read_in_turn(read))
 
     def close(self) -> None:
         """End the threads, without waiting for what they do."""
-        self._parser.shutdown(wait=False, cancel_futures=True)
         self._control.shutdown(wait=False, cancel_futures=True)
 
     @staticmethod
@@ -183,17 +197,16 @@ class ApiRoutes:
         is_small = self._is_small(request)
         try:
             return await self._scored(request, is_small=is_small)
-        except RegionsTooLargeError:
+        except (RegionsTooLargeError, LargeRequestError):
             if not is_small:
                 raise
         return await self._scored(request, is_small=False)
 
     async def _scored(self, request: Request, *, is_small: bool) -> Response:
         with self._hold(is_small) as held:
-            decode = partial(self._decoded, request, held, SMALL_BYTES if is_small else None)
-            decoded = decode() if is_small else await self._in_thread(self._parser, decode)
-            held.deadline = None  # the event loop does not wait
-            pending = self._api.infer(decoded, **request.variables, call=request.call, held=held)
+            submit = partial(self._submitted, request, held, SMALL_BYTES if is_small else None)
+            # Its columns, too, are made in its turn, where it waits for room.
+            decoded, pending = submit() if is_small else await self._submitted_in_turn(submit)
             scored = await self._answers.of(pending)
             body, header_bytes = encode_binary_response(scored, decoded, self._api.memory)
         return _infer_response(body, header_bytes, request.headers.get("accept-encoding", ""))
@@ -214,15 +227,27 @@ class ApiRoutes:
     def _hold(self, is_small: bool) -> HeldMemory:
         return (self._api.requests if is_small else self._api.large_requests).hold()
 
-    def _decoded(self, request: Request, held: HeldMemory, most_bytes: int | None) -> InferRequest:
+    async def _submitted_in_turn(self, submit: Callable[[], _Submitted]) -> _Submitted:
+        reading = self._api.read_in_turn(submit)
         try:
-            header_bytes = _header_bytes(request)
-            body = self._content(request, held, header_bytes)
-            return decode_binary_request(body, header_bytes, self._api.memory, self._layouts, most_bytes, held)
+            return await self._answers.of(reading)
+        except asyncio.CancelledError:
+            reading.add_done_callback(_drop)  # the client has left while it was read
+            raise
+
+    def _submitted(self, request: Request, held: HeldMemory, most_bytes: int | None) -> _Submitted:
+        try:
+            return self._submit(request, held, most_bytes)
         except TerarecError as error:
             # Tracebacks and contexts hold all that was parsed until the garbage collector finds them.
             error.__context__ = None
             raise error.with_traceback(None) from None
+
+    def _submit(self, request: Request, held: HeldMemory, most_bytes: int | None) -> _Submitted:
+        header_bytes = _header_bytes(request)
+        body = self._content(request, held, header_bytes)
+        decoded = decode_binary_request(body, header_bytes, self._api.memory, self._layouts, most_bytes, held)
+        return _Submitted(decoded, self._api.infer(decoded, **request.variables, call=request.call, held=held))
 
     def _content(self, request: Request, held: HeldMemory, json_bytes: int | None = None) -> bytes | bytearray:
         """Return the body of a request, once there is room for what is in it."""
@@ -262,6 +287,11 @@ class ApiRoutes:
     async def _register_cuda(self, request: Request) -> Response:
         self._api.cuda_shared_memory_register(request.variables["region"])
         return Response()
+
+
+def _drop(reading: Future[_Submitted]) -> None:
+    if not reading.cancelled() and reading.exception() is None:
+        reading.result().answer.cancel()
 
 
 def _num_bytes(fields: Mapping[str, Any], name: str, default: int | None = None) -> int:

@@ -26,7 +26,8 @@ from terarec.serve.input_drift import DriftWatch, drift_of_served
 from terarec.serve.json_codec import decode_object
 from terarec.serve.metrics import CONTENT_TYPE, Metrics
 from terarec.serve.models import ServedModels
-from terarec.serve.recommending import RecommendationService, decode_recommend_request
+from terarec.serve.recommending import RecommendationService, RecommendRequest, decode_recommend_request
+from terarec.serve.request_memory import HeldMemory
 from terarec.serve.sinks import Sink
 from terarec.serve.statistics_board import WorkerStatistics
 from terarec.spec import ServingSpec, checks, from_data
@@ -121,9 +122,14 @@ def add_recommendations(routes: Routes, service: RecommendationService, paths: A
         check_content_type(request)
         check_encoding(request.headers.get("content-encoding", ""))
 
+    def decode(body: bytes | bytearray, held: HeldMemory) -> RecommendRequest:
+        wanted = decode_recommend_request(body)
+        service.take(wanted, held)
+        return wanted
+
     async def recommend(request: Request) -> Response:
-        async with paths.read(request, decode_recommend_request) as (wanted, held):
-            return json_response(await service.recommend(wanted, held))
+        async with paths.read(request, decode) as wanted:
+            return json_response(await service.recommend(wanted))
 
     routes.add(Route("POST", "/v1/recommend", recommend, "use", check))
 
