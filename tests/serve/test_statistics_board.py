@@ -5,9 +5,12 @@ import os
 import signal
 import threading
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from terarec.serve import statistics_board
 from terarec.serve.metric_samples import Combination, MetricSamples
 from terarec.serve.statistics import BatchCount, ModelCounters, ModelStatistics, StageTimes, StatisticsCounter
 from terarec.serve.statistics_board import StatisticsBoard, WorkerStatistics
@@ -68,6 +71,34 @@ def test_other_metrics_become_one_value() -> None:
     assert dict(board.other_samples(2))[places["errors"]] == (11,)
     board.write_samples(0, samples(("x" * 2**22, "sum", 1)))
     assert places["waiting"] in dict(board.other_samples(2))  # those of the other one
+
+
+@pytest.mark.parametrize("step", range(2))
+def test_a_worker_that_is_killed_while_it_writes_leaves_what_it_wrote_before(
+    step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its counters were lost, and with them the sums of all."""
+    board = StatisticsBoard(2)
+    first, second = counted(4).read(), counted(9).read()
+    board.write(0, {"m": first})
+    packing, packed = statistics_board._CHANGES, list[object]()
+
+    def pack_into(*arguments: Any) -> None:
+        if len(packed) == step:
+            raise InterruptedError
+        packed.append(arguments)
+        packing.pack_into(*arguments)
+
+    dying = SimpleNamespace(unpack_from=packing.unpack_from, pack_into=pack_into, size=packing.size)
+    with monkeypatch.context() as patch:
+        patch.setattr(statistics_board, "_CHANGES", dying)
+        with pytest.raises(InterruptedError):
+            board.write(0, {"m": second})
+    assert board.others(1, "m") == first
+    board.bury(0)
+    assert board.others(1, "m") == first
+    board.write(0, {"m": second})
+    assert board.others(1, "m") == first.plus(second)
 
 
 def test_more_sizes_of_batches_than_there_is_room_for() -> None:

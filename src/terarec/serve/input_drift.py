@@ -9,6 +9,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from terarec.serve.drift_counts import DriftCounts
 from terarec.serve.models import ServedModels
 from terarec.serve.served_model import ServedModel
 
@@ -57,14 +58,23 @@ class DriftWatch(Protocol):
     def add(self, model: ServedModel, columns: Mapping[str, pa.Array], num_records: int) -> None:
         """Take the raw columns of a request that `model` has scored; called in the thread that writes records."""
 
-    def read(self) -> Sequence[ModelDrift]:
-        """Return the last comparisons, also of versions that are served no more; it does not wait for one."""
+    def counts(self) -> Sequence[DriftCounts]:
+        """Return what was counted for the last comparisons of this process, for others."""
+
+    def read(self, others: Sequence[DriftCounts] = ()) -> Sequence[ModelDrift]:
+        """Return the last comparisons, also of versions that are served no more; it does not wait for one.
+
+        Args:
+            others: Counts of other processes that serve the same models, which are added.
+        """
 
     def close(self) -> None:
         """End its threads."""
 
 
-def drift_of_served(drift: DriftWatch, models: ServedModels) -> Sequence[ModelDrift]:
+def drift_of_served(
+    drift: DriftWatch, models: ServedModels, others: Sequence[DriftCounts] = ()
+) -> Sequence[ModelDrift]:
     """Return the last comparisons of the versions that are served at present, in the order of the index."""
-    served = [each for each in drift.read() if each.version in models.versions(each.model)]
+    served = [each for each in drift.read(others) if each.version in models.versions(each.model)]
     return sorted(served, key=lambda each: (each.model, each.version))

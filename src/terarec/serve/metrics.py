@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from terarec.errors import ConfigError, MissingDependencyError
-from terarec.serve.input_drift import DriftWatch, drift_of_served
+from terarec.serve.input_drift import DriftWatch, ModelDrift, drift_of_served
 from terarec.serve.live import LiveUpdates
 from terarec.serve.metric_samples import Combination, MetricSamples
 from terarec.serve.models import ServedModels
@@ -198,12 +198,16 @@ class _ServerCollector(Collector):
         self._add_own(families)
         for model in self._ready_models():
             _add_requests(families, (model.name, model.version), model.statistics())  # of all workers
+        if self._drift is not None:
+            others = () if self._workers is None else self._workers.other_drift()
+            for of_model in drift_of_served(self._drift, self._models, others):
+                _add_drift(families, of_model)
         if self._workers is not None:
             families.samples.merge(self._workers.other_samples())
         return families
 
     def own_samples(self) -> MetricSamples:
-        """Return the values of this process but for the statistics of models, which have those of all."""
+        """Return the values of this process but for the statistics and the drift of models, which are of all."""
         families = _Families()
         self._add_own(families)
         return families.samples
@@ -216,12 +220,6 @@ class _ServerCollector(Collector):
             families.add("terarec_sink_written", (sink.label,), counted.written)
             for reason, count in counted.lost.items():
                 families.add("terarec_sink_lost", (sink.label, reason), count)
-        for of_model in () if self._drift is None else drift_of_served(self._drift, self._models):
-            labels = (of_model.model, of_model.version)
-            families.add("terarec_input_drift_records", labels, of_model.records)
-            for column in of_model.inputs:
-                if column.stability_index is not None:
-                    families.add("terarec_input_drift", (*labels, column.name), column.stability_index)
         if (router := self._models.router) is not None:
             for name in dict.fromkeys(state.name for state in self._models.index()):
                 _add_shadow(families, name, router.statistics(name))
@@ -300,6 +298,14 @@ def _add_model(families: _Families, model: ServedModel) -> None:
         _add_updates(families, labels, model.updates)
     if model.session.served is not None:
         _add_tables(families, labels, model.session.served)
+
+
+def _add_drift(families: _Families, drift: ModelDrift) -> None:
+    labels = (drift.model, drift.version)
+    families.add("terarec_input_drift_records", labels, drift.records)
+    for column in drift.inputs:
+        if column.stability_index is not None:
+            families.add("terarec_input_drift", (*labels, column.name), column.stability_index)
 
 
 def _add_shadow(families: _Families, name: str, counted: ShadowStatistics) -> None:

@@ -10,12 +10,14 @@ import mmap
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from typing_extensions import override
 
 from terarec.repeating import Repeating
+from terarec.serve import drift_counts
+from terarec.serve.drift_counts import DriftCounts
 from terarec.serve.metric_samples import MetricSamples
 from terarec.serve.statistics import ModelCounters, ModelStatistics
 
@@ -29,8 +31,11 @@ _SLOT_BYTES = 2**20
 _SAMPLE_BYTES = 2**22
 """Memory of its other metrics, of about 100 bytes each."""
 
-_HEAD = struct.Struct("<QQ")
-"""Number of changes of a slot, odd while it changes, and the length of its text."""
+_DRIFT_BYTES = 2**22
+"""Memory of what it has counted of its records: about 300 bytes for each column of a version."""
+
+_HEAD, _CHANGES = struct.Struct("<QQQ"), struct.Struct("<Q")
+"""Number of changes of a slot, whose last bit says which half has its text, and the lengths of the texts in both."""
 
 _EVERY_SECONDS = 0.5
 _TRIES = 1000
@@ -39,38 +44,40 @@ _TRIES = 1000
 class _Slots(Generic[Content]):
     """Contents of processes, in memory that they share.
 
-    Made before the processes are forked. Each slot has one writer. Readers take no lock: they read a slot again that
-    changed meanwhile.
+    Made before the processes are forked. Each slot has one writer, which writes to the half that nobody reads: one that
+    is killed meanwhile leaves the text before. Readers take no lock: they read a slot again that changed meanwhile.
 
     Args:
         count: Number of slots.
-        num_bytes: Memory of each.
+        num_bytes: Memory of a text; of each slot twice that.
         parse: Function that returns the content of a text; it raises ValueError for a text that is not whole.
     """
 
     def __init__(self, count: int, num_bytes: int, parse: Callable[[bytes], Content]) -> None:
-        self.room = num_bytes - _HEAD.size
-        self._num_bytes = num_bytes
+        self.room = num_bytes
+        self._num_bytes = _HEAD.size + 2 * num_bytes
         self._parse = parse
-        self._memory = mmap.mmap(-1, num_bytes * count)
+        self._memory = mmap.mmap(-1, self._num_bytes * count)
 
     def write(self, index: int, text: bytes) -> None:
         """Replace the text of a slot, of at most `room` bytes."""
         begin = index * self._num_bytes
-        changes, _ = _HEAD.unpack_from(self._memory, begin)
-        # A process that was killed while it wrote may have left an odd number.
-        changes += 1 + changes % 2
-        _HEAD.pack_into(self._memory, begin, changes, len(text))
-        self._memory[begin + _HEAD.size : begin + _HEAD.size + len(text)] = text
-        _HEAD.pack_into(self._memory, begin, changes + 1, len(text))
+        changes = _CHANGES.unpack_from(self._memory, begin)[0] + 1
+        half = changes % 2
+        at = begin + _HEAD.size + half * self.room
+        self._memory[at : at + len(text)] = text
+        _CHANGES.pack_into(self._memory, begin + (1 + half) * _CHANGES.size, len(text))
+        _CHANGES.pack_into(self._memory, begin, changes)
 
     def read(self, index: int) -> Content:
-        """Return the content of a slot; that of no text while it is written, and before."""
+        """Return the content of a slot; that of no text before it is written."""
         begin = index * self._num_bytes
         for _ in range(_TRIES):
-            changes, length = _HEAD.unpack_from(self._memory, begin)
-            text = self._memory[begin + _HEAD.size : begin + _HEAD.size + min(length, self.room)]
-            if changes % 2 == 0 and _HEAD.unpack_from(self._memory, begin) == (changes, length):
+            changes, *lengths = _HEAD.unpack_from(self._memory, begin)
+            half = changes % 2
+            at = begin + _HEAD.size + half * self.room
+            text = self._memory[at : at + min(lengths[half], self.room)]
+            if _CHANGES.unpack_from(self._memory, begin)[0] == changes:
                 # Processors may show a head before the text that was written before it.
                 with contextlib.suppress(ValueError):
                     return self._parse(text)
@@ -79,7 +86,7 @@ class _Slots(Generic[Content]):
 
 
 class StatisticsBoard:
-    """Counters of the workers of a server by model, and their other metrics, which each of them can add up.
+    """Counters of the workers of a server by model, their other metrics, and counts of their records.
 
     Made before the workers are forked. The writer of a slot is its worker, or the process that started the workers
     while there is none.
@@ -93,6 +100,7 @@ class StatisticsBoard:
         # The last slots are of workers that have ended.
         self._slots = _Slots(count + 1, _SLOT_BYTES, _models)
         self._samples = _Slots(count + 1, _SAMPLE_BYTES, MetricSamples.of_json)
+        self._drift = _Slots(count, _DRIFT_BYTES, drift_counts.of_json)
 
     def write(self, index: int, models: Mapping[str, ModelStatistics]) -> None:
         """Replace the counters of worker `index`; where there is no room for all, those of the first models go."""
@@ -106,7 +114,7 @@ class StatisticsBoard:
         self._slots.write(index, text)
 
     def read(self, index: int) -> dict[str, ModelStatistics]:
-        """Return the counters of worker `index`; none while it writes, and before it has written any."""
+        """Return the counters of worker `index`; none before it has written any."""
         return self._slots.read(index)
 
     def write_samples(self, index: int, samples: MetricSamples) -> None:
@@ -124,6 +132,18 @@ class StatisticsBoard:
             if other != index:
                 total.merge(self._samples.read(other))
         return total
+
+    def write_drift(self, index: int, counts: Sequence[DriftCounts]) -> None:
+        """Replace what worker `index` has counted of its records; where there is no room for all, the first go."""
+        text = drift_counts.to_json(counts)
+        while len(text) > self._drift.room:
+            counts = counts[1 + len(counts) // 8 :]
+            text = drift_counts.to_json(counts)
+        self._drift.write(index, text)
+
+    def other_drift(self, index: int) -> list[DriftCounts]:
+        """Return what all workers but `index` have counted of their last records."""
+        return [each for other in range(self._count) if other != index for each in self._drift.read(other)]
 
     def others(self, index: int, model: str) -> ModelStatistics:
         """Return the sums of a model's counters in all workers but `index`, with those that have ended."""
@@ -145,6 +165,7 @@ class StatisticsBoard:
         samples.merge(self._samples.read(index), only_counters=True)
         self.write_samples(self._count, samples)
         self._samples.write(index, b"")
+        self._drift.write(index, b"")
 
 
 def _text(models: Mapping[str, ModelStatistics]) -> bytes:
@@ -161,6 +182,7 @@ class WorkerStatistics(ModelCounters, Repeating):
     Attributes:
         index: Number of the worker.
         samples: Function that returns its other metrics, which go there as well; None while there are none.
+        drift: Function that returns what it has counted of its last records, likewise.
 
     Args:
         board: The board.
@@ -171,6 +193,8 @@ class WorkerStatistics(ModelCounters, Repeating):
         ModelCounters.__init__(self)
         self.index = index
         self.samples: Callable[[], MetricSamples] | None = None
+        self.drift: Callable[[], Sequence[DriftCounts]] | None = None
+        self._written: Sequence[DriftCounts] = ()
         self._board = board
         self._writing = threading.Lock()  # the thread and `close` may write at once
         Repeating.__init__(self, "terarec-statistics", _EVERY_SECONDS)
@@ -184,6 +208,10 @@ class WorkerStatistics(ModelCounters, Repeating):
         """Return the other metrics of the other workers."""
         return self._board.other_samples(self.index)
 
+    def other_drift(self) -> list[DriftCounts]:
+        """Return what the other workers have counted of their last records."""
+        return self._board.other_drift(self.index)
+
     @override
     def poll(self) -> int:
         with self._writing:
@@ -191,6 +219,10 @@ class WorkerStatistics(ModelCounters, Repeating):
             samples = self.samples
             if samples is not None:
                 self._board.write_samples(self.index, samples())
+            drift = self.drift
+            if drift is not None and (counts := drift()) != self._written:  # which changes every ten seconds
+                self._board.write_drift(self.index, counts)
+                self._written = counts
         return 1
 
     @override

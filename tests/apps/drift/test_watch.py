@@ -2,6 +2,7 @@
 """Drift of served records against the training data, by the figures of whole data sets."""
 
 import gc
+import os
 import shutil
 import weakref
 from collections.abc import Iterator, Sequence
@@ -16,11 +17,13 @@ import pytest
 from terarec.apps.drift.compare import compare
 from terarec.apps.drift.summary import summarize_dataset
 from terarec.apps.drift.watch import ServedDrift
-from terarec.serve import InferenceClient, InferenceSession, ServedModel, ServedModels
+from terarec.serve import InferenceClient, InferenceSession, ServedModel, ServedModels, drift_counts
 from terarec.serve.input_drift import ModelDrift
 from terarec.serve.protocol import InferRequest
 from terarec.serve.served_records import ServedRecords
+from terarec.serve.statistics_board import StatisticsBoard, WorkerStatistics
 from terarec.spec import ServingSpec, WatchingSpec
+from tests.processes import Python
 from tests.serve.conftest import CATEGORICAL, DENSE, TrainedRun, running
 from tests.serve.test_models import request_of
 from tests.waiting import PATIENCE, wait_for
@@ -185,6 +188,90 @@ def test_what_waits_for_a_comparison_is_bounded_in_bytes(
     serve(session, drift, [request_of(trained, 0, 10), *[request_of(trained, 0, 400)] * 4])
     drift.poll()
     assert 10 <= only(drift).records < 1610
+
+
+def test_processes_that_share_the_records_of_a_model_compare_all_of_them(
+    session: InferenceSession, trained: TrainedRun, drift: ServedDrift
+) -> None:
+    """Each worker showed the drift of the records that it had scored."""
+    rows = len(trained.lines)
+    board = StatisticsBoard(3)
+    first, second, third = (WorkerStatistics(board, index) for index in range(3))
+    with first, second, third, closing(ServedDrift(every_seconds=None)) as other:
+        first.drift, second.drift = drift.counts, other.counts
+        serve(session, drift, [request_of(trained, 0, 100)])
+        serve(session, other, [request_of(trained, begin, begin + 100) for begin in range(100, rows, 100)])
+        drift.poll()
+        other.poll()
+        assert [found.records for found in (only(drift), only(other))] == [100, rows - 100]
+        first.poll()
+        second.poll()
+        of_first, of_second = drift.read(first.other_drift()), other.read(second.other_drift())
+        assert of_first == of_second
+        with closing(ServedDrift(every_seconds=None)) as none:  # of a worker that has scored nothing
+            assert list(none.read(third.other_drift())) == of_first
+        with closing(ServedDrift(every_seconds=None)) as whole:
+            serve(session, whole, [request_of(trained, begin, begin + 100) for begin in range(0, rows, 100)])
+            whole.poll()
+            assert list(whole.read()) == of_first
+        board.bury(1)  # its last records are those of nobody
+        assert drift.read(first.other_drift()) == drift.read()
+
+
+def test_processes_that_compare_with_other_data_show_the_same(
+    session: InferenceSession, trained: TrainedRun, drift: ServedDrift, tmp_path: Path
+) -> None:
+    replaced = tmp_path / "data"
+    shutil.copytree(trained.data, replaced)
+    with (
+        closing(ServedDrift(replaced, every_seconds=None)) as other,
+        closing(ServedDrift(tmp_path / "none", every_seconds=None)) as failed,
+    ):
+        for watch, records in ((drift, 30), (other, 40), (failed, 50)):
+            serve(session, watch, [request_of(trained, 0, records)])
+            watch.poll()
+        watches = (drift, other, failed)
+        shown = [
+            watch.read([each for others in watches if others is not watch for each in others.counts()])
+            for watch in watches
+        ]
+        assert shown[0] == shown[1] == shown[2]
+        assert shown[0][0].records == 40
+        assert "none" in only(failed).problem
+
+
+def test_counts_come_back_from_their_text(session: InferenceSession, trained: TrainedRun, drift: ServedDrift) -> None:
+    serve(session, drift, [request_of(trained, 0, 30)])
+    drift.poll()
+    assert drift_counts.of_json(drift_counts.to_json(drift.counts())) == list(drift.counts())
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_each_worker_of_a_server_shows_the_drift_of_all(trained: TrainedRun) -> None:
+    program = """
+import sys
+from functools import partial
+from pathlib import Path
+from terarec.apps.drift.watch import ServedDrift
+from terarec.serve import serve
+from terarec.spec import ServingSpec, WatchingSpec
+spec = ServingSpec(name="dlrm", port=0, workers=2, watching=WatchingSpec(record_share=1.0))
+drift = partial(ServedDrift, every_seconds=0.05)
+serve(Path(sys.argv[1]), spec, lambda server: print(server.port, flush=True), drift=drift)
+"""
+    with closing(Python(program, trained.path)) as process:
+        url = f"http://127.0.0.1:{process.read_line()}"
+        client = InferenceClient(url, model="dlrm")
+        for _ in range(40):  # connections go to either worker
+            client.infer(trained.records(0, 10))
+
+        def shown() -> set[int]:
+            found = [httpx.get(f"{url}/drift").json()["models"] for _ in range(8)]
+            return {sum(model["records"] for model in models) for models in found}
+
+        wait_for(lambda: shown() == {400})
+        metrics = [httpx.get(f"{url}/metrics").text for _ in range(8)]
+        assert all(" 400.0" in line for text in metrics for line in text.splitlines() if "drift_records{" in line)
 
 
 def test_a_server_compares_what_it_scores(trained: TrainedRun) -> None:

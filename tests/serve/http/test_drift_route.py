@@ -9,6 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from terarec.serve import InferenceSession, ServedModel, ServedModels
+from terarec.serve.drift_counts import DriftCounts
 from terarec.serve.input_drift import InputDrift, ModelDrift
 from tests.serve.http.serving import served
 from tests.waiting import PATIENCE
@@ -23,7 +24,10 @@ class FixedDrift:
     def add(self, model: ServedModel, columns: Mapping[str, pa.Array], num_records: int) -> None:
         raise AssertionError("no records are sampled here")
 
-    def read(self) -> Sequence[ModelDrift]:
+    def counts(self) -> Sequence[DriftCounts]:
+        return ()
+
+    def read(self, others: Sequence[DriftCounts] = ()) -> Sequence[ModelDrift]:
         return self._found
 
     def close(self) -> None:

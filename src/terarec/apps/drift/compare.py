@@ -6,14 +6,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow.compute as pc
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from terarec.apps.drift.summary import CategorySummary, DataSummary, NumberSummary
 from terarec.errors import ConfigError
@@ -48,6 +48,13 @@ def stability_index(reference: NDArray[np.int64], current: NDArray[np.int64]) ->
     expected, actual = reference + SMOOTHING, current + SMOOTHING
     expected, actual = expected / expected.sum(), actual / actual.sum()
     return float(((actual - expected) * np.log(actual / expected)).sum())
+
+
+def largest_index(bins: Iterable[tuple[ArrayLike, ArrayLike]]) -> float:
+    """Return the largest stability index of pairs of counts as `stability_index` takes; NaN where none has one."""
+    # Lists that became empty hold no value that could drift.
+    indices = [stability_index(np.asarray(reference), np.asarray(current)) for reference, current in bins]
+    return max((index for index in indices if not math.isnan(index)), default=math.nan)
 
 
 def jensen_shannon_distance(reference: NDArray[np.int64], current: NDArray[np.int64]) -> float:
@@ -127,10 +134,7 @@ class ColumnDrift:
     @property
     def stability_index(self) -> float:
         """The population stability index of the values, or that of the lengths of lists where it is larger."""
-        # Lists that became empty hold no value that could drift.
-        indices = [stability_index(bins.reference, bins.current) for bins in self._bins]
-        known = [index for index in indices if not math.isnan(index)]
-        return max(known, default=math.nan)
+        return largest_index((bins.reference, bins.current) for bins in self._bins)
 
     @property
     def distance(self) -> float:
@@ -210,7 +214,7 @@ def _numbers(name: str, reference: NumberSummary, current: NumberSummary) -> Col
     return ColumnDrift(
         name=name,
         kind="number",
-        missing=(_share(reference.missing, reference.total), _share(current.missing, current.total)),
+        missing=(share(reference.missing, reference.total), share(current.missing, current.total)),
         means=(_mean(reference), _mean(current)),
         bins=bins,
     )
@@ -257,9 +261,9 @@ def _categories(name: str, reference: CategorySummary, current: CategorySummary)
     return ColumnDrift(
         name=name,
         kind="category",
-        missing=(_share(reference.missing, reference.total), _share(current.missing, current.total)),
-        rare=(_share(reference.rare, reference.total), _share(current.rare, current.total)),
-        new=_share(new, current.total),
+        missing=(share(reference.missing, reference.total), share(current.missing, current.total)),
+        rare=(share(reference.rare, reference.total), share(current.rare, current.total)),
+        new=share(new, current.total),
         bins=bins,
         lists=_lists(reference.lengths, current.lengths) if len(reference.lengths) and len(current.lengths) else None,
     )
@@ -280,10 +284,10 @@ def _lists(reference: NDArray[np.int64], current: NDArray[np.int64]) -> ListDrif
         return np.bincount(places, lengths, len(begins) + 1).astype(np.int64)
 
     def mean(lengths: NDArray[np.int64]) -> float:
-        return _share(int((lengths * np.arange(len(lengths))).sum()), int(lengths.sum()))
+        return share(int((lengths * np.arange(len(lengths))).sum()), int(lengths.sum()))
 
     return ListDrift(
-        empty=(_share(int(reference[0]), int(reference.sum())), _share(int(current[0]), int(current.sum()))),
+        empty=(share(int(reference[0]), int(reference.sum())), share(int(current[0]), int(current.sum()))),
         mean_lengths=(mean(reference), mean(current)),
         bins=Bins(names=("empty", *names, f"from {begins[-1]}"), reference=counts(reference), current=counts(current)),
     )
@@ -293,7 +297,8 @@ def _value_counts(missing: int, rare: int, counts: NDArray[np.int64], new: int, 
     return np.concatenate([[missing, rare], counts[:shown], [counts[shown:].sum(), new]]).astype(np.int64)
 
 
-def _share(count: int, total: int) -> float:
+def share(count: int, total: int) -> float:
+    """Return the share of a count in a total; 0 of nothing."""
     return count / total if total else 0.0
 
 

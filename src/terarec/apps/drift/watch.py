@@ -14,8 +14,14 @@ import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
-from terarec.apps.drift.compare import ColumnDrift, compare
-from terarec.apps.drift.summary import DataSummary, RowSummary, summarize_dataset
+from terarec.apps.drift.compare import ColumnDrift, DriftReport, compare, largest_index, share
+from terarec.apps.drift.summary import (
+    CategorySummary,
+    DataSummary,
+    NumberSummary,
+    RowSummary,
+    summarize_dataset,
+)
 from terarec.errors import TerarecError
 from terarec.etl.workflow import Workflow
 from terarec.formats import read_dataset
@@ -23,6 +29,7 @@ from terarec.formats.block import ColumnBlock, merge, slice_rows
 from terarec.formats.dataset import DATASET_FILE
 from terarec.io.files import file_identity
 from terarec.repeating import Backoff, Repeating
+from terarec.serve.drift_counts import DriftCounts, InputCounts, joined_counts
 from terarec.serve.input_drift import InputDrift, ModelDrift
 from terarec.serve.served_model import ServedModel
 
@@ -47,11 +54,12 @@ class _Version:
         workflow: What encodes its records.
         model: The model, while it is there.
         reference: What they are compared with: the data as they were when the version was first compared; None before.
+        reference_key: What tells it from the same data in another state.
         failure: Why the data could not be read; None if they could.
         backoff: When they are read again.
         waiting: Raw columns of requests that came since the last comparison.
         window: The last records as the model reads them, without labels; None before the first ones.
-        comparison: The last comparison.
+        counts: Those of the last comparison.
     """
 
     name: str
@@ -60,11 +68,12 @@ class _Version:
     workflow: Workflow
     model: weakref.ref[ServedModel]
     reference: DataSummary | None = None
+    reference_key: str = ""
     failure: TerarecError | None = None
     backoff: Backoff = field(default_factory=lambda: Backoff(_EVERY_SECONDS))
     waiting: list[Mapping[str, pa.Array]] = field(default_factory=list)
     window: ColumnBlock | None = None
-    comparison: ModelDrift | None = None
+    counts: DriftCounts | None = None
 
 
 class ServedDrift(Repeating):
@@ -111,11 +120,15 @@ class ServedDrift(Repeating):
             for key in gone[: max(len(self._versions) - _MOST_VERSIONS, 0)]:
                 del self._versions[key]
 
-    def read(self) -> Sequence[ModelDrift]:
-        """Return the last comparisons of all versions."""
+    def counts(self) -> Sequence[DriftCounts]:
+        """Return what was counted for the last comparisons of all versions."""
         with self._lock:
             versions = list(self._versions.values())
-        return [version.comparison for version in versions if version.comparison is not None]
+        return [version.counts for version in versions if version.counts is not None]
+
+    def read(self, others: Sequence[DriftCounts] = ()) -> Sequence[ModelDrift]:
+        """Return the last comparisons of all versions; see `DriftWatch.read`."""
+        return [_drift(counts) for counts in joined_counts([*self.counts(), *others])]
 
     @override
     def poll(self) -> int:
@@ -129,27 +142,27 @@ class ServedDrift(Repeating):
             if version.window is not None:
                 window = merge([version.window, window])
             version.window = slice_rows(window, max(window.num_rows - WINDOW_RECORDS, 0), window.num_rows)
-            version.comparison = self._compared(version, version.window)
+            version.counts = self._compared(version, version.window)
         with self._lock:
             needed = [version.reference for version in self._versions.values()]
         self._references = {key: one for key, one in self._references.items() if any(one is other for other in needed)}
         return len(taken)
 
-    def _compared(self, version: _Version, window: ColumnBlock) -> ModelDrift:
+    def _compared(self, version: _Version, window: ColumnBlock) -> DriftCounts:
         try:
             reference = version.reference = version.reference or self._reference(version)
             current = RowSummary(version.workflow.dataset_spec(), version.workflow, has_labels=False)
             current.add((window.dense,), window.keys)
             report = compare(reference, current.summary("served records"))
         except TerarecError as error:
-            return ModelDrift(model=version.name, version=version.version, problem=str(error))
-        inputs = sorted(map(_input, report.columns), key=lambda column: -(column.stability_index or 0.0))
-        return ModelDrift(
+            return DriftCounts(model=version.name, version=version.version, problem=str(error))
+        return DriftCounts(
             model=version.name,
             version=version.version,
+            data=version.reference_key,
             records=window.num_rows,
             reference_records=reference.rows,
-            inputs=tuple(inputs),
+            inputs=tuple(_input(column, report) for column in report.columns),
         )
 
     def _reference(self, version: _Version) -> DataSummary:
@@ -165,6 +178,7 @@ class ServedDrift(Repeating):
                 self._references[key] = summarize_dataset(
                     path, splits, allow_import=self._allow_import, most_rows=REFERENCE_ROWS
                 )
+            version.reference_key = repr(key)
         except TerarecError as error:
             version.failure = error
             version.backoff.fail()
@@ -180,11 +194,46 @@ def _encoded(workflow: Workflow, requests: Sequence[Mapping[str, pa.Array]]) -> 
     return ColumnBlock(label=no_labels, dense=encoded.dense, keys=encoded.keys)
 
 
-def _input(column: ColumnDrift) -> InputDrift:
-    index = column.stability_index
+def _input(column: ColumnDrift, report: DriftReport) -> InputCounts:
+    sides = report.reference, report.current
+    bins = [column.bins, *([] if column.lists is None else [column.lists.bins])]
+    numbers: list[NumberSummary | CategorySummary] = [
+        side.numbers[column.name] if column.kind == "number" else side.categories[column.name] for side in sides
+    ]
+    rare = [0 if isinstance(one, NumberSummary) else one.rare for one in numbers]
+    (first, now), (first_rare, now_rare) = numbers, rare
+    return InputCounts(
+        name=column.name,
+        values=(first.total, now.total),
+        missing=(first.missing, now.missing),
+        rare=(first_rare, now_rare),
+        bins=tuple((tuple(each.reference.tolist()), tuple(each.current.tolist())) for each in bins),
+    )
+
+
+def _drift(counts: DriftCounts) -> ModelDrift:
+    """Return what is shown of counts."""
+    inputs = sorted(map(_input_drift, counts.inputs), key=lambda column: -(column.stability_index or 0.0))
+    return ModelDrift(
+        model=counts.model,
+        version=counts.version,
+        records=counts.records,
+        reference_records=counts.reference_records,
+        inputs=tuple(inputs),
+        problem=counts.problem,
+    )
+
+
+def _input_drift(column: InputCounts) -> InputDrift:
+    index = largest_index(column.bins)
     return InputDrift(
         name=column.name,
         stability_index=None if math.isnan(index) else index,
-        missing=column.missing,
-        rare=column.rare,
+        missing=_shares(column.missing, column.values),
+        rare=_shares(column.rare, column.values),
     )
+
+
+def _shares(counts: tuple[int, int], totals: tuple[int, int]) -> tuple[float, float]:
+    first, now = (share(count, total) for count, total in zip(counts, totals, strict=True))
+    return first, now

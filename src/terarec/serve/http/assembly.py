@@ -22,7 +22,7 @@ from terarec.serve.http.openapi import add_docs
 from terarec.serve.http.routes import Route, Routes
 from terarec.serve.http.security import Guard
 from terarec.serve.http.server import HttpServer
-from terarec.serve.input_drift import DriftWatch, drift_of_served
+from terarec.serve.input_drift import DriftWatch, ModelDrift, drift_of_served
 from terarec.serve.json_codec import decode_object
 from terarec.serve.metrics import CONTENT_TYPE, Metrics
 from terarec.serve.models import ServedModels
@@ -79,7 +79,10 @@ class HttpTransport:
         add_docs(routes)
         add_dashboard(routes)
         self._server = HttpServer(routes, spec, Guard(control, spec.access.allowed_hosts), api.errors, api.calls)
-        add_drift(routes, drift, api.models)
+        add_drift(routes, drift, api.models, workers)
+        self._workers = workers
+        if workers is not None and drift is not None:
+            workers.drift = drift.counts
         sinks = api.calls if sinks is None else sinks
         self._metrics = Metrics(api.models, api.errors, sinks, drift, recommendations, workers)
         add_metrics(routes, self._metrics)
@@ -101,6 +104,8 @@ class HttpTransport:
                 self._sockets, admin_sockets=self._admin_sockets, tls=self._tls, started=started, draining=drain
             )
         finally:
+            if self._workers is not None:
+                self._workers.drift = None
             self._metrics.close()
             self._paths.close()
 
@@ -144,12 +149,18 @@ def add_metrics(routes: Routes, metrics: Metrics) -> None:
     routes.add(Route("GET", "/metrics", scrape, "index"))
 
 
-def add_drift(routes: Routes, drift: DriftWatch | None, models: ServedModels) -> None:
+def add_drift(
+    routes: Routes, drift: DriftWatch | None, models: ServedModels, workers: WorkerStatistics | None = None
+) -> None:
     """Add ``/drift``, the last comparisons of records with the training data; null where nothing is compared."""
 
+    def compared(watch: DriftWatch) -> Sequence[ModelDrift]:
+        return drift_of_served(watch, models, () if workers is None else workers.other_drift())
+
     async def read(_: Request) -> Response:
-        comparisons = None if drift is None else [asdict(each) for each in drift_of_served(drift, models)]
-        return json_response({"models": comparisons})
+        # In a thread, since it adds up the counts of hundreds of columns.
+        comparisons = None if drift is None else map(asdict, await asyncio.to_thread(compared, drift))
+        return json_response({"models": None if comparisons is None else list(comparisons)})
 
     routes.add(Route("GET", "/drift", read, "index"))
 
