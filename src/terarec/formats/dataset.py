@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
 from terarec.formats.urls import check_url
+from terarec.io.exchange import end_exchange
 from terarec.io.files import read_json, read_versioned_json, write_bytes, write_versioned_json
 from terarec.io.remote import file_system, is_remote, read_text
 from terarec.spec import DatasetSpec, from_data, to_data
@@ -78,8 +79,14 @@ def write_dataset(spec: DatasetSpec, directory: Path, *, location: Path | None =
     write_versioned_json(directory / DATASET_FILE, FORMAT, VERSION, {"dataset": to_data(spec)})
 
 
+WORKFLOW_FILE = "workflow.json"
+"""File of a saved workflow, without which its directory is none."""
+STATES = "states"
+"""Directory in a saved workflow: states of the fitted steps."""
 EARLIER_ROWS = "earlier_rows"
 """Directory in a saved workflow: rows of the prepared files, from which the preparation of later files continues."""
+WORKFLOW_ENTRIES = (WORKFLOW_FILE, EARLIER_ROWS, STATES)
+"""Entries of a saved workflow, which `terarec.io.exchange` replaces: states of one never meet the steps of another."""
 
 
 def workflow_files(spec: DatasetSpec, directory: Path) -> tuple[str, ...]:
@@ -94,6 +101,8 @@ def workflow_files(spec: DatasetSpec, directory: Path) -> tuple[str, ...]:
     if spec.workflow is None:
         return ()
     workflow = directory / spec.workflow
+    if not (workflow / WORKFLOW_FILE).exists():
+        end_exchange(workflow, WORKFLOW_ENTRIES)
     paths = [
         path
         for path in workflow.rglob("*")

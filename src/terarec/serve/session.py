@@ -100,7 +100,7 @@ def input_columns(workflow: Workflow) -> tuple[InputColumn, ...]:
 
 
 def _input_column(workflow: Workflow, name: str, kind: ColumnType) -> InputColumn:
-    source = workflow.spec.source.column(name)
+    source = workflow.record_sources.get(name)
     # A time becomes an integer inside the workflow, but a client sends it as it is written in the logs.
     is_written_time = source is not None and source.format is not None
     # A list of at most one value is a list all the same.

@@ -3,10 +3,12 @@
 
 import dataclasses
 import errno
+import itertools
 import os
 import shutil
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,24 +86,17 @@ def test_a_save_leaves_nothing_of_an_earlier_one(tmp_path: Path) -> None:
 def test_a_save_that_fails_or_is_killed_keeps_the_former_workflow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a full disk no workflow was left, and after a kill the folders of the former one stayed for ever."""
+    """Finding Q: on a full disk no workflow was left, nor after a kill between the renames, but for parts of two."""
     fitted, place, replace = fit(shop(), rows_of(raw()), tmp_path / "fitting"), tmp_path / "w", os.replace
     fitted.save(place)
     former = files_in(place)
     shop().save(tmp_path / "other")
-    shapes: list[str] = []
+    copies: list[Path] = []
 
     def kept(source: Path, target: Path) -> None:
         replace(source, target)
-        copy = tmp_path / f"killed{len(shapes)}"  # what a kill leaves here
-        shutil.copytree(place, copy)
-        if not (copy / "workflow.json").exists():
-            shapes.append("none")
-            assert former.keys() <= files_in(copy).keys() | files_in(copy / ".partial" / "former").keys()
-            return
-        shapes.append("former" if Workflow.load(copy).is_fitted else "new")
-        spec = dataclasses.replace(fitted.dataset_spec(), workflow=".")
-        assert workflow_files(spec, copy) == tuple(sorted(former) if shapes[-1] == "former" else ["workflow.json"])
+        copies.append(tmp_path / f"killed{len(copies)}")  # what a kill leaves here
+        shutil.copytree(place, copies[-1])
 
     def full(source: Path, target: Path) -> None:
         if Path(target) in faults:
@@ -118,11 +113,40 @@ def test_a_save_that_fails_or_is_killed_keeps_the_former_workflow(
     monkeypatch.setattr(os, "replace", kept)
     shop().save(place)
     monkeypatch.undo()
-    assert shapes == ["former", "none", "none", "new"]
     assert sorted(files_in(place)) == ["workflow.json"]
-    for number in range(len(shapes)):
-        fitted.save(tmp_path / f"killed{number}")
-        assert files_in(tmp_path / f"killed{number}") == former
+    assert [(copy / "workflow.json").exists() for copy in copies] == [True, False, False, True, True]
+    spec = dataclasses.replace(fitted.dataset_spec(), workflow=".")
+    for copy, ends_by in itertools.product(copies, (Workflow.load, partial(workflow_files, spec), fitted.save)):
+        shutil.copytree(copy, tmp_path / "copy")
+        ends_by(tmp_path / "copy")
+        if ends_by == fitted.save:
+            assert files_in(tmp_path / "copy") == former
+        else:
+            is_former = copy == copies[0]
+            assert Workflow.load(tmp_path / "copy").is_fitted is is_former
+            assert workflow_files(spec, tmp_path / "copy") == tuple(sorted(former) if is_former else ["workflow.json"])
+        shutil.rmtree(tmp_path / "copy")
+
+
+def test_a_save_that_cannot_be_undone_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Finding Q: after a disk that failed twice, the former workflow was removed with the files of the new one."""
+    fitted, place, replace = fit(shop(), rows_of(raw()), tmp_path / "fitting"), tmp_path / "w", os.replace
+    fitted.save(place)
+    former = files_in(place)
+
+    def broken(source: Path, target: Path) -> None:
+        if place / "workflow.json" in (Path(source), Path(target)) and Path(target).parent.name != "former":
+            raise OSError(errno.EIO, "Input/output error", str(target))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", broken)
+    with pytest.raises(StorageError, check=at(place)):
+        fitted.save(place)
+    with pytest.raises(StorageError, check=at(place, "a save was interrupted")):
+        Workflow.load(place)
+    monkeypatch.undo()
+    assert Workflow.load(place).is_fitted
+    assert files_in(place) == former
 
 
 def test_saves_to_one_directory_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,8 +22,8 @@ from terarec.etl.workflow import Workflow
 from terarec.etl.workflow.earlier_rows import open_earlier_rows
 from terarec.etl.workflow.plan import Plan, source_types
 from terarec.etl.workflow.transform import WORKFLOW_DIRECTORY
-from terarec.etl.workflow.workflow import STATES, WORKFLOW_FILE, save_states, state_name
-from terarec.formats.dataset import EARLIER_ROWS
+from terarec.etl.workflow.workflow import save_states, state_name
+from terarec.formats.dataset import EARLIER_ROWS, STATES, WORKFLOW_FILE
 from terarec.io.files import flush_tree
 from terarec.io.removal import remove_tree, work_directory
 from terarec.kernels import memory

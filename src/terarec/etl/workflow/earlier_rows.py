@@ -20,8 +20,9 @@ import pyarrow.parquet as pq
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
 from terarec.etl.columns import ARROW_TYPES, NANOSECONDS_PREFIX, ColumnType, Rows, from_arrow, ids_as_integers
 from terarec.etl.workflow.plan import Plan
-from terarec.formats.dataset import EARLIER_ROWS
+from terarec.formats.dataset import EARLIER_ROWS, WORKFLOW_ENTRIES
 from terarec.formats.parquet import arrow_errors
+from terarec.io.exchange import end_exchange
 from terarec.io.files import AtomicFile
 from terarec.io.opening import arrow_file, link_or_copy
 from terarec.spec import to_data
@@ -134,6 +135,9 @@ def find_earlier_rows(directory: str | Path) -> Path:
         DataNotFoundError: There is none.
     """
     places = [Path(directory, *below, EARLIER_ROWS) for below in ((), ("workflow",))]
+    for place in places:
+        if not place.is_dir():
+            end_exchange(place.parent, WORKFLOW_ENTRIES)
     first_place = next((place for place in places if place.is_dir()), None)
     if first_place is None:
         raise DataNotFoundError(directory, "has no earlier rows, expected a prepared data set, or its workflow")

@@ -43,11 +43,13 @@ class ServingPlan:
         steps: Steps in order.
         inputs: Raw column -> type, before the first step.
         types: Step -> columns before it.
+        brought: Those of the inputs that are outputs of grouped steps, whatever the source has under their names.
     """
 
     steps: tuple[int, ...]
     inputs: Mapping[str, ColumnType]
     types: Mapping[int, ColumnTypes]
+    brought: frozenset[str]
 
 
 RawColumn: TypeAlias = list[Any] | NDArray[Any] | pa.Array
@@ -381,6 +383,7 @@ class RawReading:
 
     def __init__(self, plan: Plan, serving: ServingPlan, operations: Operations) -> None:
         self._plan, self._types, self._operations = plan, serving.inputs, operations
+        self._brought = serving.brought
         self._slots = {name: slot for slot, name in enumerate(serving.inputs)}
         self._rows: dict[str, list[int]] = {"number": [], "integer": []}
 
@@ -415,7 +418,7 @@ class RawReading:
         return NumberPlace(slot, rows.index(raw))
 
     def _source(self, name: str) -> SourceColumn | None:
-        return self._plan.spec.source.column(name) if name in self._plan.types[0] else None
+        return None if name in self._brought else self._plan.spec.source.column(name)
 
 
 def _matrix(whole: bool, *columns: RawColumn) -> Sequence[Any]:

@@ -16,17 +16,18 @@ from numpy.typing import NDArray
 from terarec.errors import ConfigError, FormatError
 from terarec.etl.cleaning import Cleaning
 from terarec.etl.columns import ColumnType, Rows, array_of
-from terarec.etl.ops import State
+from terarec.etl.ops import GivenIds, State
 from terarec.etl.ops.base import ColumnTypes
 from terarec.etl.ops.user_steps import run_step
 from terarec.etl.source.tables import read_records
 from terarec.etl.workflow.plan import Plan, columns_needed, side_types
 from terarec.etl.workflow.raw_values import RawValues, as_list, fault_of_array, few_as_list, read_raw_values
 from terarec.etl.workflow.record_program import RawColumn, RecordProgram, ServingPlan
-from terarec.etl.workflow.transform import data_set, dense_values, keys_of, state_of
+from terarec.etl.workflow.transform import cardinalities, data_set, dense_values, keys_of, state_of
 from terarec.formats.block import Keys
 from terarec.kernels.cpu.encoding import InvalidValueError
 from terarec.ragged import Ragged
+from terarec.spec import SourceColumn
 from terarec.spec.checks import did_you_mean
 
 
@@ -51,6 +52,7 @@ class RecordEncoder:
 
     Attributes:
         inputs: Raw column of a record -> type.
+        sources: Those of them that are columns of files, and how these hold them.
 
     Args:
         plan: Plan of the workflow.
@@ -70,8 +72,8 @@ class RecordEncoder:
         if results is not None and not self._is_whole:
             dense, keys = ([name for name in names if name in results] for names in (dense, keys))
             plan = _restricted(plan, [*dense, *keys])
+        plan, self._serving = serving_plan(plan, states, [*dense, *keys])
         self._plan, self._states, self._dense, self._keys = plan, states, dense, keys
-        self._serving = serving_plan(plan, [*self._dense, *self._keys])
         self._program = RecordProgram(plan, self._serving, states, self._dense, self._keys)
         self.inputs: Mapping[str, ColumnType] = self._serving.inputs
         names = list(self.inputs)
@@ -79,11 +81,11 @@ class RecordEncoder:
             itemgetter(*names) if len(names) > 1 else lambda columns: [columns[name] for name in names]
         )
         source = plan.spec.source
-        self._sources = {
+        self.sources: Mapping[str, SourceColumn] = {
             # A record has one item of a list that a step explodes, which nothing cuts.
             one.name: one if self.inputs[one.name].is_list else dataclasses.replace(one, separator=None)
             for one in source.columns
-            if one.name in self.inputs
+            if one.name in self.inputs and one.name not in self._serving.brought
         }
         self._cleaning = Cleaning.of_records(source)
         self._accepted = frozenset(self.inputs) | {column.name for column in plan.spec.source.columns}
@@ -126,13 +128,13 @@ class RecordEncoder:
                 raise ConfigError(f"column {name!r}", f"missing{hint}, expected {', '.join(self.inputs)}")
         source = self._plan.spec.source
         rows = Rows({}, np.arange(table.num_rows, dtype=np.int64))
-        if known := tuple(self._sources.values()):
+        if known := tuple(self.sources.values()):
             rows = _as_config_error(read_records, table, dataclasses.replace(source, columns=known))
         # What grouped steps make of other rows is in no file.
         others = {
             name: read_raw_values(name, table.column(name), column_type, None, Cleaning())
             for name, column_type in self.inputs.items()
-            if name not in self._sources
+            if name not in self.sources
         }
         return self._transformed(rows.with_columns(others))
 
@@ -190,8 +192,8 @@ class RecordEncoder:
                 name,
                 columns[name],
                 column_type,
-                self._sources.get(name),
-                self._cleaning if name in self._sources else Cleaning(),
+                self.sources.get(name),
+                self._cleaning if name in self.sources else Cleaning(),
             )
             for name, column_type in self.inputs.items()
         }
@@ -240,17 +242,19 @@ def _restricted(plan: Plan, results: Collection[str]) -> Plan:
     return dataclasses.replace(plan, operators=tuple(operators))
 
 
-def serving_plan(plan: Plan, results: Sequence[str]) -> ServingPlan:
-    """Return the steps that the columns `results` depend on when a record is served.
+def serving_plan(plan: Plan, states: Mapping[int, State], results: Sequence[str]) -> tuple[Plan, ServingPlan]:
+    """Return the steps that the columns `results` depend on when a record is served, and the plan that has them.
 
     Steps that choose rows are left out: every record is kept, and is one item of an exploded list already. A record
-    brings along what a grouped step makes of other rows.
+    brings along what a grouped step makes of other rows; if these are ids, the step checks them.
 
     Raises:
         ConfigError: A record would need two columns of one name.
     """
     brought: dict[str, ColumnType] = {}
+    twice = set[str]()
     chosen: list[int] = []
+    operators = list(plan.operators)
 
     def reads(step: int, outputs: set[str]) -> Iterable[str] | None:
         operator = plan.operators[step]
@@ -258,20 +262,30 @@ def serving_plan(plan: Plan, results: Sequence[str]) -> ServingPlan:
             return None
         # The walk ends here: what the step reads is of other rows, too, which a record does not bring.
         if operator.stage == "grouped":
-            brought.update((name, plan.types[step + 1][name]) for name in outputs)
+            # In the order of the step: that of a set differs from process to process.
+            types = {name: plan.types[step + 1][name] for name in operator.writes if name in outputs}
+            ids = {name: dataclasses.replace(one, kind="integer") for name, one in types.items() if one.kind == "id"}
+            if ids:
+                rows = cardinalities(plan, states, upto=step + 1)
+                operators[step] = GivenIds(columns=tuple(ids), rows=tuple(rows[name] for name in ids))
+                chosen.append(step)
+            types |= ids
+            twice.update(brought.keys() & types)
+            brought.update(types)
             return ()
+        twice.update(brought.keys() & operator.writes)
         chosen.append(step)
         return operator.serving_reads
 
     needed = columns_needed(plan.operators, results, reads)
-    if needed & brought.keys():
-        name = min(needed & brought.keys())
+    twice.update(needed & brought.keys())
+    if twice:
         raise ConfigError(
-            f"column {name!r}",
-            "a record would need it as it is in the source and as a grouped step makes it; expected "
-            "other names in the step's outputs",
+            f"column {min(twice)!r}",
+            "a record would need it as it is before a grouped step and as that makes it; expected other names in the "
+            "step's outputs",
         )
-    steps = tuple(reversed(chosen))
+    steps, plan = tuple(reversed(chosen)), dataclasses.replace(plan, operators=tuple(operators))
     exact = _exact_integers(plan, steps, results)
     exploded = {name for operator in plan.operators if operator.explodes for name in operator.writes}
     inputs = {
@@ -280,7 +294,7 @@ def serving_plan(plan: Plan, results: Sequence[str]) -> ServingPlan:
         if name in needed
     }
     inputs |= brought
-    return ServingPlan(steps, inputs, _types_of_steps(plan, steps, inputs))
+    return plan, ServingPlan(steps, inputs, _types_of_steps(plan, steps, inputs), frozenset(brought))
 
 
 def _record_type(plan: Plan, steps: Sequence[int], name: str, *, is_exact: bool, is_exploded: bool) -> ColumnType:

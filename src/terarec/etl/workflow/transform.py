@@ -179,10 +179,10 @@ def _vocabulary_name(plan: Plan, states: Mapping[int, State], step: int, output:
     return None if first is None else f"steps[{step}] {first}"
 
 
-def cardinalities(plan: Plan, states: Mapping[int, State]) -> dict[str, int]:
-    """Return the number of ids of every id column after the last step."""
+def cardinalities(plan: Plan, states: Mapping[int, State], upto: int | None = None) -> dict[str, int]:
+    """Return the number of ids of every id column after the last step, or before step `upto`."""
     rows: dict[str, int] = {}
-    for step, operator in enumerate(plan.operators):
+    for step, operator in enumerate(plan.operators[:upto]):
         rows = {**rows, **operator.cardinalities(rows, states.get(step))}
     return rows
 

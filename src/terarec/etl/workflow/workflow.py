@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -29,20 +28,19 @@ from terarec.etl.workflow.raw_values import RawValues
 from terarec.etl.workflow.serving import EncodedRecords, RecordEncoder
 from terarec.etl.workflow.transform import column_block, data_set, state_of, with_metadata
 from terarec.formats.block import ColumnBlock
-from terarec.formats.dataset import EARLIER_ROWS
+from terarec.formats.dataset import EARLIER_ROWS, STATES, WORKFLOW_ENTRIES, WORKFLOW_FILE
 from terarec.formats.frames import Frame, as_table, is_frame
 from terarec.io.directories import ensure_parents, rewrite_error_paths, wait_for_lock
+from terarec.io.exchange import LOCK_FILE, end_exchange, exchange, is_begun
 from terarec.io.files import check_new_file, flush, flush_tree, read_versioned_json, write_versioned_json
 from terarec.io.remote import PARTIAL_SUFFIX
 from terarec.io.removal import check_removable, remove_tree, work_directory
-from terarec.spec import DatasetSpec, LabelSpec, SourceSpec, Split, WorkflowSpec, from_data, to_data
+from terarec.spec import DatasetSpec, LabelSpec, SourceColumn, SourceSpec, Split, WorkflowSpec, from_data, to_data
 from terarec.spec.dataset import DatasetStorage
 from terarec.spec.registry import OperatorSpec, check_allowed, imported
 
 FORMAT = "terarec.workflow"
 VERSION = 4
-WORKFLOW_FILE = "workflow.json"
-STATES = "states"
 _FILES = r"(?s)\d{2,}[-.].+"
 """Names of the files of states and of earlier rows."""
 _ROW_FUNCTIONS = "terarec.etl.ready.row_functions"
@@ -63,6 +61,9 @@ def read_workflow(path: Path, allow_import: Sequence[str] = ()) -> WorkflowSpec:
         FormatError: Not a workflow, or of another version.
         ConfigError: A field is wrong; the message has its JSON path. A step names a function that is not allowed.
     """
+    # A save that was killed between its renames has left none.
+    if path.name == WORKFLOW_FILE and not os.path.lexists(path):
+        end_exchange(path.parent, WORKFLOW_ENTRIES)
     data = read_versioned_json(path, FORMAT, VERSION)
     for field in data:
         if field != "workflow":
@@ -149,30 +150,11 @@ def check_functions(spec: WorkflowSpec, allow_import: Sequence[str], where: str)
                 check_allowed(function, allow_import, f"{place}: {field} {function!r}")
 
 
-def _exchange(work: Path, directory: Path) -> None:
-    """Move the files of a workflow from `work` to `directory`, and those that are there to ``former`` in `work`."""
+def _check_replaceable(directory: Path) -> None:
     check_new_file(directory / WORKFLOW_FILE, replace=True)
     for folder in (STATES, EARLIER_ROWS):
         if os.path.lexists(directory / folder):
             check_removable(directory / folder, _FILES)
-    former = work / "former"
-    former.mkdir()
-    flush_tree(work)
-    # A directory without workflow.json is not a workflow: states of one never meet the steps of another.
-    names = (WORKFLOW_FILE, EARLIER_ROWS, STATES)
-    moves = [(directory / name, former / name) for name in names]
-    moves += [(work / name, directory / name) for name in reversed(names)]
-    with ExitStack() as undo:
-        for source, target in moves:
-            undo.callback(_move, target, source)
-            _move(source, target)
-        undo.pop_all()
-    flush(directory)
-
-
-def _move(source: Path, target: Path) -> None:
-    if os.path.lexists(source):
-        os.replace(source, target)
 
 
 class WorkflowFields(TypedDict, total=False):
@@ -292,8 +274,8 @@ class Workflow:
         """Write ``workflow.json`` and the states of the steps to `directory`, which is made if necessary.
 
         They take the place of a workflow that is there, with its states and earlier rows. An error leaves that as it
-        was, and so does a kill, unless it falls between the renames at the end: then ``.partial/former`` has the former
-        files, until the next `save`.
+        was, and so does a kill, unless it falls between the renames at the end: then the next call that reads or saves
+        the workflow does the others.
 
         Raises:
             ConfigError: The folder of its states or earlier rows is a link, or holds files of others.
@@ -301,17 +283,20 @@ class Workflow:
         """
         path = Path(directory)
         # Inside `path`, so that both are on one file system: a rename across two would be a copy.
-        work, lock = path / PARTIAL_SUFFIX, path / ".lock"  # which all saves to `path` share
+        work, lock = path / PARTIAL_SUFFIX, path / LOCK_FILE  # which all saves to `path` share
         with rewrite_error_paths(work, path), ensure_parents(lock), wait_for_lock(lock):
+            end_exchange(path, WORKFLOW_ENTRIES, is_locked=True)
             work_directory(work)
             try:
                 save_states(self.plan, self.states, work)
                 if self.earlier_rows is not None and self.earlier_rows.is_dir():
                     copy_earlier_rows(self.earlier_rows, work / EARLIER_ROWS)
                 self.to_json(work / WORKFLOW_FILE)
-                _exchange(work, path)
+                _check_replaceable(path)
+                exchange(work, path, WORKFLOW_ENTRIES)
             finally:
-                remove_tree(work, ignore_errors=True)
+                if not is_begun(work):
+                    remove_tree(work, ignore_errors=True)
 
     def with_split(self, split: Split | None) -> Workflow:
         """Return this workflow with its state and another split: `OneSplit` for files that it only transforms.
@@ -384,6 +369,15 @@ class Workflow:
             ConfigError: The workflow is not fitted.
         """
         return self._records.inputs
+
+    @property
+    def record_sources(self) -> Mapping[str, SourceColumn]:
+        """Those of `record_columns` that are columns of files, and how these hold them.
+
+        Raises:
+            ConfigError: The workflow is not fitted.
+        """
+        return self._records.sources
 
     def encode(self, columns: Mapping[str, RawValues] | Frame) -> EncodedRecords:
         """Encode B raw records, given column by column, as `encode_rows` does rows of the source.
