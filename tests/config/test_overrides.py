@@ -212,6 +212,13 @@ def test_a_kind_without_what_it_needs_names_the_assignment(change: dict[str, str
         override(RUN, change)
 
 
+@pytest.mark.parametrize("text", ["a:1,a:2", "a:1, a :2", '{"a": 1, "a": 2}'])
+def test_a_name_twice(text: str) -> None:
+    """Finding Q: the last value counted, without a word."""
+    with pytest.raises(ConfigError, check=at("model.options")):
+        override(RUN, {"model.kind": "python", "model.factory": "a:b", "model.options": text})
+
+
 def test_lists_of_specs_and_objects_of_any_values_are_json() -> None:
     run = RunSpec(data="d")
     sequences = '[{"target": "item", "history": "hist"}, {"target": "shop", "history": "shops"}]'

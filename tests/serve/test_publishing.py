@@ -633,6 +633,7 @@ def test_settings_of_a_kafka_client_reach_it(content: str, tmp_path: Path, monke
         ("sasl.passwort=s3cret", ConfigError, ""),
         ("security.protocol=SSL\nssl.ca.location=/s3cret/none.pem", ConfigError, ""),
         ("sasl.password s3cret", FormatError, ":1"),
+        ("sasl.password=s3cret\n\nsasl.password = s3cret", FormatError, ":3"),
         ("\ngroup.id=s3cret", ConfigError, ": group.id"),
         ("bootstrap.servers=s3cret:1", ConfigError, ": bootstrap.servers"),
         ('{"sasl.password": ["s3cret"]}', FormatError, ": sasl.password"),

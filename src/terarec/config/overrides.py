@@ -162,7 +162,11 @@ def _read(hint: Any, text: str, path: str) -> Any:
         pairs = [word.rpartition(":") for word in text.split(",")] if text else []
         if not all(colon for _, colon, _ in pairs):
             raise ConfigError(path, f"got {quoted(text)}, expected name:value, as in a:0.5,b:0")
-        return {name.strip(): _read(item, value.strip(), path) for name, _, value in pairs}
+        names = [name.strip() for name, _, _ in pairs]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError(path, f"got {quoted(name)} twice, expected it once")
+        return {name: _read(item, value.strip(), path) for name, (_, _, value) in zip(names, pairs, strict=True)}
     if typing.get_origin(hint) is tuple:
         item = typing.get_args(hint)[0]
         # A minus sign cannot be distinguished from a dash, so only integers (all positive in our specs) take dashes.

@@ -398,6 +398,8 @@ def _property_lines(path: Path, content: bytes) -> dict[str, str]:
             continue
         if not separator or not name.strip():
             raise FormatError(f"{path}:{number}", "expected NAME=VALUE, a comment with '#', or an empty line")
+        if name.strip() in settings:
+            raise FormatError(f"{path}:{number}", f"has {name.strip()!r} again, expected it once")
         settings[name.strip()] = value.strip()
     return settings
 
