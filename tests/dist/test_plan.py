@@ -19,7 +19,7 @@ from terarec.dist import (
     same_for_all,
 )
 from terarec.dist.placement import COPIES, PlacedTable
-from terarec.dist.plan import TablePlan, described
+from terarec.dist.plan import TablePlan, default_plan, described
 from terarec.errors import ConfigError, FormatError, StorageError
 from terarec.spec import DynamicTableSpec, TableSpec, Tiers
 from tests.errors import at
@@ -137,3 +137,11 @@ def test_the_tiers_of_a_part_have_a_directory_for_each_rank(tmp_path: Path) -> N
         part = PlacedTable(spec, placement, plan(placement)).part(1)
         assert part.tiers == Tiers(host="1MiB", file=str(tmp_path / "rank-1"))
         assert part.width == (2 if isinstance(placement, ColumnWise) else 8)
+
+
+def test_a_dynamic_table_of_fewer_rows_than_ranks_is_whole_on_one() -> None:
+    """Finding Q: the default plan spread it by row, which its own check rejects."""
+    tables = [*(DynamicTableSpec(name=f"t{rows}", width=8, max_rows=rows) for rows in (1, 3, 2, 4)), TABLES[1]]
+    made = default_plan(tables, 4)
+    made.check(tables, 4)
+    assert list(made.placements.values()) == [*(TableWise(rank=rank) for rank in (0, 1, 2)), RowWise(), RowWise()]

@@ -307,20 +307,22 @@ COPIED_BYTES = 1 << 20
 def default_plan(tables: Sequence[AnyTableSpec], world_size: int) -> ShardingPlan:
     """Return a plan by the sizes of tables: copies of small static ones; large ones and dynamic ones by row.
 
-    Static tables in tiers are whole on a rank, each on the one that has the fewest bytes so far.
+    Static tables in tiers, and dynamic ones of fewer rows than ranks, are whole on a rank, each on the one that has the
+    fewest bytes so far.
     """
     entries = []
     loads = [0] * world_size
     for spec in tables:
         placement: Placement = RowWise()
-        if isinstance(spec, TableSpec):
-            size = spec.rows * spec.width * getattr(torch, spec.dtype).itemsize
-            if spec.tiers is not None:
-                rank = loads.index(min(loads))
-                loads[rank] += size
-                placement = TableWise(rank=rank)
-            elif size <= COPIED_BYTES:
-                placement = DataParallel()
+        rows = spec.rows if isinstance(spec, TableSpec) else spec.max_rows
+        size = 0 if rows is None else rows * spec.width * getattr(torch, spec.dtype).itemsize
+        is_whole = spec.tiers is not None if isinstance(spec, TableSpec) else rows is not None and rows < world_size
+        if is_whole:
+            rank = loads.index(min(loads))
+            loads[rank] += size
+            placement = TableWise(rank=rank)
+        elif isinstance(spec, TableSpec) and size <= COPIED_BYTES:
+            placement = DataParallel()
         entries.append(TablePlan(table=spec.name, placement=placement))
     return ShardingPlan(world_size=world_size, tables=tuple(entries))
 
