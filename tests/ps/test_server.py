@@ -18,6 +18,7 @@ import torch
 from terarec.errors import ConfigError, DataNotFoundError, FormatError, StorageError
 from terarec.formats.hugectr.weights import SparseFileLayout, SparseRows, write_sparse_file, write_sparse_folder
 from terarec.kernels.slots import RowBatch
+from terarec.memory.rocksdb import RocksDBStore
 from terarec.memory.shared import MEMORY
 from terarec.ps import ParameterServer
 from terarec.ps import loading as loading_module
@@ -217,6 +218,28 @@ def test_rows_that_are_not_there_cannot_be_read(tmp_path: Path, kind: type[RowFi
     """A missing database of RocksDB gave default vectors."""
     with pytest.raises(FormatError):
         serve(model(folder(tmp_path / "0")), tiers=(kind(path=str(tmp_path / "rows"), read_only=True),))
+
+
+@pytest.mark.skipif("rocksdb" not in KINDS, reason="no rocksdict")
+def test_a_database_is_opened_for_reading_alone(tmp_path: Path) -> None:
+    """Finding Q: it was opened for writing, which its writer did not let happen, nor a directory of somebody else."""
+    spec, path = model(folder(tmp_path / "0")), str(tmp_path / "rows")
+    with serve(spec, tiers=(RocksDBSpec(path=path),)) as writer:
+        writer.flush("dcn")
+        before = {file: file.stat() for file in (tmp_path / "rows").rglob("*")}
+        with serve(spec, tiers=(RocksDBSpec(path=path, read_only=True),)) as replica:
+            assert np.array_equal(looked_up(replica), VECTORS)
+        after = {file: file.stat() for file in (tmp_path / "rows").rglob("*")}
+        assert {file: (status.st_ino, status.st_mtime_ns) for file, status in after.items()} == {
+            file: (status.st_ino, status.st_mtime_ns) for file, status in before.items()
+        }
+        assert np.array_equal(looked_up(writer), VECTORS)
+    (directory,) = {file.parent for file in (tmp_path / "rows").rglob("CURRENT")}
+    store = RocksDBStore.open(directory, read_only=True)
+    for change in (lambda: store.erase(KEYS[:1]), store.commit):
+        with pytest.raises(StorageError, check=at(directory, "for reading alone")):
+            change()
+    store.close()
 
 
 @pytest.mark.parametrize("by", ["update", "another process"])

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ from terarec.memory.row_store import (
 )
 
 _HEADER = b"terarec.row_store"  # longer than a key
+_CONFIG_FILE = "rocksdict-config.json"
 
 
 class RocksDBStore:
@@ -38,6 +40,7 @@ class RocksDBStore:
     Args:
         directory: Directory of the database.
         row_bytes: Bytes of a row, to create a database; None to open one.
+        read_only: Whether to open one for reading alone, at its last commit: another process may write it.
 
     Raises:
         ConfigError: Rows of fewer or more bytes than a row store takes, or a directory of others.
@@ -46,7 +49,7 @@ class RocksDBStore:
         StorageError: The database cannot be opened.
     """
 
-    def __init__(self, directory: Path, row_bytes: int | None = None) -> None:
+    def __init__(self, directory: Path, row_bytes: int | None = None, *, read_only: bool = False) -> None:
         if row_bytes is not None:
             check_row_bytes(row_bytes)
             check_replaceable(directory)
@@ -58,22 +61,29 @@ class RocksDBStore:
         self._changes = 0
         self._is_closed = False
         self._committed_rows: int | None = None
+        self._links = tempfile.TemporaryDirectory(prefix="terarec-") if read_only else None
         self._database = self._open(is_new=row_bytes is not None)
-        self._closer = Closer(self, partial(_close, self._database, directory))
+        self._closer = Closer(self, partial(_close, self._database, directory, self._links))
         if row_bytes is not None:
             self._write_header({"row_bytes": row_bytes, "commit": 0, "metadata": {}}, ())
         self._header = self._read_header()
 
     @classmethod
-    def open(cls, directory: Path) -> Self:
-        """Open a database at its last commit."""
-        return cls(directory)
+    def open(cls, directory: Path, *, read_only: bool = False) -> Self:
+        """Open a database at its last commit; see the class."""
+        return cls(directory, read_only=read_only)
 
     def _open(self, *, is_new: bool) -> Any:
         options = self._library.Options(raw_mode=True)
         options.create_if_missing(is_new)
         with self._errors("open it"):
-            return self._library.Rdict(str(self._directory), options)
+            if self._links is None:
+                return self._library.Rdict(str(self._directory), options)
+            # The library writes a file of its own into the directory that it opens, also to read alone.
+            for path in self._directory.iterdir():
+                if path.name != _CONFIG_FILE and not path.name.startswith("LO"):  # LOCK and LOG
+                    Path(self._links.name, path.name).symlink_to(path.absolute())
+            return self._library.Rdict(self._links.name, options, access_type=self._library.AccessType.read_only())
 
     @contextmanager
     def _errors(self, what: str) -> Iterator[None]:
@@ -89,6 +99,10 @@ class RocksDBStore:
             raise FormatError(self._directory, "got another RocksDB database, expected one of a row store")
         header: dict[str, Any] = json.loads(text)
         return header
+
+    def _check_writable(self) -> None:
+        if self._links is not None:
+            raise StorageError(self._directory, "is open for reading alone, expected a writable store")
 
     def _write_header(self, header: dict[str, Any], changes: Sequence[tuple[int, bytes | None]]) -> None:
         batch = self._library.WriteBatch(raw_mode=True)
@@ -170,6 +184,7 @@ class RocksDBStore:
     def write(self, keys: NDArray[np.int64], rows: NDArray[np.uint8]) -> None:
         """Set rows; see `RowStore.write`."""
         check_rows(rows, len(check_keys(keys)), self.row_bytes)
+        self._check_writable()
         with self._lock:
             self._changes += 1
             for key, row in zip(keys.tolist(), rows, strict=True):
@@ -177,12 +192,14 @@ class RocksDBStore:
 
     def erase(self, keys: NDArray[np.int64]) -> None:
         """Remove rows; see `RowStore.erase`."""
+        self._check_writable()
         with self._lock:
             self._changes += 1
             self._pending |= dict.fromkeys(check_keys(keys).tolist())
 
     def commit(self, metadata: Mapping[str, str] | None = None) -> int:
         """Make all changes durable; see `RowStore.commit`."""
+        self._check_writable()
         with self._lock:
             header = {**self._header, "commit": self.last_commit + 1, "metadata": dict(metadata or {})}
             self._write_header(header, list(self._pending.items()))
@@ -223,6 +240,7 @@ class RocksDBStore:
 
     def snapshot(self, directory: Path) -> None:
         """Write the last commit as a database of its own, by hard links; see `RowStore.snapshot`."""
+        self._check_writable()  # one that is read alone is behind links, to which the others would lead
         with atomic_dir(directory) as partial, self._lock:
             partial.rmdir()  # which RocksDB makes itself
             with self._errors("copy it"):
@@ -237,9 +255,11 @@ class RocksDBStore:
                 self._closer()
 
 
-def _close(database: Any, directory: Path) -> None:
+def _close(database: Any, directory: Path, links: tempfile.TemporaryDirectory[str] | None) -> None:
     try:
         database.close()
+        if links is not None:
+            links.cleanup()
     except Exception:  # the library has no class of its own for errors
         if directory.exists():  # else somebody has removed it, with all rows
             raise

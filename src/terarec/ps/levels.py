@@ -278,7 +278,7 @@ def _database(spec: RocksDBSpec, width: int, directory: Path, table: str) -> Tab
         if spec.read_only:
             raise FormatError(directory, "no such database, expected one to open for reading only")
         return TableStore(None, create, form=form)
-    store = RocksDBStore.open(directory)
+    store = RocksDBStore.open(directory, read_only=spec.read_only)
     if store.row_bytes != row_bytes:
         got = store.row_bytes
         store.close()
