@@ -202,3 +202,16 @@ def test_what_does_not_fit_is_rejected(tmp_path):
     two = CreateETC([STAGED, CACHED], ["a", "b"], ["."], [CreateHMemCache(2, 0.5, 0)])
     with pytest.raises(WrongInputError, check=at("ps_types")):
         cache_of(net, two)
+
+
+def test_a_negative_key_of_4_bytes_is_the_key_of_its_bits(tmp_path):
+    """Finding Q: a Parquet file of int32 has -1, and the keyset, which HugeCTR reads as unsigned, lacked it."""
+    net, trainer = make(HASH)
+    cache = cache_of(net, etc(tmp_path / "rows"))
+    np.array([-1, 3, 1], dtype=np.int32).tofile(tmp_path / "keyset")
+    cache.update(str(tmp_path / "keyset"))
+    trainer.train_step(batch([[-1], [3], [-1]], [[1], [1], [1]]))
+    ((keys, _),) = cache.incremental_model()
+    assert keys.tolist() == [-1, 1, 3]
+    with pytest.raises(MissingKeyError):
+        trainer.train_step(batch([[-2], [3], [-1]], [[1], [1], [1]]))

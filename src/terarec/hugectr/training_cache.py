@@ -134,7 +134,7 @@ class TrainingCache:
         paths = [keyset_file] * len(self._files) if isinstance(keyset_file, str) else list(keyset_file)
         if len(paths) != len(self._files):
             raise WrongInputError("update", f"got {len(paths)} keysets, expected one, or {len(self._files)}: one each")
-        read = {path: read_keyset(path, self._key_bytes) for path in dict.fromkeys(paths)}
+        read = {path: _keys_in(path, self._key_bytes) for path in dict.fromkeys(paths)}
         for path, keys in read.items():
             if not len(keys):
                 raise WrongInputError("update", f"{path} holds no key, expected those of the pass")
@@ -160,7 +160,7 @@ class TrainingCache:
         return known[known.index(keyset_file) + 1]
 
     def _keys_of(self, path: str) -> PartKeys:
-        keys = read_keyset(path, self._key_bytes)
+        keys = _keys_in(path, self._key_bytes)
         return [one.keys_of(keys) for one in self._in_tiers]
 
     def store(self, snapshot_file_list: Sequence[str]) -> None:
@@ -299,6 +299,13 @@ def _store(paths: Sequence[str], files: Sequence[EmbeddingFile]) -> None:
     """Write each embedding as one file."""
     for file, path in zip(files, paths, strict=True):
         save_sparse(file, Path(path), single_file=True)
+
+
+def _keys_in(path: str, key_bytes: int) -> NDArray[np.int64]:
+    """Return the keys of a keyset; those of 4 bytes from 2^31 on as negative ones, too, as Parquet's int32 has them."""
+    keys = read_keyset(path, key_bytes)
+    # HugeCTR compares bits: to it both are one key.
+    return keys if key_bytes == 8 else np.concatenate([keys, keys[keys >= 2**31] - 2**32])
 
 
 def _index(keys: NDArray[np.int64]) -> HashIndex:
