@@ -10,10 +10,12 @@ import torch
 from terarec.batch import Batch, Jagged
 from terarec.config.files import load_run
 from terarec.errors import ConfigError
-from terarec.spec import BinarySpec
+from terarec.spec import BinarySpec, PythonModelSpec
 from terarec.train import build
+from terarec.train import run as run_module
 from terarec.train.class_weights import balanced_weights
 from tests.errors import at
+from tests.models.factories import SampledRanker
 from tests.train.planted import make_labelled
 from tests.train.small_run import changed
 
@@ -70,3 +72,18 @@ def test_a_run_counts_once_and_keeps_the_weights(tmp_path, spec, monkeypatch):
     monkeypatch.setattr("terarec.train.run.balanced_weights", none)
     more = build(changed(weighted, max_steps=3), tmp_path / "run")
     assert more.fit(resume=True).steps == 3
+
+
+def test_a_loss_of_its_own_is_refused_before_the_split_is_read(tmp_path, spec, monkeypatch):
+    """Finding Q: a model in Python with a loss of its own took none of the weights that were counted for it."""
+    monkeypatch.setattr(run_module, "balanced_weights", None)
+    model = PythonModelSpec(factory="tests.train.test_class_weights:OwnLoss")
+    spec = dataclasses.replace(spec, model=model, objective=BinarySpec(positive_weight="auto"))
+    with pytest.raises(ConfigError, check=at("RunSpec.objective", "has its own loss")):
+        build(spec, tmp_path / "run", allow_import=("tests",)).fit()
+    assert not (tmp_path / "run").exists()
+
+
+class OwnLoss(SampledRanker):
+    def training_loss(self, output, batch):
+        return output.mean()

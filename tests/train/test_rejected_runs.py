@@ -14,6 +14,7 @@ from terarec.formats import read_dataset, write_dataset
 from terarec.formats.parquet import ParquetShardWriter
 from terarec.io.files import AtomicFile
 from terarec.models.artifact import load_model
+from terarec.models.trained_columns import check_missing_ids
 from terarec.ragged import Ragged
 from terarec.spec import (
     BinarySpec,
@@ -23,6 +24,7 @@ from terarec.spec import (
     LabelColumn,
     RegressionSpec,
     RunSpec,
+    SASRecSpec,
     SGDSpec,
     ShardSpec,
     TrainingSpec,
@@ -30,6 +32,7 @@ from terarec.spec import (
     WideDeepSpec,
 )
 from terarec.train import Callback, build, predict
+from terarec.train.checkpointing import columns_read
 from tests.errors import at
 from tests.params import in_every_run
 from tests.train.small_run import assert_same, changed, weights
@@ -128,6 +131,20 @@ def test_id_0_means_the_same_for_a_training_that_goes_on(tmp_path):
     with pytest.raises(ConfigError, check=rejected):
         build(warm, tmp_path / "NEW").fit()
     assert predict(tmp_path / "RUN", data, "train", tmp_path / "scores.parquet").rows == 60
+
+
+def test_id_0_may_mean_something_else_where_no_model_reads_it(tmp_path):
+    """Finding Q: a training that went on was refused for columns that its model does not read."""
+    columns = [CategoricalColumn(name=name, rows=6) for name in ("shop", "brand", "town")]
+    known = DatasetSpec(name="d", storage="parquet", labels=(LabelColumn(name="y"),), categorical=tuple(columns))
+    columns[1] = dataclasses.replace(columns[1], given=False)
+    other = dataclasses.replace(known, categorical=tuple(columns))
+    run = shops_run(write_shops(tmp_path / "data"), tmp_path / "RUN")
+    assert "shop" in columns_read(run.model, run.spec.model)
+    assert columns_read(run.model, SASRecSpec(item="town", history="brand")) >= {"shop", "brand", "town"}
+    check_missing_ids(other, known, columns_read(run.model, run.spec.model))
+    with pytest.raises(ConfigError, check=at("data set 'd', column 'brand'")):
+        check_missing_ids(other, known, {"brand"})
 
 
 def test_a_run_that_cannot_be_restored_keeps_its_description(tmp_path, spec):

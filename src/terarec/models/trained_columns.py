@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import filecmp
 import re
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,9 +53,15 @@ def check_columns(dataset: DatasetSpec, directory: Path, trained_on: DatasetSpec
             )
 
 
-def check_missing_ids(dataset: DatasetSpec, trained_on: DatasetSpec) -> None:
-    """Raise `ConfigError` unless id 0 means the same in `dataset`, to train on with, as in `trained_on`."""
-    for name in (column.name for column in dataset.categorical):
+def check_missing_ids(dataset: DatasetSpec, trained_on: DatasetSpec, read: Collection[str]) -> None:
+    """Raise `ConfigError` unless id 0 means the same in `dataset`, to train on with, as in `trained_on`.
+
+    Args:
+        dataset: Description of the data to read.
+        trained_on: Description of the training data.
+        read: Columns that the model reads; the others may differ.
+    """
+    for name in (column.name for column in dataset.categorical if column.name in read):
         meanings = [
             "a missing value" if spec.missing_key(name) == MISSING_ID else "a value" for spec in (dataset, trained_on)
         ]

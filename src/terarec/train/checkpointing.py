@@ -19,6 +19,8 @@ from terarec.checkpoint.directory import MANIFEST, keep_newest, step_path
 from terarec.config import load_run
 from terarec.config.files import RUN_FILE
 from terarec.data.reader import BatchReader
+from terarec.dist.shard import ShardedCollection
+from terarec.embedding import EmbeddingCollection
 from terarec.errors import ConfigError, DataNotFoundError, StorageError, TrainingError
 from terarec.formats import read_dataset
 from terarec.models.artifact import dense_state, find_checkpoint, load_dense_state, load_weights, tables
@@ -236,6 +238,21 @@ def restore(trainer: Trainer, reader: BatchReader, checkpoint: Checkpoint) -> No
     _set_device_rng(trainer.device, progress["device_rng"])
 
 
+def columns_read(model: nn.Module, *specs: object) -> frozenset[str]:
+    """Return the names of columns that a model looks up, and all texts in `specs`, which may name others."""
+    collections = (module for module in model.modules() if isinstance(module, EmbeddingCollection | ShardedCollection))
+    features = {feature.name for collection in collections for feature in collection.features}
+    return frozenset(features.union(*(_texts(to_data(spec)) for spec in specs)))
+
+
+def _texts(data: object) -> set[str]:
+    if isinstance(data, Mapping):
+        return set[str]().union(*(_texts(value) for value in (*data, *data.values())))
+    if isinstance(data, list | tuple):
+        return set[str]().union(*map(_texts, data))
+    return {data} if isinstance(data, str) else set()
+
+
 def start_from(trainer: Trainer, spec: RunSpec, dataset: DatasetSpec) -> Checkpoint:
     """Load the weights that ``spec.init_from`` names and, unless ``spec.reset_optimizer``, the optimizers' states.
 
@@ -270,7 +287,7 @@ def start_from(trainer: Trainer, spec: RunSpec, dataset: DatasetSpec) -> Checkpo
     check = check_added_ids if spec.extend_chain else check_columns
     trained_on = read_dataset(directory.dataset)
     check(dataset, Path(spec.data), trained_on, directory.dataset)
-    check_missing_ids(dataset, trained_on)
+    check_missing_ids(dataset, trained_on, columns_read(trainer.model, spec.model, spec.objective))
     left_out = _left_out(old, spec, trainer.device)
     if left_out and spec.extend_chain:
         raise ConfigError(

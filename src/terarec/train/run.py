@@ -25,9 +25,11 @@ from terarec.dist.shard import named_memory
 from terarec.embedding import EmbeddingCollection
 from terarec.embedding.tables import record_tables
 from terarec.errors import ConfigError, RunInterruptedError
+from terarec.formats import read_dataset
 from terarec.metrics.samples import NamesOfIds
 from terarec.models import build_model
 from terarec.models.artifact import dense_state, find_checkpoint
+from terarec.models.trained_columns import check_missing_ids
 from terarec.nn.objectives import BinaryObjective, Objective, build_objective, untrained_labels
 from terarec.spec import (
     BinarySpec,
@@ -42,7 +44,7 @@ from terarec.spec import (
 from terarec.spec.checks import FieldError
 from terarec.spec.run import DEFAULT_EVAL_SPLIT, without_calibration
 from terarec.spec.schedule import has_open_end
-from terarec.train.checkpointing import Checkpointing, restore, start_from
+from terarec.train.checkpointing import Checkpointing, columns_read, restore, start_from
 from terarec.train.class_weights import balanced_weights
 from terarec.train.devices import check_room, keep_freed_memory, resolve_device
 from terarec.train.extending import extend_chain, mark_added_rows, with_extended_checkpoint
@@ -100,9 +102,9 @@ class Run:
         self.spec = self._with_complete_schedule()
         if getattr(spec.model, "has_own_loss", False):
             self._check_own_loss()
-        self.spec = spec = self._with_class_weights()
         self.callbacks = list(callbacks)
         self._allow_import = tuple(allow_import)
+        self.spec = spec = self._with_class_weights()
         training = spec.training
         self._checkpointing = Checkpointing(
             self.directory.checkpoints,
@@ -127,7 +129,10 @@ class Run:
     def model(self) -> nn.Module:
         """The model, with initial weights until `fit` has trained or restored it."""
         spec, dataset = self.spec, self.dataset
-        num_outputs = self.objective.num_outputs(len(dataset.labels))
+        objective = spec.objective
+        if isinstance(objective, BinarySpec) and not objective.class_weights:  # "auto", which the data give later
+            objective = dataclasses.replace(objective, positive_weight=1.0)
+        num_outputs = build_objective(objective, dataset).num_outputs(len(dataset.labels))
         is_alone = self.ranks.size == 1
         if self.plan is not None:
             self.plan.check_size(self.ranks.size)
@@ -245,6 +250,8 @@ class Run:
         kept = without_calibration(load_run(self.directory.run_file)).objective if has_known else None
         if isinstance(kept, BinarySpec) and dataclasses.replace(kept, class_weights=()) == objective:
             return dataclasses.replace(spec, objective=kept)
+        if isinstance(spec.model, PythonModelSpec):
+            _ = self.model  # which refuses weights where it has a loss of its own, before the whole split is read
         labels = [label.name for label in self.dataset.labels]
         reader = open_reader(Path(spec.data), "train", batch_size=spec.training.batch_size)
         weights = balanced_weights(reader, labels, untrained=untrained_labels(BinaryObjective(objective), labels))
@@ -328,6 +335,8 @@ class Run:
             torch.set_num_threads(training.threads)
         loaded = None
         if self.directory.has_checkpoint:
+            read = columns_read(self.trainer.model, self.spec.model, self.spec.objective)
+            check_missing_ids(self.dataset, read_dataset(self.directory.dataset), read)
             newest = load(latest(self.directory.checkpoints))
             restore(self.trainer, train_reader, newest)
             self._checkpointing.continue_from(self.trainer, newest.path)

@@ -23,7 +23,7 @@ from terarec.io.opening import copy_file
 from terarec.io.remote import final_name
 from terarec.io.removal import remove_tree
 from terarec.models.artifact import extended_step
-from terarec.models.trained_columns import check_columns, check_missing_ids
+from terarec.models.trained_columns import check_columns
 from terarec.spec import BinarySpec, DatasetSpec, RunSpec, to_data
 from terarec.spec.codec import differences
 from terarec.spec.run import without_calibration
@@ -163,7 +163,6 @@ class RunDirectory:
                 )
         trained_on = read_dataset(self.dataset)
         check_columns(dataset, Path(spec.data), trained_on, self.dataset)
-        check_missing_ids(dataset, trained_on)
 
     def begin(self, spec: RunSpec, dataset: DatasetSpec) -> None:
         """Write ``run.json`` and the description of the data for serving: the columns and their encoding."""
