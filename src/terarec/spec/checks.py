@@ -332,7 +332,8 @@ def check_fields(owner: object) -> None:
     A field of literals accepts these words, one of bool True and False; further rules are in ``Annotated``. A field
     that may be None accepts None, too, and one of several types anything: its class says what.
     """
-    for field, check, may_be_none in _field_checks(type(owner)):
+    owner_type: type = type(owner)
+    for field, check, may_be_none in _field_checks(owner_type):
         if not may_be_none or getattr(owner, field) is not None:
             check(owner, field)
 
