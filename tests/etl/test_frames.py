@@ -198,6 +198,10 @@ def test_records_that_are_rejected(prepared: Path) -> None:
 def test_an_index_is_left_out_and_names_become_texts() -> None:
     frame = pd.DataFrame({0: [1], "b": [2]}, index=pd.MultiIndex.from_tuples([(1, 2)], names=["i", "j"]))
     assert as_table(frame, "frame").column_names == ["0", "b"]
+    # In a table that pandas has written the index is a column, as in its file.
+    table = pa.Table.from_pandas(pd.DataFrame({"b": [2]}, index=pd.Index(["x"], name="user")))
+    assert as_table(table, "table").column_names == ["b", "user"]
+    assert as_table(pl.from_arrow(table), "table").column_names == ["b", "user"]
 
 
 def test_a_killed_preparation_continues_with_the_same_table_alone(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from typing import Any, Protocol, TypeAlias, TypeGuard, runtime_checkable
 
@@ -66,7 +67,7 @@ def as_table(data: Frame, where: str) -> pa.Table:
         raise ConfigError(
             where, f"got a {got} that is no table of Arrow ({reason}), expected columns of one type each"
         ) from None
-    index = _pandas_index(table.schema)
+    index = _pandas_index(table.schema) if _is_of_pandas(data) else ()
     table = table.select([place for place, name in enumerate(table.column_names) if name not in index])
     repeated = [name for name, count in Counter(table.column_names).items() if count > 1]
     if repeated:
@@ -74,6 +75,12 @@ def as_table(data: Frame, where: str) -> pa.Table:
             where, f"got a {got} with {repeated[0]!r} as the name of several columns, expected one of each"
         )
     return _without_views(table)
+
+
+def _is_of_pandas(data: Frame) -> bool:
+    # Tables of others that pandas has written describe its index, too, which is one of their columns.
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and isinstance(data, pandas.DataFrame)
 
 
 def _pandas_index(schema: pa.Schema) -> frozenset[str]:
