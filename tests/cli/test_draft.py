@@ -108,19 +108,32 @@ def test_types_and_roles_of_delimited_text(tmp_path: Path, delimiter: str) -> No
 
 
 def test_files_that_hold_their_types(tmp_path: Path) -> None:
-    """Parquet, Arrow and JSON lines: lists and times of their own, and no truth values."""
+    """Parquet, Arrow and JSON lines: lists and times of their own, and no truth values or lists of lists."""
     content = [
-        {**row, "genres": row["genres"].split("|"), "flag": True, "when": FIRST + timedelta(minutes=index)}
+        {
+            **row,
+            "genres": row["genres"].split("|"),
+            "flag": True,
+            "boxes": [[1, 2]],
+            "when": FIRST + timedelta(minutes=index),
+        }
         for index, row in enumerate(rows())
     ]
     table = pa.Table.from_pylist(content)
     pq.write_table(table, tmp_path / "log.parquet")
+    # As Polars writes its categories, and the newer layouts of Arrow.
+    views = {"genres": pa.list_view(pa.string_view()), "session": pa.string_view()}
+    for name, kind in views.items():
+        table = table.set_column(table.column_names.index(name), name, pa.array(table[name].to_pylist(), kind))
+    devices = pa.array(table["device"].to_pylist()).dictionary_encode()
+    devices = pa.DictionaryArray.from_arrays(devices.indices, devices.dictionary.cast(pa.string_view()))
+    table = table.set_column(table.column_names.index("device"), "device", devices)
     feather.write_feather(table, str(tmp_path / "log.arrow"))
     lines = [{**row, "when": int(row["when"].timestamp())} for row in content]
     (tmp_path / "log.json").write_text("\n".join(map(json.dumps, lines)))
     for ending, source_format in (("parquet", "parquet"), ("arrow", "arrow"), ("json", "json_lines")):
         found = draft(tmp_path / f"log.{ending}")
-        assert (found["format"], found["uses"]) == (source_format, {**USES, "flag": "left out"})
+        assert (found["format"], found["uses"]) == (source_format, {**USES, "flag": "left out", "boxes": "left out"})
         Path(tmp_path / "log.workflow.json").unlink()
         for path in tmp_path.glob("log.data*"):
             path.rename(tmp_path / f"{ending}-{path.name}")

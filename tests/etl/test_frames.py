@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -34,13 +35,14 @@ from terarec.spec import (
 from terarec.spec.checks import FieldError
 from tests.errors import at
 
+SHOPS = ["x", "", None, "y", "x", "x"]
 TAGS = [["a", None], [], None, ["b"], ["a", "a"], ["b"]]
 ROWS = pa.table(
     {
         "label": pa.array([1.0, 0.0, 1.0, 0.0, 1.0, 0.0]),
         "price": pa.array([1.5, None, 2.0, 3.0, 0.5, 1.0]),
         "user": pa.array([2**60 + 1, None, -(2**63), 4, 4, 5], pa.int64()),
-        "shop": pa.array(["x", "", None, "y", "x", "x"]),
+        "shop": pa.array(SHOPS),
         "tags": pa.array(TAGS, pa.list_(pa.string())),
         "time": pa.array([1, 2, 3, 4, 5, None], pa.int64()),
         "unused": pa.array(range(6)),
@@ -90,6 +92,7 @@ class OnlyArray:
         return self._batch.__arrow_c_array__(requested_schema)  # type: ignore[no-any-return]
 
 
+LISTS_BY_NUMBER = pa.DictionaryArray.from_arrays(pa.array([0] * 6, pa.int8()), pa.array([["x"]]))
 FRAMES: dict[str, Callable[[pa.Table], Any]] = {
     "arrow": lambda table: table,
     "chunks": lambda table: pa.concat_tables([table.slice(0, 2), table.slice(2)]),
@@ -147,6 +150,16 @@ VALUES = {
     "decimal": ("price", ROWS["price"].cast(pa.decimal128(20, 2))),
     "time zone": ("time", ROWS["time"].cast(pa.timestamp("s")).cast(pa.timestamp("ns", "Asia/Tokyo"))),
     "list view": ("tags", pa.array(TAGS, pa.list_view(pa.string()))),
+    "categories of Polars": ("shop", pa.table(pl.DataFrame({"a": pl.Series(SHOPS, dtype=pl.Categorical)}))["a"]),
+    "enumeration of Polars": (
+        "shop",
+        pa.table(pl.DataFrame({"a": pl.Series(SHOPS, dtype=pl.Enum(["y", "x", ""]))}))["a"],
+    ),
+    "lists of categories": (
+        "tags",
+        pa.table(pl.DataFrame({"a": pl.Series(TAGS, dtype=pl.List(pl.Categorical))}))["a"],
+    ),
+    "runs": ("shop", pc.run_end_encode(ROWS["shop"].combine_chunks())),
     "large list": ("tags", ROWS["tags"].cast(pa.large_list(pa.large_string()))),
 }
 
@@ -176,6 +189,9 @@ def test_other_types_of_the_same_values(prepared: Path, tmp_path: Path, name: st
         (ROWS.slice(0, 0), "the table"),
         (ROWS.set_column(1, "price", pa.array([{"a": 1}] * 6)), "the table, column 'price'"),
         (ROWS.set_column(3, "shop", pa.array([b"x"] * 6)), "the table, column 'shop'"),
+        (ROWS.set_column(3, "shop", LISTS_BY_NUMBER), "the table, column 'shop'"),
+        (ROWS.set_column(4, "tags", pa.array([[["x"]]] * 6)), "the table, column 'tags'"),
+        (ROWS.set_column(4, "tags", pa.array([[{"a": "x"}]] * 6)), "the table, column 'tags'"),
         (ROWS.set_column(1, "price", pa.array([1, 2, 3, 4, np.inf, 6.0])), "the table: row 5, column 'price'"),
     ],
 )

@@ -26,7 +26,7 @@ from terarec.etl.source.files import find_files
 from terarec.etl.source.source import SAMPLE_ROWS, open_files
 from terarec.etl.source.text import open_text, read_text
 from terarec.etl.times import parse_times
-from terarec.formats.parquet import is_list, value_type
+from terarec.formats.arrays import is_number, items_type
 from terarec.spec import SourceColumn, SourceSpec
 from terarec.spec.codec import parse_json
 from terarec.spec.workflow import ISO_FORMAT, SourceFormat, SourceType
@@ -111,7 +111,8 @@ def read_sample(sources: Sequence[str | Path]) -> Sample:
     if head.startswith((b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")):
         source_format: Literal["parquet", "arrow"] = "parquet" if head.startswith(b"PAR1") else "arrow"
         schema = read_schema(files[0].path, source_format)
-        fields = [(field.name, _arrow_type(field.type), is_list(field.type)) for field in schema]
+        types = {field.name: items_type(field.type) for field in schema}
+        fields = [(name, _source_type(kind), is_lists) for name, (kind, is_lists) in types.items()]
         return _read_typed(source_format, fields, files)
     if head.lstrip()[:1] == b"{":
         return _read_typed("json_lines", _json_fields(files), files)
@@ -219,16 +220,15 @@ def _typed(fields: Sequence[_Field]) -> tuple[SourceColumn, ...]:
     return columns
 
 
-def _arrow_type(arrow_type: pa.DataType) -> SourceType | None:
-    inner = value_type(arrow_type)
+def _source_type(kind: pa.DataType) -> SourceType | None:
     # Nulls have no type: they are a text that is missing in all rows.
-    if is_string(inner) or pa.types.is_null(inner):
+    if is_string(kind) or pa.types.is_null(kind):
         return "text"
-    if pa.types.is_integer(inner):
+    if pa.types.is_integer(kind):
         return "integer"
-    if pa.types.is_floating(inner) or pa.types.is_decimal(inner):
+    if is_number(kind):
         return "number"
-    return "time" if pa.types.is_timestamp(inner) or pa.types.is_date(inner) else None
+    return "time" if pa.types.is_timestamp(kind) or pa.types.is_date(kind) else None
 
 
 def _json_fields(files: Sequence[SourceFile]) -> list[_Field]:

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from terarec.errors import FormatError
+from terarec.formats.arrays import items_type, plain_array
 from terarec.formats.integers import accepted_integers, integers_of_floats
 from terarec.kernels.cpu.delimited import ARROW_TYPES as PARSED_TYPES
 from terarec.kernels.cpu.encoding import nulls_hold
@@ -207,9 +208,8 @@ def from_arrow(array: pa.Array | pa.ChunkedArray, kind: Kind) -> pa.Array:
     """
     if isinstance(array, pa.ChunkedArray):
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], type=array.type)
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type) or pa.types.is_fixed_size_list(array.type):
+    array = plain_array(array)
+    if items_type(array.type)[1]:
         # `flatten` leaves out items under null lists, so these lists count as empty.
         lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
         return lists_of(from_arrow(array.flatten(), kind), offsets_of(lengths))

@@ -9,10 +9,8 @@ from collections import Counter
 from typing import Any, Protocol, TypeAlias, TypeGuard, runtime_checkable
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from terarec.errors import ConfigError
-from terarec.ragged import offsets_of
 
 
 @runtime_checkable
@@ -74,7 +72,7 @@ def as_table(data: Frame, where: str) -> pa.Table:
         raise ConfigError(
             where, f"got a {got} with {repeated[0]!r} as the name of several columns, expected one of each"
         )
-    return _without_views(table)
+    return table
 
 
 def _is_of_pandas(data: Frame) -> bool:
@@ -91,21 +89,3 @@ def _pandas_index(schema: pa.Schema) -> frozenset[str]:
         return frozenset()
     # An index of consecutive numbers is described by a dict, and is no column.
     return frozenset(name for name in described if isinstance(name, str))
-
-
-def _without_views(table: pa.Table) -> pa.Table:
-    """Return the table with lists in the place of views of lists, which functions of Arrow do not take."""
-    for place, field in enumerate(table.schema):
-        if pa.types.is_list_view(field.type) or pa.types.is_large_list_view(field.type):
-            listed = pa.chunked_array(
-                list(map(_lists, table.column(place).chunks)), pa.large_list(field.type.value_type)
-            )
-            table = table.set_column(place, field.name, listed)
-    return table
-
-
-def _lists(views: pa.Array) -> pa.Array:
-    """Return views of lists as lists, a missing one as an empty one."""
-    # By hand: the cast of PyArrow 26 gives offsets that do not rise where a list is null.
-    lengths = pc.fill_null(pc.list_value_length(views), 0).to_numpy(zero_copy_only=False)
-    return pa.LargeListArray.from_arrays(pa.array(offsets_of(lengths)), views.flatten())

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from terarec.errors import FormatError, TerarecError
+from terarec.formats.arrays import is_list, plain_column, value_type
 from terarec.formats.block import (
     METADATA_TYPES,
     ColumnBlock,
@@ -57,19 +58,6 @@ def column_array(table: pa.Table, name: str, where: str) -> pa.Array:
     if nulls:
         raise FormatError(f"{where}, column {name!r}", f"{nulls} {'null' if nulls == 1 else 'nulls'}, expected none")
     return array
-
-
-def is_list(kind: pa.DataType) -> bool:
-    """Return whether `kind` is any of Arrow's list types."""
-    types = pa.types
-    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
-
-
-def value_type(file_type: pa.DataType) -> pa.DataType:
-    """Return the type of the values of dictionaries and of lists."""
-    while pa.types.is_dictionary(file_type) or is_list(file_type):
-        file_type = file_type.value_type
-    return file_type
 
 
 def lists_of_array(array: pa.Array) -> ArrayLists:
@@ -330,9 +318,7 @@ def cast_table(table: pa.Table, spec: DatasetSpec, where: str) -> pa.Table:
         if field.name not in table.column_names:
             hint = did_you_mean(field.name, table.column_names)
             raise FormatError(f"{where}, column {field.name!r}", f"missing{hint}, expected the columns of the data set")
-        column = table.column(field.name)
-        if pa.types.is_dictionary(column.type):
-            column = column.cast(column.type.value_type)
+        column = plain_column(table.column(field.name))
         try:
             if pa.types.is_integer(value_type(field.type)):
                 _check_integers(column)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,9 +23,10 @@ from terarec.spec import LabelSpec, SourceColumn, SourceSpec, WorkflowSpec
 from tests.errors import at
 
 NAMES = ("site", "city", "item", "tags", "seen")
+CITY = "\u0141\u00f3d\u017a"
 VOCABULARIES = {
     "site": ValueIds("hex32", pa.array([0xA, 0xFFFFFFFF], pa.uint32())),
-    "city": ValueIds("text", pa.array(["Oslo", "\u0141\u00f3d\u017a"], pa.large_string())),
+    "city": ValueIds("text", pa.array(["Oslo", CITY], pa.large_string())),
     "item": ValueIds("integer", pa.array([7, -1, 2**40], pa.int64())),
     "tags": ValueIds("text", pa.array(["red", "blue"], pa.large_string())),
     "seen": ValueIds("integer", pa.array([5, 6], pa.int64())),
@@ -64,7 +66,7 @@ RECORDS: dict[str, list[Any]] = {
     "age": [40, 18.0, 17.5, None],
     "plain": [0.5, -1, 2**24, 0],
     "site": ["a", "FFFFFFFF", "", "bad"],
-    "city": ["\u0141\u00f3d\u017a", "Oslo", None, "Rome"],
+    "city": [CITY, "Oslo", None, "Rome"],
     "item": [2**40, None, 8, -1],
     "row": [0, 99, 5, 6],
     "tags": [["blue", "red", "none"], None, [], ["red", ""]],
@@ -115,6 +117,15 @@ def test_arrow_arrays() -> None:
     padded = {name: pa.concat_arrays([pa.array(values)[2:], pa.array(values)]) for name, values in RECORDS.items()}
     assert_expected(WORKFLOW.encode({name: array[2:] for name, array in padded.items()}))
     assert_expected(WORKFLOW.encode({**columns, "tags": pa.array(["blue|red|none", None, "", "red|"])}))
+    columns["plain"] = pa.array(RECORDS["plain"]).cast(pa.decimal128(20, 2))
+    columns["city"] = pa.DictionaryArray.from_arrays(
+        [1, 0, None, 2], pa.array(["Oslo", CITY, "Rome"], pa.string_view())
+    )
+    columns["item"] = pc.run_end_encode(columns["item"])
+    columns["seen"] = pa.array(RECORDS["seen"], pa.list_view(pa.float32()))
+    assert_expected(
+        WORKFLOW.encode({**columns, "tags": pa.array(["blue|red|none", None, "", "red|"], pa.string_view())})
+    )
 
 
 def test_numpy_arrays() -> None:

@@ -40,8 +40,8 @@ from terarec.etl.source.blocks import (
 )
 from terarec.etl.source.text import check_kind
 from terarec.etl.times import accepted_times, arrow_times, beyond_years, has_parts, parse_times
+from terarec.formats.arrays import is_list, is_number, items_type, plain_array
 from terarec.formats.integers import accepted_integers, integers_of_floats
-from terarec.formats.parquet import is_list, value_type
 from terarec.io.remote import locate
 from terarec.ragged import offsets_of
 from terarec.spec import SourceColumn, SourceSpec
@@ -52,15 +52,14 @@ _EXPECTED = {**EXPECTED, "hex": "up to 8 hexadecimal digits, or an integer from 
 
 def _fits(column: SourceColumn, file_type: pa.DataType) -> bool:
     """Return whether values of an Arrow type are values of a column."""
-    inner = value_type(file_type)
-    holds_lists = is_list(file_type)
+    inner, holds_lists = items_type(file_type)
     written = is_string(inner)
     accepted = {
         "text": written,
         "integer": pa.types.is_integer(inner)
         or pa.types.is_floating(inner)
         or (written and column.separator is not None),
-        "number": _is_number(inner) or (written and column.separator is not None),
+        "number": is_number(inner) or (written and column.separator is not None),
         "hex32": written or pa.types.is_integer(inner),
         "time": written if column.format is not None else pa.types.is_integer(inner),
     }[column.type] or (column.type == "time" and _is_moment(inner))
@@ -68,14 +67,12 @@ def _fits(column: SourceColumn, file_type: pa.DataType) -> bool:
 
 
 def _missing_values(array: pa.Array, column: SourceColumn) -> pa.Array | None:
-    """Return an array of any type as one of the column, if none of its values is there; else None.
+    """Return a plain array of any type as one of the column, if none of its values is there; else None.
 
     Tables hold a column that is missing in all rows as nulls without a type, as NaN, or in whatever type they infer.
     """
     kinds = {"integer": pa.int64(), "number": pa.float64(), "hex32": pa.int64(), "text": pa.large_string()}
     kind = kinds.get(column.type, pa.int64() if column.format is None else pa.large_string())
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
     if column.separator is not None and is_list(array.type) and array.null_count < len(array):
         lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
         items = array.flatten()
@@ -85,6 +82,7 @@ def _missing_values(array: pa.Array, column: SourceColumn) -> pa.Array | None:
 
 def is_all_missing(array: pa.Array) -> bool:
     """Return whether all values are null or NaN."""
+    array = plain_array(array)
     nulls = pc.is_null(array, nan_is_null=True) if pa.types.is_floating(array.type) else array.is_null()
     return not len(array) or bool(pc.all(nulls).as_py())
 
@@ -103,11 +101,12 @@ def read_table(
         array = table.column(column.name)
         if isinstance(array, pa.ChunkedArray):
             array = array.combine_chunks() if array.num_chunks != 1 else array.chunk(0)
-        if not _fits(column, array.type):
+        file_type, array = array.type, plain_array(array)
+        if not _fits(column, file_type):
             missing = _missing_values(array, column)
             if missing is None:
                 lists = "" if column.separator is None else " in lists or separated text"
-                problem = f"type is {array.type}, expected {column.type}{lists}"
+                problem = f"type is {file_type}, expected {column.type}{lists}"
                 raise FormatError(f"{path}, column {column.name!r}", problem)
             array = missing
         columns[column.name] = _read_array(array, column, spec, faults, nanoseconds)
@@ -121,8 +120,6 @@ def _read_array(
     faults: list[FieldFaults],
     nanoseconds: dict[str, NDArray[np.int32]],
 ) -> pa.Array:
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
     if column.separator is not None and is_string(array.type):
         texts, bad = _unicode(array)
         if bad is not None:
@@ -133,8 +130,6 @@ def _read_array(
         lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
         offsets = offsets_of(lengths)
         array = array.flatten()
-        if pa.types.is_dictionary(array.type):
-            array = array.dictionary_decode()
     values, kind, bad, parts = _read_values(array, column, spec)
     if has_parts(column):
         nanoseconds[column.name] = np.zeros(len(values), dtype=np.int32) if parts is None else parts
@@ -164,7 +159,7 @@ class ReadValues(NamedTuple):
 
 
 def _read_values(array: Any, column: SourceColumn, spec: SourceSpec) -> ReadValues:
-    """Read a plain array."""
+    """Read a plain array of no lists."""
     if is_string(array.type):
         texts, bad = _unicode(array)
         read = read_texts(Cleaning.of_files(spec).texts(texts), column)
@@ -262,10 +257,6 @@ def is_string(file_type: pa.DataType) -> bool:
     )
 
 
-def _is_number(file_type: pa.DataType) -> bool:
-    return bool(pa.types.is_floating(file_type) or pa.types.is_integer(file_type) or pa.types.is_decimal(file_type))
-
-
 def _is_moment(file_type: pa.DataType) -> bool:
     return bool(pa.types.is_timestamp(file_type) or pa.types.is_date(file_type))
 
@@ -279,7 +270,7 @@ BATCH_ROWS = 1 << 16
 def _family(file_type: pa.DataType) -> str:
     """Return the name of the types whose values of one column are read alike."""
     # Tables hold integers as floats where some are missing, and times in the unit that they need.
-    families = {"text": is_string, "number": _is_number, "time": _is_moment}
+    families = {"text": is_string, "number": is_number, "time": _is_moment}
     return next((name for name, holds in families.items() if holds(file_type)), str(file_type))
 
 
@@ -296,7 +287,7 @@ class TypedReader:
 
     def _check_schema(self, path: str, schema: pa.Schema) -> None:
         check_names(path, self._names, schema.names)
-        file_types = {name: value_type(schema.field(name).type) for name in self._names}
+        file_types = {name: items_type(schema.field(name).type)[0] for name in self._names}
         for column in self._spec.columns:
             name = column.name
             # A column of another type may be missing in all rows, which only its values tell.

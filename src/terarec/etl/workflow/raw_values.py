@@ -27,8 +27,8 @@ from terarec.etl.columns import (
 )
 from terarec.etl.ops.values import HEX_DIGITS, checked_texts
 from terarec.etl.times import FIRST_SECOND, LAST_SECOND, SECONDS, read_time
+from terarec.formats.arrays import is_list, is_number, plain_array, plain_column, plain_type, value_type
 from terarec.formats.integers import accepted_integers, float_bound, integers_of_floats
-from terarec.formats.parquet import is_list, value_type
 from terarec.kernels.cpu.encoding import InvalidValueError, numbers_of_list, read_hex32
 from terarec.ragged import Ragged, offsets_of
 from terarec.spec import SourceColumn
@@ -103,7 +103,7 @@ def are_rounded(values: pa.Array | pa.ChunkedArray | NDArray[Any]) -> bool:
     if isinstance(values, np.ndarray):
         floats = values
     else:
-        arrow_type = value_type(values.type)
+        arrow_type = value_type(plain_type(values.type))
         if not pa.types.is_floating(arrow_type) or arrow_type == pa.float64():
             return False
         floats = _flat(values).to_numpy(zero_copy_only=False)
@@ -113,12 +113,19 @@ def are_rounded(values: pa.Array | pa.ChunkedArray | NDArray[Any]) -> bool:
 
 
 def _flat(values: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Return the values of an Arrow array, of its lists and of its dictionary."""
-    if isinstance(values, pa.ChunkedArray):
-        values = pa.concat_arrays(values.chunks) if values.num_chunks else pa.array([], type=values.type)
-    while pa.types.is_dictionary(values.type) or is_list(values.type):
-        values = values.dictionary if pa.types.is_dictionary(values.type) else values.flatten()
+    """Return the values of an Arrow array and of its lists."""
+    values = _in_one_piece(values)
+    while is_list(values.type):
+        values = values.flatten()
     return values
+
+
+def _in_one_piece(values: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """Return a plain array of values; see `plain_array`."""
+    if isinstance(values, pa.Array):
+        return plain_array(values)
+    column = plain_column(values)
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], type=column.type)
 
 
 def one_column(values: Any) -> Any:
@@ -135,11 +142,8 @@ def _plain(values: Any) -> Any:
         values = few_as_list(values)
     if isinstance(values, list):
         return values
-    if isinstance(values, pa.ChunkedArray):
-        values = pa.concat_arrays(values.chunks) if values.num_chunks else pa.array([], type=values.type)
-    if isinstance(values, pa.Array):
-        if pa.types.is_dictionary(values.type):
-            return values.dictionary_decode()
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        values = _in_one_piece(values)
         # A column of nulls has no type of its own: each reader takes None.
         return values.to_pylist() if pa.types.is_null(values.type) else values
     if isinstance(values, np.ndarray) and values.ndim >= 1:
@@ -297,7 +301,7 @@ def _numbers(values: Any) -> NDArray[np.float64]:
             return numbers_of_list(values)
         except InvalidValueError as error:
             raise _rejected(values, error.row, _ACCEPTED["number"]) from None
-    if isinstance(values, pa.Array) and not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
+    if isinstance(values, pa.Array) and not is_number(values.type):
         raise _mistyped(values, _ACCEPTED["number"])
     is_array = isinstance(values, pa.Array)
     # Integers of more than 53 bits are rounded, as files of numbers are.

@@ -14,10 +14,11 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from terarec.errors import FormatError
+from terarec.formats.arrays import is_list
 from terarec.formats.block import ColumnBlock, Keys, empty_from_pool
 from terarec.formats.dataset import ParquetMetadata, base_name
 from terarec.formats.hugectr.fields import check_bag_lengths
-from terarec.formats.parquet import arrow_errors, check_row_count, column_array, is_list, lists_of_array
+from terarec.formats.parquet import arrow_errors, check_row_count, column_array, lists_of_array
 from terarec.io.remote import locate
 from terarec.kernels.cpu.encoding import stack_columns
 from terarec.ragged import Ragged
