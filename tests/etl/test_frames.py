@@ -160,6 +160,7 @@ VALUES = {
         pa.table(pl.DataFrame({"a": pl.Series(TAGS, dtype=pl.List(pl.Categorical))}))["a"],
     ),
     "runs": ("shop", pc.run_end_encode(ROWS["shop"].combine_chunks())),
+    "floats": ("time", ROWS["time"].cast(pa.float64())),
     "large list": ("tags", ROWS["tags"].cast(pa.large_list(pa.large_string()))),
 }
 
@@ -192,6 +193,12 @@ def test_other_types_of_the_same_values(prepared: Path, tmp_path: Path, name: st
         (ROWS.set_column(3, "shop", LISTS_BY_NUMBER), "the table, column 'shop'"),
         (ROWS.set_column(4, "tags", pa.array([[["x"]]] * 6)), "the table, column 'tags'"),
         (ROWS.set_column(4, "tags", pa.array([[{"a": "x"}]] * 6)), "the table, column 'tags'"),
+        (
+            ROWS.set_column(5, "time", pa.array([1, 2, 10**13] * 2, pa.timestamp("s"))),
+            "the table: row 3, column 'time'",
+        ),
+        (ROWS.set_column(5, "time", pa.array([1, 2, 1.5] * 2)), "the table: row 3, column 'time'"),
+        (ROWS.set_column(5, "time", pa.array([1, 2, 1e13] * 2)), "the table: row 3, column 'time'"),
         (ROWS.set_column(1, "price", pa.array([1, 2, 3, 4, np.inf, 6.0])), "the table: row 5, column 'price'"),
     ],
 )

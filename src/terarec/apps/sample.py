@@ -25,7 +25,7 @@ from terarec.etl.source.blocks import BadInputReport, SourceFile
 from terarec.etl.source.files import find_files
 from terarec.etl.source.source import SAMPLE_ROWS, open_files
 from terarec.etl.source.text import open_text, read_text
-from terarec.etl.times import parse_times
+from terarec.etl.times import is_moment, parse_times
 from terarec.formats.arrays import is_number, items_type
 from terarec.spec import SourceColumn, SourceSpec
 from terarec.spec.codec import parse_json
@@ -228,7 +228,7 @@ def _source_type(kind: pa.DataType) -> SourceType | None:
         return "integer"
     if is_number(kind):
         return "number"
-    return "time" if pa.types.is_timestamp(kind) or pa.types.is_date(kind) else None
+    return "time" if is_moment(kind) else None
 
 
 def _json_fields(files: Sequence[SourceFile]) -> list[_Field]:

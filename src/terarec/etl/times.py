@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from terarec.etl.columns import null_mask, numpy_values, text_buffers
 from terarec.spec import SourceColumn
-from terarec.spec.times import iso_time
+from terarec.spec.times import ACCEPTED_ISO, iso_time
 from terarec.spec.workflow import ISO_FORMAT
 
 FIRST_SECOND, LAST_SECOND = -62_135_596_800, 253_402_300_799
@@ -50,9 +50,15 @@ def has_parts(column: SourceColumn) -> bool:
     return column.type == "time" and column.separator is None
 
 
+MOMENTS = "a time of the years 1 to 9999"
+"""Accepted times of Arrow, for errors."""
+
+
 def accepted_times(form: str | None) -> str:
     """Describe the values of a column of times, for errors."""
-    return SECONDS if form is None else f"a time like {form!r}"
+    if form is None:
+        return SECONDS
+    return ACCEPTED_ISO if form == ISO_FORMAT else f"a time like {form!r}"
 
 
 def beyond_years(seconds: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -61,14 +67,20 @@ def beyond_years(seconds: NDArray[np.int64]) -> NDArray[np.bool_]:
     return bad
 
 
+def is_moment(kind: pa.DataType) -> bool:
+    """Return whether values of an Arrow type are times that `arrow_times` reads."""
+    return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
+
+
 def arrow_times(array: pa.Array) -> Times:
-    """Return the times of Arrow timestamps or dates; 0 for a null."""
+    """Return the times of Arrow timestamps or dates; 0 for a null. Those beyond the years 1 to 9999 are bad."""
     if not pa.types.is_timestamp(array.type):
         array = array.cast(pa.timestamp("s" if pa.types.is_date32(array.type) else "ms"))
     a_second = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": NANOSECONDS}[array.type.unit]
     units = np.where(_is_null(array), 0, numpy_values(array.cast(pa.int64())))
     seconds, parts = np.divmod(units, a_second)
-    return Times(seconds, (parts * (NANOSECONDS // a_second)).astype(np.int32), np.zeros(len(seconds), np.bool_))
+    bad = beyond_years(seconds)
+    return Times(np.where(bad, 0, seconds), (parts * (NANOSECONDS // a_second)).astype(np.int32), bad)
 
 
 def parse_times(texts: pa.LargeStringArray, form: str) -> Times:

@@ -74,6 +74,10 @@ RECORDS: dict[str, list[Any]] = {
 }
 
 
+FAR_TIMES = pa.array([0, 10**13, None, 1], pa.timestamp("s"))
+"""Times of which one is of a year that Python has not."""
+
+
 def assert_expected(encoded: EncodedRecords) -> None:
     log = [math.log(value) for value in (1, 3, 100, 1)]
     dense = np.array([log, [40, 18.0, 17.5, 40], [0.5, -1, 2**24, 0]]).T.astype(np.float32)
@@ -190,6 +194,7 @@ def test_numbers_are_the_same_in_every_form_and_one_by_one(values: list[Any], re
         ("tags", pa.array([1, 2, 3, 4]), ("column 'tags'",)),
         ("seen", [[], [5], [6, "x"], []], ("column 'seen', row 2",)),
         ("city", "Oslo", ("column 'city'",)),
+        *((name, FAR_TIMES, (f"column {name!r}", "timestamp[s]")) for name in ("age", "site", "city", "item")),
     ],
 )
 def test_a_wrong_column_or_value_is_reported_in_one_line(
@@ -210,6 +215,7 @@ def test_a_wrong_column_or_value_is_reported_in_one_line(
         ("item", pa.array([1, 2, 3, 2.5]), "column 'item', row 3"),
         ("tags", pa.array([1, 2, 3, 4]), "column 'tags', row 0"),
         ("city", pa.array([True, False, True, True]), "column 'city', row 0"),
+        *((name, FAR_TIMES, f"column {name!r}") for name in ("age", "site", "city", "item")),
     ],
 )
 def test_a_small_arrow_array_is_reported_by_its_first_wrong_value(column: str, values: Any, where: str) -> None:

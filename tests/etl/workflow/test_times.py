@@ -47,6 +47,49 @@ def test_milliseconds_are_rejected_in_every_format(tmp_path, file_format):
     assert rows_of(open_source(source(file_format), [path], "missing"))[1]["t"] == [5, None, None, 1_700_000_000]
 
 
+@pytest.mark.parametrize("kind", [pa.uint64(), pa.float64(), pa.timestamp("s")])
+def test_times_of_every_type_have_the_same_range(tmp_path: Path, kind: pa.DataType) -> None:
+    """Findings N2 and N3: milliseconds are no times in any type, and one bad time does not hide others."""
+    times = pa.array([5, MILLISECONDS, None, 1_700_000_000], pa.int64()).cast(kind)
+    if kind == pa.uint64():
+        times = pa.concat_arrays([times, pa.array([2**63], kind)])
+    elif kind == pa.float64():
+        times = pa.concat_arrays([times, pa.array([0.5], kind)])
+    pq.write_table(pa.table({"y": [0] * len(times), "t": times}), tmp_path / "log")
+    with pytest.raises(FormatError, check=at(f"{tmp_path / 'log'}: row 2, column 't'")):
+        rows_of(open_source(source("parquet"), [tmp_path / "log"], "raise"))
+    skipped = open_source(source("parquet"), [tmp_path / "log"], "skip")
+    assert rows_of(skipped)[1]["t"] == [5, None, 1_700_000_000]
+    assert sum(skipped.bad_input.counts.values()) == len(times) - 3
+
+
+def test_texts_that_are_no_times_do_not_hide_milliseconds(tmp_path: Path) -> None:
+    """Finding N3: in lists as text, whose block holds both."""
+    texts = pa.array(["5", "x", str(MILLISECONDS), "6|7"])
+    pq.write_table(pa.table({"y": [0] * 4, "t": texts}), tmp_path / "log")
+    rows = rows_of(open_source(source("parquet", separator="|"), [tmp_path / "log"], "skip"))
+    assert rows[1]["t"] == [[5], [6, 7]]
+
+
+@pytest.mark.parametrize("rows", [1, 200])
+def test_records_have_times_of_arrow(tmp_path: Path, rows: int) -> None:
+    path = write(tmp_path / "log.csv", "delimited", [0, 60, 120])
+    made = Workflow(
+        [FillMissing(columns=("t",), value=0), NormalizeMinMax(columns=("t",))],
+        source=source(),
+        labels=[LabelSpec(name="y")],
+        dense=["t"],
+    )
+    fitted = fit(made, [path])
+    for kind in (pa.timestamp("s"), pa.timestamp("ns", "Asia/Tokyo"), pa.timestamp("ms")):
+        times = pa.array([60, None] * rows, pa.timestamp("s")).cast(kind)
+        assert fitted.encode({"t": times}).dense.ravel().tolist() == [0.5, 0.0] * rows
+    with pytest.raises(ConfigError, check=at("column 't', row 1")):
+        fitted.encode({"t": pa.array([0, 10**13] * rows, pa.timestamp("s"))})
+    with pytest.raises(ConfigError, check=at("column 't'", "duration")):
+        fitted.encode({"t": pa.array([0, 1] * rows, pa.duration("ns"))})
+
+
 def test_a_list_with_milliseconds_is_rejected(tmp_path):
     path = tmp_path / "log"
     path.write_text(f"y,t\n0,1|2\n0,1|{MILLISECONDS}\n")

@@ -39,7 +39,7 @@ from terarec.etl.source.blocks import (
     without_bad,
 )
 from terarec.etl.source.text import check_kind
-from terarec.etl.times import accepted_times, arrow_times, beyond_years, has_parts, parse_times
+from terarec.etl.times import MOMENTS, accepted_times, arrow_times, beyond_years, has_parts, is_moment, parse_times
 from terarec.formats.arrays import is_list, is_number, items_type, plain_array
 from terarec.formats.integers import accepted_integers, integers_of_floats
 from terarec.io.remote import locate
@@ -54,15 +54,16 @@ def _fits(column: SourceColumn, file_type: pa.DataType) -> bool:
     """Return whether values of an Arrow type are values of a column."""
     inner, holds_lists = items_type(file_type)
     written = is_string(inner)
+    # Numbers and seconds may be texts where a field holds several.
+    cut = written and column.separator is not None
+    whole = pa.types.is_integer(inner) or pa.types.is_floating(inner) or cut
     accepted = {
         "text": written,
-        "integer": pa.types.is_integer(inner)
-        or pa.types.is_floating(inner)
-        or (written and column.separator is not None),
-        "number": is_number(inner) or (written and column.separator is not None),
+        "integer": whole,
+        "number": is_number(inner) or cut,
         "hex32": written or pa.types.is_integer(inner),
-        "time": written if column.format is not None else pa.types.is_integer(inner),
-    }[column.type] or (column.type == "time" and _is_moment(inner))
+        "time": written if column.format is not None else whole,
+    }[column.type] or (column.type == "time" and is_moment(inner))
     return accepted and (holds_lists or written if column.separator is not None else not holds_lists)
 
 
@@ -143,7 +144,7 @@ def _read_array(
 
 def _expected(kind: str, column: SourceColumn, file_type: pa.DataType) -> str:
     if kind == "time":
-        return accepted_times(column.format)
+        return MOMENTS if is_moment(file_type) else accepted_times(column.format)
     if kind == "integer" and pa.types.is_floating(file_type):
         return accepted_integers(np.dtype(file_type.to_pandas_dtype()))
     return _EXPECTED[kind]
@@ -169,12 +170,14 @@ def _read_values(array: Any, column: SourceColumn, spec: SourceSpec) -> ReadValu
         numbers = numbers_of(array.cast(pa.float64(), safe=False))
         infinite: NDArray[np.bool_] = np.isinf(numbers)
         return ReadValues(array_of(np.where(infinite, np.nan, numbers)), "infinite", infinite)
-    if column.type == "time" and _is_moment(array.type):
+    if column.type == "time" and is_moment(array.type):
         # Whole seconds are rounded down, also before 1970.
-        times = arrow_times(array)
-        return ReadValues(array_of(times.seconds, null_mask(array)), "time", None, times.nanoseconds)
+        times, missing = arrow_times(array), null_mask(array)
+        seconds = array_of(times.seconds, times.bad if missing is None else times.bad | missing)
+        return ReadValues(seconds, "time", times.bad, times.nanoseconds)
     if pa.types.is_floating(array.type):
-        return _integers_of_floats(array)
+        integers = _integers_of_floats(array)
+        return _times_of(integers) if column.type == "time" else integers
     kind, bad = "integer_range", None
     if column.type == "hex32" or array.type == pa.uint64():
         last = 2**63 - 1
@@ -185,23 +188,20 @@ def _read_values(array: Any, column: SourceColumn, spec: SourceSpec) -> ReadValu
         beyond = pc.or_(pc.less(wide, pa.scalar(0, wide.type)), pc.greater(wide, pa.scalar(last, wide.type)))
         bad = pc.fill_null(beyond, False).to_numpy(zero_copy_only=False)
         array = pc.if_else(beyond, pa.scalar(None, type=wide.type), wide)
-    values = from_arrow(array, "hex32" if column.type == "hex32" else "integer")
-    if column.type == "time":
-        times_of_column = _times_of(values)
-        if times_of_column is not None:
-            return times_of_column
-    return ReadValues(values, kind, bad)
+    read = ReadValues(from_arrow(array, "hex32" if column.type == "hex32" else "integer"), kind, bad)
+    return _times_of(read) if column.type == "time" else read
 
 
-def _times_of(seconds: pa.Array) -> ReadValues | None:
-    """Return seconds without those that are out of range; None if there are none."""
-    late = beyond_years(numpy_values(seconds))
-    missing = null_mask(seconds)
+def _times_of(read: ReadValues) -> ReadValues:
+    """Return integers as times, without those that are out of range."""
+    seconds, missing = numpy_values(read.values), null_mask(read.values)
+    late = beyond_years(seconds)
     if missing is not None:
         late &= ~missing
     if not late.any():
-        return None
-    return ReadValues(array_of(numpy_values(seconds), late if missing is None else late | missing), "time", late)
+        return read
+    values = array_of(seconds, late if missing is None else late | missing)
+    return ReadValues(values, "time", late if read.bad is None else late | read.bad)
 
 
 def _integers_of_floats(array: Any) -> ReadValues:
@@ -243,11 +243,9 @@ def read_texts(texts: pa.LargeStringArray, column: SourceColumn) -> ReadValues:
         seconds = array_of(times.seconds, times.bad if missing is None else times.bad | missing)
         return ReadValues(seconds, "time", times.bad, times.nanoseconds)
     values, bad = parse_texts(texts, "integer" if column.type == "time" else column.type)
-    late = _times_of(values) if column.type == "time" and bad is None else None
-    if late is not None:
-        return late
     kinds = {"integer": "integer", "time": "integer", "number": "number", "hex32": "hex"}
-    return ReadValues(values, kinds[column.type], bad)
+    read = ReadValues(values, kinds[column.type], bad)
+    return _times_of(read) if column.type == "time" else read
 
 
 def is_string(file_type: pa.DataType) -> bool:
@@ -255,10 +253,6 @@ def is_string(file_type: pa.DataType) -> bool:
     return bool(
         pa.types.is_string(file_type) or pa.types.is_large_string(file_type) or pa.types.is_string_view(file_type)
     )
-
-
-def _is_moment(file_type: pa.DataType) -> bool:
-    return bool(pa.types.is_timestamp(file_type) or pa.types.is_date(file_type))
 
 
 _HEAD_BYTES = 4096
@@ -270,7 +264,7 @@ BATCH_ROWS = 1 << 16
 def _family(file_type: pa.DataType) -> str:
     """Return the name of the types whose values of one column are read alike."""
     # Tables hold integers as floats where some are missing, and times in the unit that they need.
-    families = {"text": is_string, "number": is_number, "time": _is_moment}
+    families = {"text": is_string, "number": is_number, "time": is_moment}
     return next((name for name, holds in families.items() if holds(file_type)), str(file_type))
 
 

@@ -359,10 +359,13 @@ def without_bad(
         array = _without_items(array, rows)
     shown = (values[int(item)] for item in items[:FAULTS_SHOWN])
     # As bytes, since Python makes no text of those that are not UTF-8.
-    got = [
-        show(one.as_buffer().to_pybytes() if isinstance(one, pa.StringScalar) else str(one.as_py())) for one in shown
-    ]
+    got = [show(one.as_buffer().to_pybytes() if isinstance(one, pa.StringScalar) else _written(one)) for one in shown]
     return array, FieldFaults(source.name, kind, expected, rows, got)
+
+
+def _written(value: pa.Scalar) -> str:
+    # Python has no times of other years than 1 to 9999, and without pandas none of nanoseconds.
+    return str(value.cast(pa.string()) if pa.types.is_temporal(value.type) else value.as_py())
 
 
 def _without_items(array: pa.Array, rows: NDArray[np.int64]) -> pa.Array:

@@ -26,7 +26,7 @@ from terarec.etl.columns import (
     without_lowest,
 )
 from terarec.etl.ops.values import HEX_DIGITS, checked_texts
-from terarec.etl.times import FIRST_SECOND, LAST_SECOND, SECONDS, read_time
+from terarec.etl.times import FIRST_SECOND, LAST_SECOND, MOMENTS, SECONDS, arrow_times, is_moment, read_time
 from terarec.formats.arrays import is_list, is_number, plain_array, plain_column, plain_type, value_type
 from terarec.formats.integers import accepted_integers, float_bound, integers_of_floats
 from terarec.kernels.cpu.encoding import InvalidValueError, numbers_of_list, read_hex32
@@ -75,11 +75,16 @@ def _mistyped(values: Any, accepted: str) -> _RejectedError:
 def few_as_list(values: Any) -> Any:
     """Return a NumPy or Arrow array of at most `SMALL_ROWS` values as a list; anything else unchanged.
 
-    Floats that their type holds only rounded, which are no ids, keep it.
+    Floats that their type holds only rounded, which are no ids, keep it; so do times of Arrow.
     """
     if isinstance(values, pa.Array | pa.ChunkedArray | np.ndarray) and len(values) <= SMALL_ROWS:
-        return values if are_rounded(values) else as_list(values)
+        return values if are_rounded(values) or _are_times(values) else as_list(values)
     return values
+
+
+def _are_times(values: pa.Array | pa.ChunkedArray | NDArray[Any]) -> bool:
+    """Return whether the values are Arrow's times, of which Python holds those of the years 1 to 9999 alone."""
+    return not isinstance(values, np.ndarray) and pa.types.is_temporal(value_type(plain_type(values.type)))
 
 
 def as_list(values: Any) -> Any:
@@ -284,6 +289,8 @@ def _read(values: Any, kind: str, source: SourceColumn | None) -> pa.Array:
         return array_of(_numbers(values))
     if kind == "text":
         return without_empty(_texts(values))
+    if isinstance(values, pa.Array) and pa.types.is_temporal(values.type):
+        return _seconds(values, kind, source)
     if kind == "hex32":
         return _digits(values)
     if source is not None and source.type == "time":
@@ -330,6 +337,17 @@ def _read_each(values: Any, read: Callable[[Any], int], accepted: str, dtype: An
         except ValueError:
             raise _rejected(values, row, accepted) from None
     return array_of(integers, missing)
+
+
+def _seconds(values: pa.Array, kind: str, source: SourceColumn | None) -> pa.Array:
+    """Return the seconds of times of Arrow."""
+    if source is None or source.type != "time" or not is_moment(values.type):
+        raise _mistyped(values, _ACCEPTED[kind])
+    times = arrow_times(values)
+    if times.bad.any():
+        row = int(np.argmax(times.bad))
+        raise _RejectedError(str(values[row].cast(pa.string())), MOMENTS, row)
+    return array_of(times.seconds, values.is_null().to_numpy(zero_copy_only=False))
 
 
 def _digits(values: Any) -> pa.Array:
