@@ -96,6 +96,7 @@ LISTS_BY_NUMBER = pa.DictionaryArray.from_arrays(pa.array([0] * 6, pa.int8()), p
 FRAMES: dict[str, Callable[[pa.Table], Any]] = {
     "arrow": lambda table: table,
     "chunks": lambda table: pa.concat_tables([table.slice(0, 2), table.slice(2)]),
+    "empty chunk": lambda table: table.set_column(0, "label", pa.chunked_array([[1.0, 0.0], [], [1.0, 0.0, 1.0, 0.0]])),
     "batch": lambda table: table.combine_chunks().to_batches()[0],
     "reader": lambda table: table.to_reader(),
     "array": OnlyArray,

@@ -65,14 +65,15 @@ def as_table(data: Frame, where: str) -> pa.Table:
         raise ConfigError(
             where, f"got a {got} that is no table of Arrow ({reason}), expected columns of one type each"
         ) from None
-    index = _pandas_index(table.schema) if _is_of_pandas(data) else ()
+    index = _pandas_index(table.schema) if _is_of_pandas(data) else frozenset()
     table = table.select([place for place, name in enumerate(table.column_names) if name not in index])
     repeated = [name for name, count in Counter(table.column_names).items() if count > 1]
     if repeated:
         raise ConfigError(
             where, f"got a {got} with {repeated[0]!r} as the name of several columns, expected one of each"
         )
-    return table
+    # Arrow joins no empty piece of a column with nulls, as other libraries have, with other pieces.
+    return pa.Table.from_batches([batch for batch in table.to_batches() if batch.num_rows], table.schema)
 
 
 def _is_of_pandas(data: Frame) -> bool:
