@@ -4,6 +4,7 @@
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -116,6 +117,35 @@ def test_a_collective_that_a_rank_has_left_names_itself_and_its_step(found: list
         assert result["left"].fields["collective"] == "sum of nothing"
         assert result["left"].fields["step"] == 7
         assert result["left"].fields["where"] == "sum of nothing in step 7"
+
+
+def fail_again(ranks: Ranks, ends: str) -> Raised:
+    """Fail alike on all ranks, then apart on some; return the error of the others."""
+    with suppress(ValueError), ranks.telling():
+        raise ValueError("of all")
+    with ranks.telling():
+        if ranks.rank == 1 and ends == "dies":
+            os._exit(3)
+        if ranks.rank and ends == "raise":
+            raise KeyError(f"\x1b[1m{'x' * 20_000}")
+        return caught(lambda: ranks.barrier("end"))
+
+
+def test_ranks_that_fail_are_named_with_their_errors_on_the_others() -> None:
+    first, *others = run_ranks(3, fail_again, "raise")
+    assert [other.kind for other in others] == ["KeyError"] * 2
+    assert (first.kind, first.fields["collective"], first.fields["pairs"]) == ("CollectiveError", "end", ())
+    assert first.fields["rank"] in (1, 2)
+    assert f"rank {first.fields['rank']} (" in first.message
+    assert ") has failed: KeyError: " in first.message
+    assert first.message.isprintable()
+
+
+def test_what_ended_an_earlier_attempt_is_not_told_of_a_later_one() -> None:
+    first, _, last = run_ranks(3, fail_again, "dies")
+    for found in (first, last):
+        assert found.kind == "CollectiveError"
+        assert "has failed" not in found.message
 
 
 ENDS: dict[str, tuple[object, str]] = {

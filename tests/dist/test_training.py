@@ -2,15 +2,19 @@
 """Runs on several processes: they give what one process gives, and are resumed on any number of processes."""
 
 import dataclasses
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from terarec.batch import Batch
 from terarec.checkpoint import latest, load
 from terarec.dist import ColumnWise, DataParallel, Hybrid, Placement, Ranks, RowWise, ShardingPlan, TableWise
 from terarec.dist.plan import TablePlan
+from terarec.errors import FormatError
 from terarec.models.artifact import dense_state, load_model
 from terarec.spec import (
     AdaGradSpec,
@@ -231,3 +235,62 @@ def test_what_callbacks_do_on_one_rank_holds_for_all(data: Path, tmp_path: Path)
     saved = {what: load(latest(tmp_path / what / "checkpoints")).step for what in ("stop", "raise", "other rate")}
     assert saved == dict.fromkeys(saved, 2)
     assert not (tmp_path / "none on rank 1" / "checkpoints").exists()
+
+
+class Breaks(Callback):
+    """Raises after step 3, on the first rank alone."""
+
+    is_for_first_rank = True
+
+    def on_step(self, trainer: Trainer) -> None:
+        if trainer.step == 3:
+            raise OSError("no space for the log")
+
+
+class Breaking:
+    """A reader that fails after some batches."""
+
+    def __init__(self, reader: Any, after: int) -> None:
+        self._reader, self._after = reader, after
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reader, name)
+
+    def __len__(self) -> int:
+        return len(self._reader)
+
+    def __iter__(self) -> Iterator[Batch]:
+        yield from islice(self._reader, self._after)
+        raise FormatError("part-00000.parquet", "is damaged")
+
+
+BREAKS = {
+    "callback": (0, "OSError", "no space for the log"),
+    "train": (1, "FormatError", "is damaged"),
+    "valid": (1, "FormatError", "is damaged"),
+}
+"""What fails -> on which rank, and the kind and the end of its error."""
+
+
+def fail(ranks: Ranks, spec: RunSpec, out: Path, what: str) -> int:
+    run = build(spec, out, [Breaks()] if what == "callback" else [], ranks=ranks)
+    if what != "callback" and ranks.rank == 1:
+        reader = run.reader
+        run.reader = lambda split: Breaking(reader(split), 4) if split == what else reader(split)  # type: ignore
+    return run.fit().steps
+
+
+@pytest.mark.parametrize("what", BREAKS)
+def test_what_fails_on_one_rank_is_named_on_the_others(data: Path, tmp_path: Path, what: str) -> None:
+    eval_every = 4 if what == "valid" else None
+    spec = run_spec(data, epochs=1, checkpoint_every=2, eval_every=eval_every, batch_size=50, rank_timeout=20.0)
+    results = run_ranks(2, fail, spec, tmp_path / "run", what)
+    rank, kind, problem = BREAKS[what]
+    assert results[rank].kind == kind
+    other = results[1 - rank]
+    assert (other.kind, other.fields["rank"]) == ("CollectiveError", rank)
+    assert f"has failed: {kind}: " in other.message
+    assert other.message.endswith(problem)
+    # Ranks read a batch ahead, so that the reader fails before step 4 is saved.
+    assert load(latest(tmp_path / "run" / "checkpoints")).step == 2
+    on_ranks(2, spec, tmp_path / "run", None, True)

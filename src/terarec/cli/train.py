@@ -387,19 +387,19 @@ def train(options: TrainOptions, show: Show) -> None:
     settings = {"run": to_data(spec), "out": str(options.out), "resume": options.resume}
     device = select_device(spec.training.device, launch(), is_shared=options.share_device)
     ranks = join(settings, timeout=spec.training.rank_timeout, device=device, shares_device=options.share_device)
-    # One bar and one log for all ranks.
-    callbacks = _callbacks(spec, options, show, options.out) if ranks.is_first else []
-    run = build(
-        spec,
-        options.out,
-        callbacks=callbacks,
-        allow_import=options.allow_import or (),
-        ranks=ranks,
-        plan=plan,
-        names=_names(spec, options),
-    )
     try:
-        _fit(run, options, show)
+        with ranks.telling():
+            run = build(
+                spec,
+                options.out,
+                # One bar and one log for all ranks.
+                callbacks=_callbacks(spec, options, show, options.out) if ranks.is_first else [],
+                allow_import=options.allow_import or (),
+                ranks=ranks,
+                plan=plan,
+                names=_names(spec, options),
+            )
+            _fit(run, options, show)
     finally:
         ranks.close()
 

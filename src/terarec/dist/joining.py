@@ -25,7 +25,17 @@ from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: i
 
 import terarec
 from terarec.dist.devices import check_devices, group_backend
-from terarec.dist.ranks import ANSWER_TIMEOUT, DEFAULT_TIMEOUT, TOKEN_BYTES, Links, Ranks, failed_collective
+from terarec.dist.ranks import (
+    ANSWER_TIMEOUT,
+    DEFAULT_TIMEOUT,
+    MESSAGE_BYTES,
+    TELL_TIMEOUT,
+    TOKEN_BYTES,
+    Failures,
+    Links,
+    Ranks,
+    failed_collective,
+)
 from terarec.errors import CollectiveError, ConfigError
 from terarec.kernels.environment import Launch, family_file, launch, start_number
 from terarec.spec.checks import one_line
@@ -176,21 +186,21 @@ def check_links(store: Store, rank: int, size: int, *, timeout: float) -> Links:
     store = PrefixStore("links", store)
     store.set_timeout(timedelta(seconds=timeout))
     # All may call at once, before the thread below accepts the first.
-    server = socket.create_server(("", 0), backlog=size)
+    server, failures = socket.create_server(("", 0), backlog=size), Failures(size)
     try:
         # It answers until the process ends: that is how others find out whether this rank lives. A daemon does not keep
         # the process from ending.
-        listener = threading.Thread(target=_answer, args=(server, rank), daemon=True)
+        listener = threading.Thread(target=_answer, args=(server, rank, failures), daemon=True)
         listener.start()
         own = [_own_address(store), server.getsockname()[1], socket.gethostname()]
         store.set(f"address/{rank}", json.dumps(own))
         addresses = [_told(store, "address", other, size, timeout) for other in range(size)]
-        links = Links(rank, [(str(host), int(port), str(name)) for host, port, name in addresses], server)
+        links = Links(rank, [(str(host), int(port), str(name)) for host, port, name in addresses], server, failures)
         # A connection is a matter of both sides, so that of a pair the rank of the higher number calls.
         store.set(f"failed/{rank}", json.dumps(links.unreachable(range(rank), timeout=timeout)))
         waits = 3 * timeout  # for ranks that wait for connections that never open
         store.set_timeout(timedelta(seconds=waits))
-        failures = [_told(store, "failed", other, size, waits) for other in range(size)]
+        unreached = [_told(store, "failed", other, size, waits) for other in range(size)]
         store.set(f"seen/{rank}", "")
         if rank == 0:  # whose process may hold the store: it stays until all have read it
             with suppress(RuntimeError):
@@ -207,7 +217,7 @@ def check_links(store: Store, rank: int, size: int, *, timeout: float) -> Links:
     hosts = links.hosts
     lines = [
         ((here, int(there)), f"rank {here} ({hosts[here]}) cannot reach rank {there} ({hosts[int(there)]}): {reason}")
-        for here, of_rank in enumerate(failures)
+        for here, of_rank in enumerate(unreached)
         for there, reason in of_rank.items()
     ]
     if lines:
@@ -247,8 +257,8 @@ def _own_address(store: Store) -> str:
         return str(probe.getsockname()[0])
 
 
-def _answer(server: socket.socket, rank: int) -> None:
-    """Send the number of this rank to all that connect, until the socket is closed."""
+def _answer(server: socket.socket, rank: int, failures: Failures) -> None:
+    """Send the number of this rank to all that connect, until the socket is closed; note what failures they tell."""
     while True:
         try:
             connection, _ = server.accept()
@@ -257,5 +267,19 @@ def _answer(server: socket.socket, rank: int) -> None:
                 return
             time.sleep(_PAUSE)
             continue
-        with connection, suppress(OSError):
+        try:
+            connection.settimeout(TELL_TIMEOUT)
             connection.sendall(rank.to_bytes(TOKEN_BYTES, "little"))
+            # Apart, as others must not wait for an answer until this caller has told all.
+            threading.Thread(target=_listen, args=(connection, failures), daemon=True).start()
+        except (OSError, RuntimeError):  # the caller has gone, or the process has no thread left
+            connection.close()
+
+
+def _listen(connection: socket.socket, failures: Failures) -> None:
+    """Note the failure that a caller tells, if any, and close the connection."""
+    with connection, suppress(OSError):
+        message = bytearray()
+        while len(message) <= MESSAGE_BYTES and (part := connection.recv(MESSAGE_BYTES)):
+            message += part
+        failures.note(bytes(message))

@@ -8,9 +8,9 @@ import json
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from torch import Tensor, distributed
 
 from terarec.batch import share_of
 from terarec.dist.transport import BackendTransport, StagedTransport, Transport
-from terarec.errors import CollectiveError, ConfigError
+from terarec.errors import CollectiveError, ConfigError, RunInterruptedError
 from terarec.spec.checks import one_line, quoted
 from terarec.spec.codec import differences
 
@@ -27,8 +27,12 @@ DEFAULT_TIMEOUT = 300.0
 """Seconds after which a collective that some rank does not join fails."""
 _SHOWN = 5  # differences that an error names
 ANSWER_TIMEOUT = 3.0  # seconds within which a rank answers where a collective has failed
+TELL_TIMEOUT = 10.0
+"""Seconds within which a rank takes the message of one that fails; more than for an answer, as nobody asks again."""
 _CALLERS = 16  # connections that a rank opens at once
 TOKEN_BYTES = 4
+MESSAGE_BYTES = 1 << 16
+"""Most bytes of the message by which a rank tells another one why it fails."""
 _ANSWER_AFTER = 0.2  # seconds between attempts to reach a rank that refuses: it may be about to listen
 
 Reduction = Literal["sum", "max", "min"]
@@ -39,23 +43,88 @@ _REDUCTIONS = {
 }
 
 
+class Failures:
+    """Why ranks have failed, as they have told this one.
+
+    They belong to an attempt, such as a run: what all ranks begin together, and what a later one does not hear of.
+
+    Attributes:
+        attempt: Number of the present attempt, the same on all ranks.
+
+    Args:
+        size: Number of ranks.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.attempt = 0
+        self._size = size
+        self._depth = 0
+        self._told: dict[int, tuple[int, str]] = {}
+
+    def note(self, message: bytes) -> None:
+        """Note the message of a rank; drop what is none, as anyone can connect."""
+        with suppress(ValueError, RecursionError):
+            match json.loads(message):
+                case {"rank": int(rank), "attempt": int(attempt), "problem": str(problem)} if 0 <= rank < self._size:
+                    self._told.pop(rank, None)  # of an earlier attempt, whose place in the order it would keep
+                    self._told[rank] = attempt, one_line(problem)
+
+    def of(self, ranks: Sequence[int]) -> dict[int, str]:
+        """Return those of `ranks` that have failed in the present attempt, the first to tell first, and why."""
+        told = dict(self._told)  # threads may add to it
+        return {rank: why for rank, (attempt, why) in told.items() if attempt == self.attempt and rank in ranks}
+
+    @contextmanager
+    def counted(self) -> Iterator[bool]:
+        """Begin an attempt, unless one is under way; give whether this one is new."""
+        self._depth += 1
+        self.attempt += self._depth == 1
+        try:
+            yield self._depth == 1
+        finally:
+            self._depth -= 1
+
+
 class Links:
     """The addresses at which ranks answer for as long as they live.
 
     Attributes:
         hosts: Host name of each rank.
+        failures: Why ranks have failed, as they have told this one.
 
     Args:
         rank: Number of this rank.
         addresses: Address, port and host name of each rank.
         server: Socket at which this rank answers.
+        failures: What the thread that answers notes failures in.
     """
 
-    def __init__(self, rank: int, addresses: Sequence[tuple[str, int, str]], server: socket.socket) -> None:
+    def __init__(
+        self,
+        rank: int,
+        addresses: Sequence[tuple[str, int, str]],
+        server: socket.socket,
+        failures: Failures | None = None,
+    ) -> None:
         self.hosts = tuple(host for _, _, host in addresses)
+        self.failures = failures or Failures(len(addresses))
         self._rank = rank
         self._addresses = tuple(addresses)
         self._server = server
+
+    def tell(self, ranks: Sequence[int], problem: str, *, timeout: float) -> None:
+        """Tell other ranks that this one fails, and why; those that do not answer are left out.
+
+        Args:
+            ranks: Numbers of ranks.
+            problem: Why it fails, in one line.
+            timeout: Seconds within which a rank has to answer.
+        """
+        told = {"rank": self._rank, "attempt": self.failures.attempt, "problem": problem}
+        message = json.dumps(told).encode()
+        others = [other for other in ranks if other != self._rank]
+        with ThreadPoolExecutor(_CALLERS) as pool:
+            list(pool.map(lambda other: _tell(self._addresses[other], message, timeout), others))
 
     def unreachable(self, ranks: Sequence[int], *, timeout: float) -> dict[int, str]:
         """Return the ranks that do not answer this one, and the reasons.
@@ -272,6 +341,26 @@ class Ranks:
         if failures[0] is not None:
             raise CollectiveError(f"failed on rank 0: {failures[0]}", collective=what, step=self.step, rank=0)
 
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """Tell the other ranks what an exception in it ends on this one: errors of their collectives name it then.
+
+        All ranks enter it together. Nothing is told of what all of them raise, such as `CollectiveError`.
+        """
+        if self._links is None:
+            yield
+            return
+        with self._links.failures.counted() as is_outermost:
+            try:
+                yield
+            except (CollectiveError, RunInterruptedError):
+                raise
+            except Exception as error:
+                if is_outermost:
+                    problem = one_line(f"{type(error).__name__}: {error}")
+                    self._links.tell(self._members, problem, timeout=min(TELL_TIMEOUT, self._timeout))
+                raise
+
     def barrier(self, what: str) -> None:
         """Wait until all ranks are here."""
         self.all_reduce_(what, torch.zeros(1))
@@ -359,6 +448,7 @@ class Ranks:
             return collective()
         # The errors of torch's stores and backends (DistError) are RuntimeErrors, and gloo raises plain ones, too.
         except RuntimeError as error:
+            self._raise_told(what)
             raise failed_collective(
                 what,
                 error,
@@ -367,6 +457,19 @@ class Ranks:
                 absent=self._absent(),
                 timeout=self._timeout,
                 step=self.step,
+            ) from None
+
+    def _raise_told(self, what: str) -> None:
+        """Raise the error of a collective that a rank does not join, if that rank has told why."""
+        if self._links is None:
+            return
+        for member, problem in self._links.failures.of(self._members).items():
+            rank = self._members.index(member)
+            raise CollectiveError(
+                f"rank {rank} ({self.hosts[rank]}) has failed: {problem}",
+                collective=what,
+                step=self.step,
+                rank=rank,
             ) from None
 
     def _absent(self) -> dict[int, str]:
@@ -400,6 +503,16 @@ def failed_collective(
         rank=rank,
         pairs=tuple((rank, other) for other in absent),
     )
+
+
+def _tell(address: tuple[str, int, str], message: bytes, timeout: float) -> None:
+    """Send a message to a rank, and wait until it has read it; do nothing if it does not answer."""
+    host, port, _ = address
+    with suppress(OSError), socket.create_connection((host, port), timeout=timeout) as connection:
+        connection.recv(TOKEN_BYTES, socket.MSG_WAITALL)
+        connection.sendall(message)
+        connection.shutdown(socket.SHUT_WR)
+        connection.recv(1)
 
 
 def _call(address: tuple[str, int, str], other: int, timeout: float) -> str:

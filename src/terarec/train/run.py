@@ -315,9 +315,10 @@ class Run:
             RunInterruptedError: SIGINT or SIGTERM; a checkpoint of the last step is there to resume from.
 
         Whatever a callback, the reader or an evaluation raises: the last step has a checkpoint; on several ranks after
-        errors of callbacks alone. Before the first step nothing is left of this start, and a rejected run is unchanged.
+        errors of callbacks of all ranks alone. The errors of the other ranks name the one that failed, and why. Before
+        the first step nothing is left of this start, and a rejected run is unchanged.
         """
-        with ExitStack() as stack:
+        with self.ranks.telling(), ExitStack() as stack:
             self.ranks.on_first("begin of a run", lambda: self._begin(stack, resume=resume))
             return self._fit(log)
 

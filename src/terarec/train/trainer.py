@@ -274,7 +274,7 @@ class Trainer:
         self._tiers_before = tier_use(self.model)
         samples_before, throughput = self.samples, Throughput()
         try:
-            with Interrupts() as self._interrupts:
+            with self.ranks.telling(), Interrupts() as self._interrupts:
                 self._call("on_start")
                 self._run(train_reader, valid_reader)
         # `on_interrupt` has saved the step already.
