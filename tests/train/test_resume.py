@@ -3,12 +3,12 @@
 
 import dataclasses
 import json
-from itertools import product
+from itertools import islice, product
 
 import pytest
 
 from terarec.checkpoint import complete_checkpoints, latest
-from terarec.errors import ConfigError
+from terarec.errors import ConfigError, FormatError
 from terarec.spec import (
     AdaGradSpec,
     AdamSpec,
@@ -25,7 +25,7 @@ from terarec.spec import (
     prob,
     ttl,
 )
-from terarec.train import build
+from terarec.train import Callback, build
 from tests.errors import at
 from tests.params import in_every_run
 from tests.train.small_run import assert_same, changed, weights
@@ -124,6 +124,61 @@ def test_a_kill_between_checkpoints_costs_only_the_steps_since(tmp_path, spec, d
     evaluations = [point for point in curve(straight) if "auc" in point]
     assert [point for point in curve(resumed) if "auc" in point] == evaluations
     assert [point["step"] for point in evaluations] == [8, 16]
+
+
+class Stopping(Callback):
+    """Raises before the step after some number of steps."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def on_step_start(self, trainer):
+        if trainer.step == self.steps:
+            raise KeyError("stop")
+
+
+@pytest.mark.parametrize("steps", [8, 10])
+def test_an_error_before_a_step_loses_no_batch(tmp_path, spec, steps):
+    """The batch of a step that did not begin, at the start of an epoch and within one."""
+    spec = changed(spec, checkpoint_every=100, keep_best=False)
+    straight = build(spec, tmp_path / "straight")
+    straight.fit()
+    with pytest.raises(KeyError):
+        build(spec, tmp_path / "resumed", [Stopping(steps)]).fit()
+    assert latest(tmp_path / "resumed" / "checkpoints").name == f"step-{steps:08}"
+    resumed = build(spec, tmp_path / "resumed")
+    report = resumed.fit(resume=True)
+    assert (report.steps, resumed.trainer.epoch) == (16, 2)
+    assert_same(weights(resumed.model), weights(straight.model))
+
+
+def test_a_reader_that_fails_within_the_batches_of_a_step_loses_none(tmp_path, spec):
+    spec = changed(spec, checkpoint_every=100, keep_best=False, accumulate=3)
+    straight, broken = build(spec, tmp_path / "straight"), build(spec, tmp_path / "resumed")
+    straight.fit()
+    open_split = broken.reader
+
+    class Breaking:
+        def __init__(self, reader):
+            self._reader = reader
+
+        def __getattr__(self, name):
+            return getattr(self._reader, name)
+
+        def __len__(self):
+            return len(self._reader)
+
+        def __iter__(self):
+            yield from islice(self._reader, 5)  # the second step lacks one of its three
+            raise FormatError("part-00000.parquet", "is damaged")
+
+    broken.reader = lambda split: Breaking(open_split(split)) if split == "train" else open_split(split)
+    with pytest.raises(FormatError):
+        broken.fit()
+    assert latest(tmp_path / "resumed" / "checkpoints").name == "step-00000001"
+    resumed = build(spec, tmp_path / "resumed")
+    resumed.fit(resume=True)
+    assert_same(weights(resumed.model), weights(straight.model))
 
 
 def test_the_number_of_reader_threads_changes_nothing(tmp_path, spec):

@@ -51,6 +51,7 @@ class BatchStream(IterableDataset[Batch]):
         self.repeat = options.repeat
         self._options = options
         self._feed = _NO_ROWS if feed is None else _checked(feed, options)
+        self._num_rows = sum(self._feed.group_rows)  # once, as every step asks for the state
         self._progress = _Progress(Position())
         self._restored = False
         # Weak, so that leaving a for loop drops the last reference to its iterator, whose threads then end.
@@ -59,7 +60,7 @@ class BatchStream(IterableDataset[Batch]):
     @property
     def num_rows(self) -> int:
         """Number of samples in an epoch, before any are left out."""
-        return sum(self._feed.group_rows)
+        return self._num_rows
 
     @property
     def num_skipped(self) -> int:
@@ -171,7 +172,7 @@ class BatchStream(IterableDataset[Batch]):
 
     def _start_over(self, feed: Feed) -> None:
         self.close()
-        self._feed, self._restored = feed, False
+        self._feed, self._num_rows, self._restored = feed, sum(feed.group_rows), False
 
     def _cut(self) -> dict[str, int | bool]:
         options = self._options

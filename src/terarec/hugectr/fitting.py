@@ -371,8 +371,9 @@ class Fit:
             raise
         finally:
             self.is_running = False
-            if reader.repeat and (trainer.device.type != "cpu" or trainer.ranks.size > 1):
-                # One more batch was drawn, to copy it or to send its keys, and was not trained on.
+            is_ahead = trainer.device.type != "cpu" or trainer.ranks.size > 1 or trainer.tier_use() is not None
+            if reader.repeat and is_ahead and trainer.reader is not None:
+                # More batches were drawn, to copy them, send their keys or read their rows, and were not trained on.
                 reader.load_state_dict(trainer.reader_state())
 
     def _print_header(self, mode: str) -> None:

@@ -136,9 +136,8 @@ def run_parts(
         BrokenFileError: A file does not hold what it should.
     """
     trainer, reader = compiled.trainer, compiled.train_reader
-    # On a GPU the trainer copies a batch ahead: the position of its reader is beyond what was trained on.
-    is_ahead = is_running and compiled.model.device.type != "cpu"
-    started = trainer.reader_state() if is_ahead else reader.state_dict() if reader.is_started() else None
+    # The position of a reader whose batches are read ahead is beyond what was trained on.
+    started = trainer.reader_state() if is_running else reader.state_dict() if reader.is_started() else None
     readers = {"train": reader, "valid": compiled.eval_reader}
     records = describe_data(compiled.plan.spec, compiled.layout, params, readers, compiled.async_layout)
     training = Training(

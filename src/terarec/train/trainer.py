@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from itertools import islice
@@ -263,7 +263,7 @@ class Trainer:
             )
         self.optimizers.check_metrics(self.evaluator.monitors if valid_reader is not None else ())
         warn_if_slow(self.spec.precision, self.device)
-        self.reader, self._reader_state = train_reader, None
+        self.reader, self._reader_state = train_reader, _state_of(train_reader)
         self._steps_per_epoch = steps_of_epoch(self.spec, train_reader)
         last_step = max(0, steps_of_run(self.spec, self.steps_per_epoch) - 1)
         self.optimizers.check_rates(last_step, last_step // self.steps_per_epoch)
@@ -480,9 +480,10 @@ class Trainer:
         # Closed here: threads that still read rows ahead would change tables that the caller uses next.
         check = partial(check_labels, self.model, self.objective, self._labels)
         with closing(batches_on(train_reader, self.device, self.model, is_ahead=is_ahead, check=check)) as batches:
-            if not self._train_on(batches, valid_reader, is_ahead=is_ahead, is_shared=is_shared):
+            if not self._train_on(train_reader, batches, valid_reader, is_ahead=is_ahead, is_shared=is_shared):
                 return
         if not self.is_epoch_end:  # the reader left damaged records out, so it gave fewer batches than its length
+            self._reader_state = _state_of(train_reader)  # an epoch without a batch has no step after which to note it
             self._steps_in_epoch = self.steps_per_epoch
             self._count_epoch()
             if valid_reader is not None and self._own_steps:
@@ -491,19 +492,21 @@ class Trainer:
 
     def _train_on(
         self,
+        train_reader: BatchReader,
         batches: Iterator[tuple[Batch, ReadBatch]],
         valid_reader: BatchReader | None,
         *,
         is_ahead: bool,
         is_shared: bool,
     ) -> bool:
-        """Train on `batches`; return whether they ended before the run did."""
+        """Train on `batches` of `train_reader`; return whether they ended before the run did."""
         following = list(islice(batches, self.spec.accumulate))
         while group := following:
             following = list(islice(batches, self.spec.accumulate)) if is_ahead else []
+            # Until the step begins all is as after the one before, which an error of the callbacks saves.
+            self._call("on_step_start")
             if self.is_epoch_end:
                 self._steps_in_epoch = 0
-            self._call("on_step_start")
             self._is_in_step = True
             loss = self.train_step(
                 *(batch for batch, _ in group),
@@ -512,8 +515,8 @@ class Trainer:
             )
             # On its device, so that no step waits for it.
             self._highest_loss = loss.abs() if self._highest_loss is None else loss.abs().maximum(self._highest_loss)
-            # That of the batches trained on, not of those that were read ahead.
-            self._reader_state = group[-1][1].state
+            # That of the batches trained on, not of those that are read ahead, or that the next step reads.
+            self._reader_state = group[-1][1].state or _state_of(train_reader)
             self._steps_in_epoch = (self._steps_in_epoch or 0) + 1
             # Counted within the step: a checkpoint saved after an error must not lack the epoch that the step ended.
             if self.is_epoch_end:
@@ -583,6 +586,12 @@ class Trainer:
             # An `ExitStack` runs what it holds in reverse order, and continues after an exception.
             for callback in reversed(self.callbacks):
                 stack.callback(getattr(callback, hook), self)
+
+
+def _state_of(reader: BatchReader) -> dict[str, Any] | None:
+    """Return the present state of a reader; None of a list of batches, which has none."""
+    state_dict: Callable[[], dict[str, Any]] | None = getattr(reader, "state_dict", None)
+    return None if state_dict is None else state_dict()
 
 
 class _StopRequestedError(Exception):
