@@ -23,6 +23,9 @@ class TerarecError(Exception):
             parts of the place are left out.
     """
 
+    # In a function of TensorFlow AutoGraph would raise an error of its own type in place of one without this.
+    ag_pass_through = True
+
     def __init__(self, *parts: object) -> None:
         # The last part is the problem, so that each calling layer can put its own place before it.
         *where, self.problem = map(str, parts or ("",))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 import keras
@@ -35,10 +36,10 @@ class Rows(keras.layers.Layer):
         **kwargs: Any,
     ) -> None:
         for name, size in (("input_dim", input_dim), ("output_dim", output_dim)):
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            if isinstance(size, bool) or not isinstance(size, Integral) or size < 1:
                 raise ConfigError(name, f"got {size!r}, expected an integer > 0")
         super().__init__(**kwargs)
-        self.input_dim, self.output_dim = input_dim, output_dim
+        self.input_dim, self.output_dim = int(input_dim), int(output_dim)  # JSON knows no numbers of NumPy
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
         self.embeddings_regularizer = keras.regularizers.get(embeddings_regularizer)
 

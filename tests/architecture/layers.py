@@ -76,7 +76,7 @@ ALLOWED["export"] = {"ragged", "spec", "io", "formats", "config", "batch", "nn",
 ALLOWED["export"] |= {"checkpoint", "ps", "ops", "data", "metrics"}
 ALLOWED["apps"] = set(ALLOWED)
 ALLOWED["keras"] = set()
-ALLOWED["tensorflow"] = {"io", "kernels", "keras", "lazy_imports"}
+ALLOWED["tensorflow"] = {"spec", "io", "kernels", "keras", "lazy_imports"}
 ALLOWED["cli"] = set(ALLOWED)
 ALLOWED["hugectr"] = set(ALLOWED) - {"cli"}
 ALLOWED["cli"].add("hugectr")

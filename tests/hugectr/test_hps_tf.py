@@ -61,7 +61,7 @@ def test_a_model_with_a_layer_looks_up_and_is_saved(hps: Any, server_file: str, 
     import tensorflow as tf
 
     assert hps.Init(global_batch_size=16, ps_config_file=server_file) == "OK"
-    layer = hps.LookupLayer(model_name="demo", table_id=1, emb_vec_size=WIDTH, emb_vec_dtype=tf.float32)
+    layer = hps.LookupLayer(model_name="demo", table_id=np.int64(1), emb_vec_size=WIDTH, emb_vec_dtype=tf.float32)
     ids = np.random.default_rng(1).integers(ROWS, 2 * ROWS, (6, 3))
     np.testing.assert_array_equal(layer(tf.constant(ids)), VECTORS[ids])
     inputs = keras.Input((3,), dtype="int64")
@@ -155,6 +155,11 @@ def test_layers_that_do_not_fit(hps: Any, server_file: str) -> None:
     sparse = hps.SparseLookupLayer("demo", 0, WIDTH, ps_config_file=server_file)
     cases = (
         ("emb_vec_dtype", lambda: hps.LookupLayer("demo", 0, WIDTH, tf.float16, server_file)),
+        ("emb_vec_dtype", lambda: hps.LookupLayer("demo", 0, WIDTH, "float33", server_file)),
+        ("table_id", lambda: hps.LookupLayer("demo", "0", WIDTH, ps_config_file=server_file)),
+        ("table_id", lambda: hps.LookupLayer("demo", -1, WIDTH, ps_config_file=server_file)),
+        ("emb_vec_size", lambda: hps.LookupLayer("demo", 0, 0, ps_config_file=server_file)),
+        ("model_name", lambda: hps.LookupLayer(None, 0, WIDTH, ps_config_file=server_file)),
         ("ids", lambda: hps.LookupLayer("demo", 0, WIDTH, ps_config_file=server_file).call(tf.cast(ids, tf.float32))),
         ("emb_vec_size", lambda: hps.LookupLayer("demo", 0, 3, ps_config_file=server_file).call(ids)),
         ("table_id", lambda: hps.LookupLayer("demo", 2, WIDTH, ps_config_file=server_file).call(ids)),

@@ -11,8 +11,8 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from terarec.errors import CollectiveError
-from terarec.kernels.environment import Launch
+from terarec.errors import CollectiveError, ConfigError
+from terarec.kernels.environment import MOST_PORT, Launch, launch
 from terarec.tensorflow.joining import connect
 from tests.addresses import own_address
 from tests.waiting import PATIENCE, wait_for
@@ -124,3 +124,24 @@ def test_a_first_rank_that_trickles_does_not_hold_another(
         ended.callback(stop.set)
         with pytest.raises(CollectiveError, match=expected):
             connect(rank(1), 0.5)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("RANK", "2"), ("RANK", "-1"), ("WORLD_SIZE", "0"), ("RANK", "1" * 5000), ("MASTER_PORT", "70000")],
+)
+def test_variables_of_a_launcher_that_do_not_fit_are_named(
+    place: tuple[str, int], monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    for name, fitting in (("RANK", "0"), ("WORLD_SIZE", "2"), (variable, value)):
+        monkeypatch.setenv(name, fitting)
+    with pytest.raises(ConfigError) as raised:
+        connect(launch() or rank(0), 0.5)
+    assert raised.value.where == ("MASTER_PORT" if variable == "MASTER_PORT" else "RANK")
+    assert len(str(raised.value)) < 200
+
+
+def test_ranks_try_no_port_after_the_last(place: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_PORT", str(MOST_PORT - 1))
+    with pytest.raises(CollectiveError, match="cannot reach rank 0"):
+        connect(rank(1), 0.5)

@@ -4,13 +4,17 @@
 Optimizers are compared with formulas in float64 (`tests.tensorflow.formulas`), lookups with those of `tf.nn`.
 """
 
+import copy
 import gc
 import importlib.util
 import itertools
+import json
 import os
+import pickle
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +39,14 @@ from tensorflow.python.ops import script_ops
 
 import terarec.tensorflow as sok
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
+from terarec.kernels.environment import Launch
 from terarec.tensorflow import communication, dump_files, horovod, plugin, rules, tables
 from terarec.tensorflow import ops as table_ops
 from terarec.tensorflow.sok_files import HEADER_BYTES
 
 ROWS, WIDTH = 37, 5
+SHAPES = ([3], 3, [3, 0], [-1, 4], [None, 4], ["3", 4], [3.5, 4], [10**5000, 4], tf.TensorShape(None))
+"""None of a table."""
 
 
 @pytest.fixture(params=["compiled", "numpy"])
@@ -338,7 +345,7 @@ def test_an_optimizer_that_is_not_wrapped_is_refused_with_the_way_to_go() -> Non
     late = sok.OptimizerWrapper(keras.optimizers.AdamW()), sok.keras.OptimizerWrapper(keras.optimizers.AdamW())
     variable = sok.Variable(np.ones((2, 2)))
     for own in late:
-        (own.optimizer if hasattr(own, "optimizer") else own.inner).exclude_from_weight_decay(var_names=["bias"])
+        getattr(own, "optimizer", own).exclude_from_weight_decay(var_names=["bias"])
         with pytest.raises(ConfigError, match="weight_decay"):
             own.apply_gradients([(tf.ones((2, 2)), variable)])
     for wrong in (decaying, keras.optimizers.SGD(weight_decay=0.1)):
@@ -765,8 +772,8 @@ def test_a_dump_without_states_leaves_none_of_other_rows(tmp_path: Path) -> None
     sok.dump(tmp_path, variable, optimizer)
     (tmp_path / "without_0-notes").write_text("of the user")
     copies = {path.name: path.with_name(f"{path.name}.old") for path in sorted(tmp_path.iterdir())}
-    for name, copy in copies.items():
-        copy.write_bytes((tmp_path / name).read_bytes())
+    for name, of_user in copies.items():
+        of_user.write_bytes((tmp_path / name).read_bytes())
     sok.dump(tmp_path, variable)
     own = {f"without_0-{end}" for end in ("key", "weight", "notes")}
     assert {path.name for path in tmp_path.iterdir()} == own | {copy.name for copy in copies.values()}
@@ -863,6 +870,159 @@ def test_a_layer_trains_as_that_of_keras_and_is_saved_with_the_optimizer(
     np.testing.assert_array_equal(own.get_weights()[0], again.get_weights()[0])
     with pytest.raises(ConfigError, match="SavedModel"):
         own.export(tmp_path / "saved", verbose=False)
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class WithRows(keras.Model):
+    """A model with embedding variables that are no weights of it, after and before the names that Keras tracks."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.rows_of_ids = sok.Variable(np.ones((ROWS, WIDTH)))
+        self.any_ids = [sok.DynamicVariable(WIDTH), {"hbm": sok.DynamicVariable(WIDTH, var_type="hbm")}]
+        self.layer = sok.keras.Embedding(ROWS, WIDTH)
+        self.first_generation = sok.All2AllDenseEmbedding(ROWS, WIDTH, 1, 1, use_hashtable=False)
+        self.head = keras.layers.Dense(1)
+
+    def call(self, ids: Any) -> Any:
+        parts = [sok.embedding_lookup(variable, ids) for variable in self.rows()]
+        first = tf.reshape(self.first_generation(tf.reshape(ids, [-1, 1, 1])), [-1, WIDTH])
+        return self.head(tf.concat([*parts, self.layer(ids), first], axis=1))
+
+    def rows(self) -> list[Any]:
+        hybrid, others = self.any_ids
+        return [self.rows_of_ids, hybrid, others["hbm"]]
+
+    def step(self, ids: Any) -> float:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(ids) - 3.0) ** 2)
+        variables = [*self.trainable_variables, *self.rows()]
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return float(loss)
+
+
+def sorted_content(variable: Any) -> list[NDArray[Any]]:
+    """Return ids, rows and states by rising ids."""
+    ids, rows, states = variable.table.read()
+    return [part[np.argsort(ids)] for part in (ids, rows, *states)]
+
+
+def test_variables_that_are_attributes_of_a_model_are_in_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = np.array([1, 3, 7, 1])
+    own = WithRows()
+    own.compile(sok.keras.OptimizerWrapper(keras.optimizers.Adam(0.1)), "mse")
+    for _ in range(2):
+        own.step(ids)
+    own.save(tmp_path / "model.keras")
+    own.save_weights(tmp_path / "own.weights.h5")
+    others = WithRows(), keras.saving.load_model(tmp_path / "model.keras")
+    for other, file in zip(others, ("own.weights.h5", "model.keras"), strict=True):
+        other(ids + 1)  # ids that the files lack go
+        other.load_weights(tmp_path / file)
+        np.testing.assert_array_equal(other(ids), own(ids))
+        for ours, theirs in zip(own.rows(), other.rows(), strict=True):
+            np.testing.assert_equal(sorted_content(theirs), sorted_content(ours))
+    again = others[1]
+    again.compile(sok.keras.OptimizerWrapper(keras.optimizers.Adam(0.1)), "mse")
+    again.optimizer.build(again.trainable_variables + again.rows())
+    for ours, theirs in zip(own.optimizer.variables, again.optimizer.variables, strict=True):
+        theirs.assign(ours.numpy())
+    assert [again.step(ids) for _ in range(3)] == [own.step(ids) for _ in range(3)]
+    with h5py.File(tmp_path / "own.weights.h5") as content:
+        names: list[str] = []
+        content.visit(names.append)
+    assert sum(name.endswith("vars/rows") for name in names) == len(own.rows())  # each once
+
+    class Without(keras.Model):
+        def call(self, inputs: Any) -> Any:
+            return inputs
+
+    without, with_rows = Without(), Without()
+    without.head = with_rows.head = keras.layers.Dense(1)
+    for one in (without, with_rows):
+        one.head(np.ones((1, 1)))
+        one(np.ones((1, 1)))
+    without.save_weights(tmp_path / "without.weights.h5")
+    with_rows.rows = sok.Variable(np.ones((2, 2)))
+    with pytest.raises(ValueError, match="the file has no 'clock' of it"):
+        with_rows.load_weights(tmp_path / "without.weights.h5")
+    with pytest.warns(UserWarning, match="the file has no 'clock' of it"):
+        with_rows.load_weights(tmp_path / "without.weights.h5", skip_mismatch=True)
+    launch = Launch(rank=0, size=2, local_size=2, local_rank=0, has_address=True, is_mpi=False)
+    monkeypatch.setattr(communication, "_joined", [launch])
+    with pytest.raises(ConfigError, match="on 2 ranks"):
+        with_rows.save_weights(tmp_path / "ranks.weights.h5")
+
+
+@pytest.mark.parametrize("is_list", [False, True], ids=["rows", "list"])
+def test_a_layer_takes_the_rows_and_arguments_of_that_of_keras(rng: np.random.Generator, is_list: bool) -> None:
+    start = table(rng)
+    layer = sok.keras.Embedding(
+        np.int64(ROWS), WIDTH, weights=[start] if is_list else start, input_length=3, trainable=False
+    )
+    np.testing.assert_array_equal(layer(np.array([[3, 0]])), start[[[3, 0]]])
+    assert not layer.trainable_weights
+    json.dumps(layer.get_config())
+
+
+def test_rows_that_an_optimizer_was_not_built_with_are_refused() -> None:
+    """Its states would be in no file."""
+    first, second = sok.Variable(np.ones((2, 2))), sok.Variable(np.ones((2, 2)))
+    optimizer = sok.keras.OptimizerWrapper("adam")
+    optimizer.apply_gradients([(tf.ones((2, 2)), first)])
+    with pytest.raises(ConfigError) as raised:
+        optimizer.apply_gradients([(tf.ones((2, 2)), second)])
+    assert raised.value.where == "trainable_variables"
+
+
+def test_a_loop_has_gradients_of_rows_by_a_tape_inside_of_it_alone() -> None:
+    start = np.ones((3, 2), np.float32)
+    variable, optimizer = sok.Variable(start), sok.SGD(1.0)
+
+    @tf.function
+    def train(steps: tf.Tensor) -> None:
+        for step in tf.range(steps):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(sok.embedding_lookup(variable, [step]))
+            optimizer.apply_gradients([(tape.gradient(loss, variable), variable)])
+
+    train(tf.constant(2))
+    np.testing.assert_array_equal(variable, start - [[1.0], [1.0], [0.0]])
+
+    @tf.function
+    def gradient(steps: tf.Tensor) -> tf.IndexedSlices:
+        with tf.GradientTape() as tape:
+            total = tf.zeros([1, 2])
+            for step in tf.range(steps):
+                total += sok.embedding_lookup(variable, [step])
+        return tape.gradient(total, variable)
+
+    with pytest.raises(ConfigError, match="a gradient tape inside of it"):
+        gradient(tf.constant(2))
+
+
+def test_a_variable_is_not_copied_to_an_ordinary_one() -> None:
+    variable = sok.Variable(np.ones((2, 2)))
+    for way in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(ConfigError, match="cannot be copied or pickled"):
+            way(variable)
+
+
+def test_a_variable_is_made_in_a_function_as_outside() -> None:
+    made: list[sok.Variable] = []
+
+    @tf.function
+    def look_up(ids: tf.Tensor) -> tf.Tensor:
+        if not made:
+            made.append(sok.Variable(shape=[4, 2], initializer=tf.ones_initializer()))
+            made.append(sok.Variable(lambda: tf.ones([4, 2])))
+        return sok.embedding_lookup(made[0], ids) + sok.embedding_lookup(made[1], ids)
+
+    np.testing.assert_array_equal(look_up(tf.constant([1, 3])), np.full((2, 2), 2.0))
+    with pytest.raises(ConfigError, match="initial_value"):
+        tf.function(lambda rows: sok.Variable(rows))(tf.ones([4, 2]))
 
 
 def test_rows_of_any_ids_are_in_no_file_without_them(tmp_path: Path) -> None:
@@ -1176,13 +1336,39 @@ def test_bad_input_names_the_argument(rng: np.random.Generator, implementation: 
         ("sp_ids", lambda: sok.lookup_sparse(variable, ids.with_flat_values(tf.cast(ids.flat_values, tf.float32)))),
         ("sp_ids", lambda: sok.lookup_sparse(variable, tf.constant([1, 2]))),
         ("sp_weights", lambda: sok.lookup_sparse(variable, ids, tf.ragged.constant([[1.0]]))),
+        ("ids", lambda: sok.embedding_lookup(variable, [1.0])),
+        ("indices", lambda: sok.assign(variable, [1.0], np.ones((1, WIDTH)))),
+        ("values", lambda: sok.assign(variable, [1], np.ones((1, WIDTH + 1)))),
         ("indices", lambda: sok.all2all_dense_embedding(variable, tf.constant([1.0]))),
         ("name", lambda: sok.Variable(table(rng), name=known)),
         ("dtype", lambda: sok.Variable(table(rng), dtype=tf.float64)),
         ("mode", lambda: sok.Variable(table(rng), mode="localized:1")),
+        ("mode", lambda: sok.Variable(table(rng), mode=f"localized:{'1' * 5000}")),
+        ("mode", lambda: sok.Variable(table(rng), mode=10**5000)),
         ("initial_value", lambda: sok.Variable(np.zeros((2, 3, 4)))),
-        ("shape", lambda: sok.Variable(shape=[3], initializer=tf.zeros_initializer())),
+        ("initial_value", lambda: sok.Variable([[1.0], [2.0, 3.0]])),
+        ("initial_value", lambda: sok.Variable("rows")),
+        ("initializer", lambda: sok.Variable(shape=[3, 4], initializer=lambda shape, dtype: tf.zeros([3, 5]))),
+        *[("shape", partial(sok.Variable, shape=shape, initializer=tf.zeros_initializer())) for shape in SHAPES],
+        ("name", lambda: sok.Variable(table(rng), name=5)),
+        ("name", lambda: sok.Variable(table(rng), name="\ud800")),
+        ("name", lambda: sok.Variable(table(rng), name="a\0b")),
+        ("dtype", lambda: sok.Variable(table(rng), dtype="float33")),
         ("dimension", lambda: sok.DynamicVariable(0)),
+        ("dimension", lambda: sok.DynamicVariable(-(10**5000))),
+        ("dimension", lambda: sok.DynamicVariable(10**5000)),
+        ("initializer", lambda: sok.DynamicVariable(4, "9" * 5000)),
+        ("initializer", lambda: sok.DynamicVariable(4, "nan")),
+        ("initializer", lambda: sok.DynamicVariable(4, "1e39")),
+        ("max_capacity", lambda: sok.DynamicVariable(4, max_capacity=0)),
+        ("max_capacity", lambda: sok.DynamicVariable(4, max_capacity=2**63)),
+        ("max_capacity", lambda: sok.DynamicVariable(4, max_capacity="9" * 5000)),
+        ("key_type", lambda: sok.DynamicVariable(4, key_type="int33")),
+        ("combiner", lambda: sok.lookup_sparse(variable, ids, combiners=[["sum"]])),
+        ("combiner", lambda: sok.lookup_sparse(variable, ids, combiners=5)),
+        ("lr", lambda: sok.SGD("fast")),
+        ("learning_rate", lambda: sok.Adam(keras.optimizers.schedules.CosineDecay(0.1, 5))),
+        ("beta_1", lambda: sok.Adam(beta_1=float("nan"))),
         ("var_type", lambda: sok.DynamicVariable(4, var_type="disk")),
         ("initializer", lambda: sok.DynamicVariable(4, "glorot")),
         ("key_type", lambda: sok.DynamicVariable(4, key_type=tf.float32)),
@@ -1200,26 +1386,47 @@ def test_bad_input_names_the_argument(rng: np.random.Generator, implementation: 
         ("comm_tool", lambda: sok.init("carrier pigeon")),
         ("var", lambda: sok.export(tf.Variable([1.0]))),
         ("input_dim", lambda: sok.keras.Embedding(0, 3)),
+        ("weights", lambda: sok.keras.Embedding(3, 2, weights=[np.ones((2, 3))])),
         ("combiner", lambda: sok.keras.EmbeddingBag(3, 3, "max")),
         ("global_batch_size", lambda: sok.Init(global_batch_size=0)),
         ("combiner", lambda: sok.DistributedEmbedding("max", 4, 4, 1, 1)),
         ("slot_num", lambda: sok.All2AllDenseEmbedding(4, 4, 0, 1)),
         ("key_dtype", lambda: sok.All2AllDenseEmbedding(4, 4, 1, 1, key_dtype="float32")),
+        ("key_dtype", lambda: sok.All2AllDenseEmbedding(4, 4, 1, 1, key_dtype="keys")),
         ("embedding_initializer", lambda: sok.All2AllDenseEmbedding(4, 4, 1, 1, embedding_initializer="orthogonal")),
         ("inputs", lambda: sok.All2AllDenseEmbedding(4, 4, 1, 1).call(tf.constant([[1]]))),
         ("inputs", lambda: sok.DistributedEmbedding("sum", 4, 4, 1, 1).call(tf.constant([[1]]))),
         ("name", lambda: sok.get_embedding("no such layer")),
         ("variables", lambda: sok.split_embedding_variable_from_others(variable)),
         ("tensors", lambda: sok.Saver().load_embedding_values(variable, np.ones((2, 3)))),
+        ("tensors", lambda: sok.Saver().load_embedding_values(variable, [np.ones((2, 3)), np.ones((2, 4))])),
+        ("tensors", lambda: sok.Saver().load_embedding_values(variable, [])),
         ("embedding_variable", lambda: sok.Saver().dump_to_file(tf.Variable([1.0]), "nowhere")),
     ]
+
+    @tf.function
+    def look_up() -> tf.Tensor:
+        return sok.lookup_sparse(variable, ids, combiners="max")
+
+    cases.append(("combiner", look_up))
     for where, call in cases:
         with pytest.raises(ConfigError) as raised:
             call()
         assert raised.value.where == where
-    with tf.distribute.MirroredStrategy(["CPU:0"]).scope(), pytest.raises(ConfigError) as raised:
-        sok.Variable(table(rng))
-    assert raised.value.where == "strategy"
+        assert len(str(raised.value)) < 400
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    slices = tf.IndexedSlices(tf.ones([1, WIDTH]), tf.constant([0], tf.int64))
+    wrapped, before = sok.OptimizerWrapper(keras.optimizers.SGD()), variable.numpy()
+    for change in (
+        lambda: sok.Variable(table(rng)),
+        lambda: strategy.run(lambda: sok.SGD().apply_gradients([(slices, variable)])),
+        lambda: strategy.run(lambda: wrapped.apply_gradients([(slices, variable)])),
+        lambda: variable.assign(before + 1),
+    ):
+        with strategy.scope(), pytest.raises(ConfigError) as raised:
+            change()
+        assert raised.value.where == "strategy"
+    np.testing.assert_array_equal(variable, before)
 
 
 def test_calls_of_horovod_give_what_one_process_has() -> None:

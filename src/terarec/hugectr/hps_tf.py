@@ -9,6 +9,7 @@ it runs in every process that has imported this module.
 from __future__ import annotations
 
 import json
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import torch
 from terarec.errors import MissingDependencyError
 from terarec.hugectr.errors import WrongInputError
 from terarec.hugectr.inference.hps import shared_hps
+from terarec.spec.checks import quoted
 
 try:
     import tensorflow as tf
@@ -86,9 +88,20 @@ class _ServedTable(tf.keras.layers.Layer):
     ) -> None:
         super().__init__(**kwargs)
         self.supports_jit = False  # XLA does not know the parameter server
-        if tf.as_dtype(emb_vec_dtype) != tf.float32:
+        try:
+            is_float32 = tf.as_dtype(emb_vec_dtype) == tf.float32
+        except (TypeError, ValueError):
+            is_float32 = False
+        if not is_float32:
             raise _wrong("emb_vec_dtype", f"got {emb_vec_dtype!r}, expected tf.float32")
-        self.model_name, self.table_id, self.emb_vec_size = model_name, table_id, emb_vec_size
+        for field, text in (("model_name", model_name), ("ps_config_file", ps_config_file)):
+            if not isinstance(text, str):
+                raise _wrong(field, f"got {quoted(text)}, expected a text")
+        for field, number, least in (("table_id", table_id, 0), ("emb_vec_size", emb_vec_size, 1)):
+            if isinstance(number, bool) or not isinstance(number, Integral) or number < least:
+                raise _wrong(field, f"got {quoted(number)}, expected an integer >= {least}")
+        # JSON, in which graphs and files have them, knows no numbers of NumPy.
+        self.model_name, self.table_id, self.emb_vec_size = model_name, int(table_id), int(emb_vec_size)
         self.ps_config_file, self.global_batch_size = ps_config_file, global_batch_size
 
     def rows(self, ids: Any) -> Any:
@@ -123,7 +136,7 @@ class LookupLayer(_ServedTable):
         global_batch_size: No effect.
 
     Raises:
-        WrongInputError: Another dtype, or no file.
+        WrongInputError: Another dtype, a name that is no text, or a number that is none.
     """
 
     def call(self, ids: Any, max_norm: float | None = None) -> Any:

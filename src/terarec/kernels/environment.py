@@ -134,6 +134,9 @@ class Launch:
     is_mpi: bool
 
 
+MOST_PORT = 65535
+_QUOTED = 60
+"""Characters of a value that an error shows."""
 _MPI_VARIABLES = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", "MPI_LOCALRANKID"),
@@ -144,7 +147,7 @@ def launch() -> Launch | None:
     """Return how torchrun, mpirun or a compatible launcher started this process; None for a single process.
 
     Raises:
-        ConfigError: A variable that is not a number.
+        ConfigError: A variable that is not a number, or a rank that is not below the number of processes.
     """
     has_address = bool(os.environ.get("MASTER_ADDR"))
     for rank, size, local, local_rank in (("RANK", "WORLD_SIZE", "", "LOCAL_RANK"), *_MPI_VARIABLES):
@@ -158,6 +161,8 @@ def launch() -> Launch | None:
             has_address=has_address or not local,
             is_mpi=bool(local),
         )
+        if not 0 <= variables.rank < variables.size:
+            raise ConfigError(rank, f"got {variables.rank}, expected a number from 0 below {size}, {variables.size}")
         if not local or variables.size > 1:  # mpirun may start a single process
             return variables
     return None
@@ -167,14 +172,16 @@ def meeting_place() -> tuple[str, int] | None:
     """Return the host and the first port at which rank 0 may listen; None where ``MASTER_ADDR`` is not set.
 
     Raises:
-        ConfigError: A port that is not set or not a number.
+        ConfigError: A port that is not set, or not a number from 1 to 65535.
     """
     host = os.environ.get("MASTER_ADDR")
     if not host:
         return None
     if "MASTER_PORT" not in os.environ:
         raise ConfigError("MASTER_PORT", "is not set, expected the port at which rank 0 listens")
-    return host, _number("MASTER_PORT") + (os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True")
+    if not 0 < (port := _number("MASTER_PORT")) <= MOST_PORT:
+        raise ConfigError("MASTER_PORT", f"got {port}, expected a port from 1 to {MOST_PORT}")
+    return host, min(port + (os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"), MOST_PORT)
 
 
 def family_file(prefix: str) -> Path:
@@ -194,7 +201,7 @@ def _number(name: str) -> int:
     try:
         return int(os.environ[name])
     except ValueError:
-        raise ConfigError(name, f"got {os.environ[name]!r}, expected a number") from None
+        raise ConfigError(name, f"got {os.environ[name][:_QUOTED]!r}, expected a number") from None
 
 
 def start_number() -> str:

@@ -32,7 +32,7 @@ from terarec.tensorflow.sok_files import (
     read_rows,
 )
 from terarec.tensorflow.tables import Rule
-from terarec.tensorflow.variables import RowsVariable, needed_rows
+from terarec.tensorflow.variables import RowsVariable, needed_rows, whole_numbers
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -227,10 +227,12 @@ def assign(var: DynamicVariable, indices: tf.Tensor, values: tf.Tensor) -> Dynam
     """Set rows [n, D] by their ids [n]; a dynamic variable gets those that it lacks. A rank leaves others' out.
 
     Raises:
-        ConfigError: Another kind of variable, or rows of another width.
+        ConfigError: Another kind of variable, ids that are no integers, or rows of another width.
     """
-    variable = needed_rows("var", var)
-    variable.scatter_update(variable.own_slices(tf.convert_to_tensor(indices), tf.convert_to_tensor(values)))
+    variable, rows = needed_rows("var", var), tf.convert_to_tensor(values)
+    if not rows.shape.is_compatible_with([None, variable.table.width]):
+        raise ConfigError("values", f"got shape {rows.shape}, expected [n, {variable.table.width}]")
+    variable.scatter_update(variable.own_slices(whole_numbers("indices", indices), rows))
     return var
 
 

@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from terarec.errors import ConfigError
+from terarec.spec.checks import quoted
 from terarec.tensorflow import ops as table_ops
 from terarec.tensorflow.tables import Growth, InitialRows, RowTable
-from terarec.tensorflow.variables import RowsVariable, check_plain, check_sizes, new_name, placement_of
+from terarec.tensorflow.variables import RowsVariable, check_plain, check_sizes, new_name, placement_of, type_of
 
 
 class DynamicVariable(RowsVariable):
@@ -56,28 +59,28 @@ class DynamicVariable(RowsVariable):
         check_plain(dtype, constraint)
         self.backend_type = var_type or "hybrid"
         if self.backend_type not in ("hbm", "hybrid"):
-            raise ConfigError("var_type", f"got {var_type!r}, expected 'hbm' or 'hybrid'")
-        self.key_type = tf.as_dtype(key_type or tf.int64)
-        if self.key_type not in (tf.int64, tf.int32):
-            raise ConfigError("key_type", f"got {key_type!r}, expected tf.int64 or tf.int32")
+            raise ConfigError("var_type", f"got {quoted(var_type)}, expected 'hbm' or 'hybrid'")
+        self.key_type = type_of("key_type", key_type, tf.int64, tf.int32)
         unknown = sorted(set(options) - _MEMORY_OPTIONS)
         if unknown:
             raise ConfigError(unknown[0], f"is unknown, expected one of {', '.join(sorted(_MEMORY_OPTIONS))}")
         check_sizes(dimension=dimension)
         self.dimension, self.initializer_str = int(dimension), initializer or ""
         is_hybrid = self.backend_type == "hybrid"
+        if max_capacity is not None:
+            check_sizes(max_capacity=max_capacity)
         if (strategy := options.get("evict_strategy", "kLru")) != "kLru":
             raise ConfigError("evict_strategy", f"got {strategy!r}, expected 'kLru'")
         ratio = options.get("filter_ratio", 1.0)
-        if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio <= 1:
-            raise ConfigError("filter_ratio", f"got {ratio!r}, expected 0 <= ratio <= 1")
+        if isinstance(ratio, bool) or not isinstance(ratio, Real) or not 0 <= ratio <= 1:
+            raise ConfigError("filter_ratio", f"got {quoted(ratio)}, expected 0 <= ratio <= 1")
         own_name = new_name(name, "sok_dynamic_Variable")
         growth = Growth(
             initial=_initial_rows(initializer, is_hybrid=is_hybrid),
-            capacity=max_capacity if is_hybrid else None,
+            capacity=int(max_capacity) if max_capacity is not None and is_hybrid else None,
             forgets=is_hybrid,
             is_narrow=self.key_type == tf.int32,
-            admitted=ratio,
+            admitted=float(ratio),
         )
         table = RowTable(own_name, self.dimension, growth, placement=placement_of(mode))
         super().__init__(table, trainable=trainable)
@@ -110,9 +113,12 @@ def _initial_rows(initializer: str | None, *, is_hybrid: bool) -> InitialRows:
     if word in ("normal", "random"):
         return InitialRows(scale=1.0, is_normal=True)
     try:
-        return InitialRows(offset=float(word))
-    except (TypeError, ValueError):
+        number = float(word)
+    except (TypeError, ValueError, OverflowError):
+        number = float("nan")
+    if not abs(number) <= np.finfo(np.float32).max:
         raise ConfigError(
             "initializer",
-            f"got {initializer!r}, expected 'random', 'normal', 'uniform', 'ones', 'zeros' or a number as text",
-        ) from None
+            f"got {quoted(initializer)}, expected 'random', 'normal', 'uniform', 'ones', 'zeros' or a number as text",
+        )
+    return InitialRows(offset=number)

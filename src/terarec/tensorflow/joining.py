@@ -23,7 +23,7 @@ import terarec
 from terarec.errors import CollectiveError, ConfigError, FormatError
 from terarec.io.files import atomic_file
 from terarec.io.opening import read_bytes
-from terarec.kernels.environment import Launch, family_file, meeting_place
+from terarec.kernels.environment import MOST_PORT, Launch, family_file, meeting_place
 
 _MAGIC = b"terarec1"
 _HEAD_BYTES = len(_MAGIC) + 4
@@ -150,7 +150,7 @@ def _call_first(launched: Launch, hello: dict[str, Any], end: float) -> tuple[so
 def _addresses(launched: Launch) -> list[tuple[str, int]]:
     place = meeting_place()
     if place is not None:
-        return [(place[0], place[1] + number) for number in range(_PORTS)]
+        return [(place[0], port) for port in _ports(place[1])]
     with suppress(OSError, ValueError, FormatError):
         file = _file(launched)
         if file.stat().st_uid == os.getuid():
@@ -168,16 +168,21 @@ def _file(launched: Launch) -> Path:
     return family_file("terarec-sok")
 
 
+def _ports(first: int) -> range:
+    """Return the ports at which rank 0 may listen."""
+    return range(first, min(first + _PORTS, MOST_PORT + 1))
+
+
 def _listener(host: str, port: int) -> socket.socket:
     reason: OSError | None = None
-    for number in range(_PORTS):
+    for one in _ports(port):
         try:
-            family, _, _, _, address = socket.getaddrinfo(host, port + number, type=socket.SOCK_STREAM)[0]
+            family, _, _, _, address = socket.getaddrinfo(host, one, type=socket.SOCK_STREAM)[0]
             return socket.create_server(address[:2], family=family)
         except OSError as error:
             reason = error
     raise CollectiveError(
-        f"rank 0 cannot listen at {host}, port {port} or the {_PORTS - 1} after it: {reason}",
+        f"rank 0 cannot listen at {host}, port {port} or the {len(_ports(port)) - 1} after it: {reason}",
         collective="start",
         rank=0,
     )

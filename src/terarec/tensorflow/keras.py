@@ -19,7 +19,7 @@ from terarec.tensorflow.lookups import combine, embedding_lookup
 from terarec.tensorflow.optimizers import apply_rule, parted, states_of
 from terarec.tensorflow.rules import check_decay, learning_rate, rule_of
 from terarec.tensorflow.tables import Growth, RowTable
-from terarec.tensorflow.variables import RowsVariable, Variable, live_variable, placement_of, rows_of
+from terarec.tensorflow.variables import RowsVariable, Variable, live_variable, numbers_of, placement_of, rows_of
 
 _PACKAGE = "terarec"
 
@@ -109,14 +109,35 @@ class Embedding(_CoreRows):
         embeddings_regularizer: Regularisation of the whole table, which costs a copy of it in every step.
         embeddings_constraint: None.
         mask_zero: Whether id 0 is masked in the layers that follow.
+        weights: Rows [V, D] of all ranks, or a list of them, in place of those of the initializer; None for these.
+        input_length: No effect: Keras's layer accepts it, too.
 
     Raises:
         ConfigError: Another value.
     """
 
-    def __init__(self, input_dim: int, output_dim: int, *args: Any, mask_zero: bool = False, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        input_dim: int,
+        output_dim: int,
+        *args: Any,
+        mask_zero: bool = False,
+        weights: Any = None,
+        input_length: int | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(input_dim, output_dim, *args, **kwargs)
         self.mask_zero = self.supports_masking = mask_zero
+        if weights is None:
+            return
+        rows = numbers_of("weights", weights[0] if isinstance(weights, list) and len(weights) == 1 else weights)
+        if rows.shape != (self.input_dim, self.output_dim):
+            raise ConfigError(
+                "weights", f"got shape {list(rows.shape)}, expected [{self.input_dim}, {self.output_dim}]"
+            )
+        self.build()
+        table = self.embeddings.rows
+        table.assign(rows[table.table.placement.rows])
 
     def call(self, inputs: Any) -> Any:
         """Return the rows [..., D] of ids [...], dense or ragged."""
@@ -204,7 +225,6 @@ class OptimizerWrapper(keras.optimizers.Optimizer):
         super().__init__(learning_rate=0.0, name=name)
         self.rule = rule_of(inner, lazy=lazy)
         self.inner, self.lazy = inner, lazy
-        self._embeddings: list[RowsVariable] = []
 
     @property
     def learning_rate(self) -> Any:
@@ -222,20 +242,38 @@ class OptimizerWrapper(keras.optimizers.Optimizer):
             return
         # Keras would track what is set, and save it as states.
         object.__setattr__(self, "_trainable_variables", list(variables))
-        self._embeddings = [rows for one in variables if (rows := rows_of(one)) is not None]
-        for rows in self._embeddings:
+        for rows in self._embeddings():
             rows.table.have_states(self.rule)
         self.inner.build([one for one in variables if rows_of(one) is None])
         self.built: bool = True
 
+    # Not an attribute or a property, whose variables Keras would save.
+    def _embeddings(self) -> list[RowsVariable]:
+        return [rows for one in self._trainable_variables if (rows := rows_of(one)) is not None]
+
+    def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
+        """Leave variables out of the wrapped optimizer's decay, which raises an error if it has one for rows."""
+        self.inner.exclude_from_weight_decay(var_list, var_names)
+
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
-        """Update the variables, or those that it was built with; a gradient of None is skipped."""
+        """Update the variables, or those that it was built with; a gradient of None is skipped.
+
+        Raises:
+            ConfigError: An embedding variable that it was not built with, whose states no file would have.
+        """
         check_decay(self.inner)
         variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
         if not self.built:
             with tf.init_scope():
                 self.build(variables)
         ours, others = parted(zip(grads, variables, strict=True))
+        known = {id(rows) for rows in self._embeddings()}
+        for _, rows in ours:
+            if id(rows) not in known:
+                raise ConfigError(
+                    "trainable_variables",
+                    f"got {rows.table.name!r}, expected those of the first step, or a new optimizer",
+                )
         self.iterations.assign_add(1)
         # Before the wrapped optimizer's step, which moves its schedule on.
         apply_rule(self.rule, learning_rate(self.inner, self.inner.iterations), self.iterations.value, ours)
@@ -246,8 +284,12 @@ class OptimizerWrapper(keras.optimizers.Optimizer):
 
     @property
     def variables(self) -> list[Any]:
-        """Its own variables, the wrapped optimizer's, and the states of rows: what Keras saves."""
-        return [*self._variables, *self.inner.variables, *states_of(self._embeddings, self.rule)]
+        """Its own variables, the wrapped optimizer's, and the states of layers' rows: what Keras saves.
+
+        Those of other embedding variables are saved with them.
+        """
+        of_layers = [rows for rows in self._embeddings() if rows.is_of_layer]
+        return [*self._variables, *self.inner.variables, *states_of(of_layers, self.rule)]
 
     def set_weights(self, weights: Any) -> None:
         """Set all `variables`; Keras, which reads HDF5 files, warns if they are other ones.

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from terarec.errors import ConfigError
+from terarec.spec.checks import quoted
 from terarec.tensorflow.dynamic_variables import DynamicVariable
 from terarec.tensorflow.ops import POOLINGS, Bags, single_ids
 from terarec.tensorflow.tables import Absent
@@ -48,14 +49,13 @@ def lookup_sparse(
     ids = list(sp_ids) if is_list else [sp_ids]
     variables = list(params) if isinstance(params, list | tuple) else [params]
     weights = list(sp_weights) if isinstance(sp_weights, list | tuple) else [sp_weights] * len(ids)
-    if combiners is None or isinstance(combiners, str):
-        combiners = [combiners or "mean"] * len(ids)
-    for name, parts in (("params", variables), ("sp_weights", weights), ("combiners", combiners)):
+    poolings = list(combiners) if isinstance(combiners, list | tuple) else [combiners or "mean"] * len(ids)
+    for name, parts in (("params", variables), ("sp_weights", weights), ("combiners", poolings)):
         if len(parts) != len(ids):
             raise ConfigError(name, f"got {len(parts)}, expected {len(ids)}, one for each of sp_ids")
     vectors = [
         needed_rows("params", variable).look_up(_bags("sp_ids", one, of_one, combiner), absent)
-        for variable, one, of_one, combiner in zip(variables, ids, weights, combiners, strict=True)
+        for variable, one, of_one, combiner in zip(variables, ids, weights, poolings, strict=True)
     ]
     return vectors if is_list else vectors[0]
 
@@ -118,7 +118,7 @@ def embedding_lookup(
     variable = needed_rows("params", params)
     if isinstance(ids, tf.RaggedTensor):
         return ids.with_flat_values(embedding_lookup(variable, ids.flat_values, max_norm, name))
-    rows = variable.rows_of(ids, name)
+    rows = variable.rows_of(whole_numbers("ids", ids), name)
     return rows if max_norm is None else tf.clip_by_norm(rows, max_norm, axes=[-1])
 
 
@@ -169,8 +169,8 @@ def combine(
 
 
 def _bags(argument: str, ids: object, weights: object, combiner: object) -> Bags:
-    if combiner not in POOLINGS:
-        raise ConfigError("combiner", f"got {combiner!r}, expected {', '.join(map(repr, POOLINGS))}")
+    if not isinstance(combiner, str) or combiner not in POOLINGS:
+        raise ConfigError("combiner", f"got {quoted(combiner)}, expected {', '.join(map(repr, POOLINGS))}")
     values, row_splits = _flat(argument, ids)
     factors = tf.zeros([0], tf.float32)
     if weights is not None:
@@ -179,7 +179,7 @@ def _bags(argument: str, ids: object, weights: object, combiner: object) -> Bags
         sizes = (factors.shape[0], values.shape[0])
         if None not in sizes and sizes[0] != sizes[1]:
             raise ConfigError("sp_weights", f"got {sizes[0]} weights, expected {sizes[1]}, one for each id")
-    return Bags(whole_numbers(argument, values), row_splits, factors, POOLINGS[str(combiner)], weights is not None)
+    return Bags(whole_numbers(argument, values), row_splits, factors, POOLINGS[combiner], weights is not None)
 
 
 def _flat(argument: str, rows: object) -> tuple[tf.Tensor, tf.Tensor]:

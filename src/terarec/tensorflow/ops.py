@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager.record import record_operation
+from tensorflow.python.ops.control_flow_v2_func_graphs import WhileBodyFuncGraph
 from tensorflow.python.ops.resource_variable_ops import variable_accessed
 from typing_extensions import override
 
+from terarec.errors import ConfigError
 from terarec.tensorflow.tables import HERE, OPS, SPREAD, Absent, RowTable, Rule
 
 if TYPE_CHECKING:
@@ -144,6 +146,14 @@ if OPS is not None:
 
     @tf.RegisterGradient("TerarecLookup")
     def _lookup_gradient(op: tf.Operation, grad: tf.Tensor, *_: object) -> list[tf.IndexedSlices | tf.Tensor | None]:
+        # TensorFlow adds up the gradients of a loop's steps from zeros of the variable's own, empty tensor.
+        graph = getattr(op, "graph", None)  # a tape has no op
+        if isinstance(graph, WhileBodyFuncGraph) and graph is not tf.compat.v1.get_default_graph():
+            raise ConfigError(
+                "tf.while_loop",
+                "has no gradient of embedding variables that are looked up in it, expected a lookup of all ids before "
+                "the loop, or a gradient tape inside of it",
+            )
         call = {name: op.get_attr(name) for name in ("table", "pooling", "weighted", "home", "all_rows")}
         inputs = (*op.inputs, tf.convert_to_tensor(grad))
         indices, values = _in_order(call["home"], lambda: OPS.terarec_merge(*inputs, **call))

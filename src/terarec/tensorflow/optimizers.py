@@ -17,7 +17,15 @@ from terarec.tensorflow import ops as table_ops
 from terarec.tensorflow.ops import Update
 from terarec.tensorflow.rules import check_decay, learning_rate, rule_of
 from terarec.tensorflow.tables import Rule
-from terarec.tensorflow.variables import RowsVariable, keras_call, needed_rows, rows_of, slices_of
+from terarec.tensorflow.variables import (
+    RowsVariable,
+    check_no_strategy,
+    keras_call,
+    needed_rows,
+    number_of,
+    rows_of,
+    slices_of,
+)
 
 # AutoGraph would rewrite what is called in a `tf.function`; nothing here depends on the values of tensors.
 _as_it_is = tf.autograph.experimental.do_not_convert
@@ -46,6 +54,7 @@ def parted(pairs: Iterable[Pair]) -> tuple[list[tuple[object, RowsVariable]], li
 
 def apply_rule(rule: Rule, rate: tf.Tensor, step: tf.Tensor, pairs: Iterable[tuple[object, RowsVariable]]) -> None:
     """Update the rows of each variable by its gradient; None is skipped, and a dense one updates all rows."""
+    check_no_strategy()
     update = Update(rule, rule.vector(rate), tf.cast(step, tf.int64))
     for grad, variable in pairs:
         if grad is None:
@@ -126,7 +135,7 @@ class SGD:
     """
 
     def __init__(self, lr: float = 0.001) -> None:
-        self.lr = tf.Variable(float(lr), trainable=False, name="learning_rate")
+        self.lr = tf.Variable(number_of("lr", lr), trainable=False, name="learning_rate")
         self.rule = Rule(kind="sgd", numbers={})
 
     @_as_it_is
@@ -169,10 +178,11 @@ class Adam(tf.Module):
         lr: float | None = None,
     ) -> None:
         super().__init__(name=name)
-        rate = learning_rate if lr is None else lr
-        self.lr = tf.Variable(float(rate), trainable=False, name="learning_rate")
+        rate = number_of("learning_rate", learning_rate) if lr is None else number_of("lr", lr)
+        self.lr = tf.Variable(rate, trainable=False, name="learning_rate")
         self.iterations = tf.Variable(0, trainable=False, dtype=tf.int64, name="iterations")
-        numbers = {"beta1": float(beta_1), "beta2": float(beta_2), "eps_hat": float(epsilon)}
+        arguments = {"beta1": ("beta_1", beta_1), "beta2": ("beta_2", beta_2), "eps_hat": ("epsilon", epsilon)}
+        numbers = {own: number_of(*argument) for own, argument in arguments.items()}
         self.rule = Rule(kind="adam", numbers=numbers, states=("m", "v"), is_global=not lazy)
 
     @_as_it_is

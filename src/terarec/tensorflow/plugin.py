@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from terarec.errors import ConfigError, FormatError
 from terarec.io.opening import open_file
+from terarec.spec.checks import one_line
 from terarec.tensorflow.communication import num_ranks
 from terarec.tensorflow.dump_files import files_of_all, own_part, write_of_all
 from terarec.tensorflow.keras import RowsWeight, layer_rows
@@ -26,7 +27,7 @@ from terarec.tensorflow.ops import single_ids
 from terarec.tensorflow.optimizers import filter_variables
 from terarec.tensorflow.session import init
 from terarec.tensorflow.tables import Absent, Growth, InitialRows
-from terarec.tensorflow.variables import RowsVariable, check_sizes, needed_rows, whole_numbers
+from terarec.tensorflow.variables import RowsVariable, check_sizes, needed_rows, type_of, whole_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,9 +76,7 @@ class _OneTable(tf.keras.layers.Layer):
         self.supports_jit = False  # XLA does not know the ops of tables
         self.max_vocabulary_size_per_gpu, self.embedding_vec_size = max_vocabulary_size_per_gpu, embedding_vec_size
         self.slot_num, self.use_hashtable = slot_num, use_hashtable
-        self.key_dtype = tf.as_dtype(key_dtype or tf.int64)
-        if self.key_dtype not in (tf.int64, tf.uint32):
-            raise ConfigError("key_dtype", f"got {key_dtype!r}, expected int64 or uint32")
+        self.key_dtype = type_of("key_dtype", key_dtype, tf.int64, tf.uint32)
         start = keras.initializers.get("random_uniform" if embedding_initializer is None else embedding_initializer)
         sizes = ("max_vocabulary_size_per_gpu", "embedding_vec_size", "slot_num")
         check_sizes(**{name: getattr(self, name) for name in sizes})
@@ -278,7 +277,10 @@ class Saver:
         """
         variable = needed_rows("embedding_variable", embedding_variable)
         parts = tensors if isinstance(tensors, list | tuple) else [tensors]
-        rows = np.concatenate([np.asarray(part, np.float32) for part in parts])
+        try:
+            rows = np.concatenate([np.asarray(part, np.float32) for part in parts])
+        except (TypeError, ValueError) as error:
+            raise ConfigError("tensors", f"are not rows of one table: {one_line(str(error))}") from None
         if rows.ndim != 2 or rows.shape[1] != variable.table.width:
             raise ConfigError("tensors", f"got shape {list(rows.shape)}, expected [n, {variable.table.width}]")
         variable.scatter_update(variable.own_slices(tf.range(len(rows), dtype=tf.int64), tf.constant(rows)))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 
 import tensorflow as tf
 
@@ -11,7 +12,7 @@ from terarec.errors import ConfigError
 from terarec.tensorflow.communication import DEFAULT_TIMEOUT, join
 from terarec.tensorflow.optimizers import wrap_legacy_optimizers
 
-tf_version: list[int] = [int(part) for part in tf.__version__.split("-")[0].split("rc")[0].split(".")[:3]]
+tf_version: list[int] = [int(part) for part in re.findall(r"\d+", tf.__version__)[:3]]
 """Major, minor and patch number of TensorFlow."""
 
 

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
+import operator
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from functools import partialmethod
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
@@ -16,6 +18,7 @@ from tensorflow.python.checkpoint.tensor_callable import Callable as TensorCalla
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable, VariableSpec
 
 from terarec.errors import ConfigError
+from terarec.spec.checks import is_count, is_unicode, one_line, quoted
 from terarec.tensorflow import ops as table_ops
 from terarec.tensorflow.communication import current
 from terarec.tensorflow.ops import Bags, single_ids
@@ -24,10 +27,24 @@ from terarec.tensorflow.tables import ADD, HERE, SET, SPREAD, SUBTRACT, Absent, 
 _live: weakref.WeakValueDictionary[str, RowsVariable] = weakref.WeakValueDictionary()
 _SAVED = ("clock", "ids", "initial", "place", "rows", "state_0", "state_1")
 """What checkpoints have of a variable; see `RowTable.write`."""
+_MOST = 2**63 - 1
+"""Largest size that the core has room for."""
 _numbers = {"sok_static_Variable": itertools.count(), "sok_dynamic_Variable": itertools.count()}
 
 
-class RowsVariable(ResourceVariable):
+def _keras_saveable() -> Any:
+    """Return Keras 3's class of what its files contain, to which no public name leads; `object` where there is none.
+
+    Keras asks objects of this class, which are attributes of layers or in lists there, what they have to save.
+    """
+    try:
+        layer = importlib.import_module("keras").layers.Layer  # TensorFlow has imported it already
+    except ImportError:  # TensorFlow itself does without it then
+        return object
+    return next((kind for kind in layer.__mro__ if kind.__name__ == "KerasSaveable"), object)
+
+
+class RowsVariable(ResourceVariable, _keras_saveable()):  # type: ignore[misc]
     """A variable of TensorFlow that stands for a table; its own tensor is empty.
 
     Gradients, `tf.nn.embedding_lookup`, `tf.gather`, `scatter_add`, checkpoints and optimizers of Keras 3 work as with
@@ -46,12 +63,7 @@ class RowsVariable(ResourceVariable):
     is_of_layer = False
 
     def __init__(self, table: RowTable, *, trainable: bool) -> None:
-        if tf.distribute.has_strategy():
-            raise ConfigError(
-                "strategy",
-                f"got {type(tf.distribute.get_strategy()).__name__}, expected none: make and train "
-                "embeddings outside of `strategy.scope()`, in one process",
-            )
+        check_no_strategy()
         self.table = table
         self.legacy_optimizer: weakref.ref[Any] | None = None
         self._resource: tf.Tensor | None = None
@@ -116,21 +128,28 @@ class RowsVariable(ResourceVariable):
         Args:
             by_keras: Keras's function that asks for them, which takes a variable's part for the whole; "" if none does.
         """
-        name, ranks = f"variable {self.table.name!r}", current().size
+        name = f"variable {self.table.name!r}"
         if self.table.grows:
             raise ConfigError(
                 name,
                 "its rows have ids of any value, expected sok.export, sok.dump, sok.Saver or "
                 "tf.train.Checkpoint, which have the ids",
             )
-        if ranks > 1 and (self.is_of_layer or by_keras):
-            raise ConfigError(name, f"its rows are on {ranks} ranks, expected sok.export, sok.dump or sok.Saver")
+        if self.is_of_layer or by_keras:
+            self._check_all_here()
         is_trained = self.legacy_optimizer is not None and self.legacy_optimizer() is not None
         if is_trained and by_keras == "save_own_variables":
             raise ConfigError(
                 name,
                 "tf_keras's .keras and .weights.h5 files have no states of legacy optimizers, expected model.save to "
                 ".h5 or tf.train.Checkpoint, which have them, or save_weights to another .h5",
+            )
+
+    def _check_all_here(self) -> None:
+        if (ranks := current().size) > 1:
+            raise ConfigError(
+                f"variable {self.table.name!r}",
+                f"its rows are on {ranks} ranks, expected sok.export, sok.dump or sok.Saver",
             )
 
     def __array__(self, dtype: np.dtype[Any] | None = None, copy: bool | None = None) -> np.ndarray:
@@ -240,6 +259,7 @@ class RowsVariable(ResourceVariable):
 
         Setting rows gives a growing table the ids that it lacks.
         """
+        check_no_strategy()
         table_ops.ops.change(self.table, self, change, slices_of("sparse_delta", sparse_delta, self.table.width))
         return self
 
@@ -280,17 +300,24 @@ class RowsVariable(ResourceVariable):
 
     scatter_max = scatter_min = scatter_mul = scatter_div = batch_scatter_update = _not_for_rows
     scatter_nd_add = scatter_nd_sub = scatter_nd_update = scatter_nd_max = scatter_nd_min = _not_for_rows
-    _strided_slice_assign = count_up_to = __deepcopy__ = __copy__ = _not_for_rows
+    _strided_slice_assign = count_up_to = _not_for_rows
 
-    # What `tf.train.Checkpoint` and Keras save and restore: all of the table on this rank.
+    # By TensorFlow's own way a copy would be an ordinary variable.
+    def _no_copy(self, *_: object, **__: object) -> NoReturn:
+        raise ConfigError(
+            f"variable {self.table.name!r}",
+            "cannot be copied or pickled, expected tf.train.Checkpoint or sok.dump, or numpy() for its rows",
+        )
+
+    __copy__ = __deepcopy__ = __reduce__ = _no_copy
+
+    # What `tf.train.Checkpoint` saves and restores: all of the table on this rank.
     def _serialize_to_tensors(self) -> dict[str, TensorCallable]:
         contents: list[np.ndarray] = []
 
         def part(number: int) -> tf.Tensor:
             if number == 0 or not contents:  # they are read one after the other, of one state of the table
-                ids, rows, states, clock, initial = self.table.core.read()
-                states += [np.zeros((0, self.table.width), np.float32)] * (2 - len(states))
-                contents[:] = [clock, ids, np.array([initial], np.float32), self._place(), rows, *states]
+                contents[:] = self._contents()
             return tf.constant(contents[number])
 
         types = [tf.int64 if name in ("clock", "ids", "place") else tf.float32 for name in _SAVED]
@@ -299,13 +326,23 @@ class RowsVariable(ResourceVariable):
             for number, (name, dtype) in enumerate(zip(_SAVED, types, strict=True))
         }
 
+    def _contents(self) -> list[np.ndarray]:
+        """Return what files have of the table, in the order of `_SAVED`."""
+        ids, rows, states, clock, initial = self.table.core.read()
+        states += [np.zeros((0, self.table.width), np.float32)] * (2 - len(states))
+        return [clock, ids, np.array([initial], np.float32), self._place(), rows, *states]
+
     def _copy_trackable_to_cpu(self, object_map: Any) -> None:
         raise ConfigError(
             f"variable {self.table.name!r}", "cannot be in an asynchronous checkpoint, expected enable_async=False"
         )
 
     def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> tf.Operation:
-        clock, ids, initial, place, rows, *states = (restored_tensors[name].numpy() for name in _SAVED)
+        self._restore(restored_tensors[name].numpy() for name in _SAVED)
+        return tf.no_op()
+
+    def _restore(self, contents: Iterable[np.ndarray]) -> None:
+        clock, ids, initial, place, rows, *states = contents
         if not np.array_equal(place, own := self._place()):
             raise ConfigError(
                 f"variable {self.table.name!r}",
@@ -315,7 +352,37 @@ class RowsVariable(ResourceVariable):
         states = [state for state in states if len(state)]
         self.check_saved(ids, rows)
         self.table.write(ids, rows, states, clock, float(initial[0]) if states else None)
-        return tf.no_op()
+
+    # What Keras 3 calls for a variable that is an attribute of a layer or a model, or in a list or dict there.
+    def _obj_type(self) -> str:
+        return "Layer"  # one of those that Keras knows, whose own attributes it does not follow
+
+    def save_own_variables(self, store: MutableMapping[str, np.ndarray]) -> None:
+        """Write all of the table into a file of Keras 3; the rows of a layer's weight are written by the layer.
+
+        Raises:
+            ConfigError: Its rows are on several ranks.
+        """
+        if self.is_of_layer:
+            return
+        self._check_all_here()
+        for name, content in zip(_SAVED, self._contents(), strict=True):
+            store[name] = content
+
+    def load_own_variables(self, store: Mapping[str, np.ndarray]) -> None:
+        """Read what `save_own_variables` has written.
+
+        Raises:
+            ConfigError: The file has nothing of this variable, or what does not fit; nothing was changed then.
+        """
+        if self.is_of_layer:
+            return
+        if absent := [name for name in _SAVED if name not in store]:
+            raise ConfigError(
+                f"variable {self.table.name!r}",
+                f"the file has no {absent[0]!r} of it, expected one of a model with this embedding variable",
+            )
+        self._restore(np.asarray(store[name]) for name in _SAVED)
 
     def _place(self) -> np.ndarray:
         """Return this rank and the number of ranks, int64[2]."""
@@ -387,21 +454,22 @@ class Variable(RowsVariable):
         check_plain(dtype, constraint)
         if (initial_value is None) == (initializer is None):
             raise ConfigError("initial_value", "expected it, or shape and initializer")
-        own = placement_of(mode).rows
+        own_name, own = new_name(name, "sok_static_Variable"), placement_of(mode).rows
         if initializer is not None:
-            if shape is None or len(shape) != 2:
-                raise ConfigError("shape", f"got {shape!r}, expected [rows, dimension] with an initializer")
-            all_rows, width = map(int, shape)
-            value: object = initializer(shape=(len(range(all_rows)[own]), width), dtype=tf.float32)
-            rows = np.asarray(value, np.float32)
+            all_rows, width = _whole_shape(shape)
+            part = (len(range(all_rows)[own]), width)
+            with tf.init_scope():  # a function's own operations would have no values here
+                rows = numbers_of("initializer", initializer(shape=part, dtype=tf.float32))
+            if rows.shape != part:
+                raise ConfigError("initializer", f"has returned shape {list(rows.shape)}, expected {list(part)}")
         else:
-            value = initial_value() if callable(initial_value) else initial_value
-            every = np.atleast_2d(np.asarray(value, np.float32))
+            with tf.init_scope():
+                value = initial_value() if callable(initial_value) else initial_value
+            every = np.atleast_2d(numbers_of("initial_value", value))
             all_rows, rows = len(every), every[own]
         if rows.ndim != 2 or not rows.shape[1]:
             raise ConfigError("initial_value", f"got shape {list(rows.shape)}, expected [rows, dimension]")
         self.global_shape = tf.TensorShape([all_rows, rows.shape[1]])
-        own_name = new_name(name, "sok_static_Variable")
         table = RowTable(own_name, rows.shape[1], len(rows), placement=placement_of(mode, all_rows))
         table.write(np.arange(len(rows)), rows)
         super().__init__(table, trainable=trainable is not False)
@@ -463,6 +531,35 @@ def slices_of(argument: str, delta: object, width: int) -> tf.IndexedSlices:
     return tf.IndexedSlices(rows, whole_numbers(argument, delta.indices), delta.dense_shape)
 
 
+def _whole_shape(shape: object) -> tuple[int, int]:
+    """Return the sizes of the shape [rows, dimension].
+
+    Raises:
+        ConfigError: It is another one.
+    """
+    try:
+        rows, width = map(operator.index, shape) if isinstance(shape, Iterable) else (0, 0)
+    except (TypeError, ValueError):  # also of an unknown rank or size
+        rows = width = 0
+    if not 0 < min(rows, width) <= max(rows, width) <= _MOST:
+        raise ConfigError("shape", f"got {quoted(shape)}, expected [rows, dimension] with an initializer")
+    return rows, width
+
+
+def numbers_of(argument: str, value: object) -> np.ndarray:
+    """Return numbers as float32.
+
+    Raises:
+        ConfigError: They are none, or known in a graph alone; names the argument.
+    """
+    try:
+        return np.asarray(value, np.float32)
+    except (TypeError, ValueError, NotImplementedError) as error:  # the last one for tensors of a graph
+        raise ConfigError(
+            argument, f"got {type(value).__name__}, expected numbers [rows, dimension]: {one_line(str(error))}"
+        ) from None
+
+
 def placement_of(mode: object, all_rows: int = -1) -> Placement:
     """Return the placement of a table.
 
@@ -475,11 +572,12 @@ def placement_of(mode: object, all_rows: int = -1) -> Placement:
     """
     ranks, home = current(), SPREAD
     if mode not in (None, "distributed"):
-        word, _, number = str(mode).partition(":")
-        home = int(number) if word == "localized" and number.isdecimal() else ranks.size
+        word, _, number = mode.partition(":") if isinstance(mode, str) else ("", "", "")
+        home = int(number) if word == "localized" and is_count(number) else ranks.size
     if home >= ranks.size:
         raise ConfigError(
-            "mode", f"got {mode!r}, expected None, 'distributed' or 'localized:k' with a rank k below {ranks.size}"
+            "mode",
+            f"got {quoted(mode)}, expected None, 'distributed' or 'localized:k' with a rank k below {ranks.size}",
         )
     if ranks.size == 1:
         return Placement(all_rows=all_rows)
@@ -490,12 +588,14 @@ def new_name(name: str | None, prefix: str) -> str:
     """Return the name of a new variable.
 
     Raises:
-        ConfigError: A living variable has it.
+        ConfigError: It is no text, or a living variable has it.
     """
     if name is None:
         return next(own for number in _numbers[prefix] if (own := f"{prefix}_{number}") not in _live)
+    if not isinstance(name, str) or not name or not is_unicode(name) or "\0" in name:
+        raise ConfigError("name", f"got {quoted(name)}, expected a text that names files")
     if name in _live:
-        raise ConfigError("name", f"got {name!r}, which another variable has, expected a new one")
+        raise ConfigError("name", f"got {quoted(name)}, which another variable has, expected a new one")
     return name
 
 
@@ -505,17 +605,57 @@ def live_variable(name: str) -> RowsVariable | None:
 
 
 def check_sizes(**sizes: object) -> None:
-    """Raise `ConfigError` for an argument that is no integer > 0."""
+    """Raise `ConfigError` for an argument that is no integer > 0, or more than 64 bits have."""
     for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
-            raise ConfigError(name, f"got {size!r}, expected an integer > 0")
+        if isinstance(size, bool) or not isinstance(size, int | np.integer) or not 0 < size <= _MOST:
+            raise ConfigError(name, f"got {quoted(size)}, expected an integer from 1 to 2^63 - 1")
+
+
+def check_no_strategy() -> None:
+    """Raise `ConfigError` in the scope of a strategy, each of whose replicas would change the rows by itself."""
+    if tf.distribute.has_strategy():
+        raise ConfigError(
+            "strategy",
+            f"got {type(tf.distribute.get_strategy()).__name__}, expected none: make and train embeddings outside of "
+            "`strategy.scope()`, in one process, or in those that torchrun or mpirun starts",
+        )
 
 
 def check_plain(dtype: object, constraint: object) -> None:
     """Raise `ConfigError` for a type or a constraint that rows do not have."""
-    if dtype is not None and tf.as_dtype(dtype) != tf.float32:
-        raise ConfigError("dtype", f"got {tf.as_dtype(dtype).name}, expected float32")
+    type_of("dtype", dtype, tf.float32)
     if constraint is not None:
         raise ConfigError(
             "constraint", "expected None: rows that a step does not touch would have to be projected, too"
         )
+
+
+def type_of(argument: str, dtype: object, *accepted: tf.DType) -> tf.DType:
+    """Return a type; for None the first of those that are accepted.
+
+    Raises:
+        ConfigError: It is none of them; names the argument.
+    """
+    try:
+        kind = accepted[0] if dtype is None else tf.as_dtype(dtype)
+    except (TypeError, ValueError):
+        kind = None
+    if kind not in accepted:
+        names = " or ".join(one.name for one in accepted)
+        raise ConfigError(argument, f"got {quoted(dtype if kind is None else kind.name)}, expected {names}")
+    return kind
+
+
+def number_of(argument: str, value: object) -> float:
+    """Return a number.
+
+    Raises:
+        ConfigError: It is none, or not finite; names the argument.
+    """
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        number = float("nan")
+    if not abs(number) < float("inf"):
+        raise ConfigError(argument, f"got {quoted(value)}, expected a number")
+    return number
