@@ -8,6 +8,7 @@ ROUNDS := 1
 PEERS := .venv-peers
 PEERS_PREPARE := .venv-peers-prepare
 PEERS_FRAPPE := .venv-peers-frappe
+PEERS_RECBOLE := .venv-peers-recbole
 PEERS_SERVING := .venv-peers-serving
 # The order of the files is kept: by their number of tests, the longest ones would come last and one core would wait.
 # Two workers left the two cores idle for 30 % of the time (servers that stop, ranks that meet, Spark that starts);
@@ -21,7 +22,7 @@ LOADED := -n 5 $(IN_ORDER)
 test test-loaded test-all: export PYTHONDONTWRITEBYTECODE :=
 CORE := $(shell find CMakeLists.txt csrc -name '*.cpp' -o -name '*.h' -o -name '*.inc' -o -name CMakeLists.txt)
 
-.PHONY: demo test test-loaded test-all lint docs bench peers peers-prepare peers-frappe peers-serving venv wheel clean help
+.PHONY: demo test test-loaded test-all lint docs bench peers peers-prepare peers-frappe peers-recbole peers-serving venv wheel clean help
 
 help:            ## what can be made
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*##/\t/' | expand -t 16
@@ -74,6 +75,13 @@ peers-frappe: $(PEERS_FRAPPE)/.installed ## .venv-peers-frappe with those of ben
 $(PEERS_FRAPPE)/.installed: constraints-peers-frappe.txt
 	test -x $(PEERS_FRAPPE)/bin/python || $(PYTHON) -m venv $(PEERS_FRAPPE)
 	$(PEERS_FRAPPE)/bin/pip install --quiet -c constraints-peers-frappe.txt torch fuxictr deepctr-torch
+	touch $@
+
+peers-recbole: $(PEERS_RECBOLE)/.installed  ## .venv-peers-recbole with that of benchmarks/accuracy_recbole.py
+
+$(PEERS_RECBOLE)/.installed: constraints-peers-recbole.txt
+	test -x $(PEERS_RECBOLE)/bin/python || $(PYTHON) -m venv $(PEERS_RECBOLE)
+	$(PEERS_RECBOLE)/bin/pip install --quiet -c constraints-peers-recbole.txt torch recbole
 	touch $@
 
 peers-serving: $(PEERS_SERVING)/.installed  ## .venv-peers-serving with those of benchmarks/serving.py --peers

@@ -12,7 +12,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,12 +35,12 @@ class AccuracyRow(Row):
     logloss: float
     published_logloss: float
     steps: int
-    seconds: float
+    seconds: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankingRow(Row):
-    """The hit rate of the test items of one seed among the first 10 of all items, and the other results of the run."""
+    """The hit rate of one seed among the first 10 of all items, and the other results of the run."""
 
     data: str
     model: str
@@ -49,42 +49,66 @@ class RankingRow(Row):
     published_ndcg: float | None
     popularity: float
     steps: int
-    seconds: float
+    seconds: float | None
+    precision: float | None = None
+    published_precision: float | None = None
+    recall: float | None = None
 
 
-def rows_of(data: str, model: str, directory: Path, out: Path, seeds: int) -> Iterator[Row]:
-    """Train a recipe's model with the seeds from 0 on; return a row for each. Finished runs in `out` are reused."""
-    published = load_recipe(data, model).published
+def run_recipe(data: str, model: str, directory: Path, out: Path, seeds: int) -> list[dict[str, Any]]:
+    """Train a recipe's model with the seeds from 0 on; return the figures of each. Finished runs in `out` are kept."""
     command = [TERAREC, "reproduce", data, "--model", model, "--data", directory, "--seeds", seeds, "--out", out]
     arguments = [*map(str, command), "--resume", "--json"]
     output = subprocess.run(arguments, check=True, stdout=subprocess.PIPE, text=True).stdout
-    for run in json.loads(output)["runs"]:
-        of_run: dict[str, Any] = {name: run[name] for name in ("seed", "steps", "seconds")}
-        of_run |= {"case": f"{data}, {model}, seed {run['seed']}", "unit": "", "data": data, "model": model}
+    runs: list[dict[str, Any]] = json.loads(output)["runs"]
+    return runs
+
+
+def ranking_row(data: str, model: str, run: Mapping[str, Any], *, is_timed: bool = True) -> dict[str, Any]:
+    """Return the fields of a `RankingRow` of a run."""
+    published = load_recipe(data, model).published
+    assert isinstance(published, PublishedRanking)
+    return {
+        **_common(data, model, run),
+        "metric": "test HR@10",
+        "value": run["hr@10"],
+        "peer": "" if published.hit_rate is None else "published",
+        "peer_value": published.hit_rate,
+        "ndcg": run["ndcg@10"],
+        "published_ndcg": published.ndcg,
+        "popularity": run["popularity_hr@10"],
+        "seconds": run["seconds"] if is_timed else None,
+        "precision": run.get("precision@10"),
+        "published_precision": published.precision,
+        "recall": run.get("recall@10"),
+    }
+
+
+def _common(data: str, model: str, run: Mapping[str, Any]) -> dict[str, Any]:
+    case = f"{data}, {model}, seed {run['seed']}"
+    return {"case": case, "unit": "", "data": data, "model": model, "seed": run["seed"], "steps": run["steps"]}
+
+
+def rows_of(data: str, model: str, runs: Iterable[Mapping[str, Any]], *, is_timed: bool = True) -> Iterator[Row]:
+    """Return a row for each run of `run_recipe`, or of several labels one for each label."""
+    published = load_recipe(data, model).published
+    for run in runs:
         if isinstance(published, PublishedRanking):
-            yield RankingRow(
-                metric="test HR@10",
-                value=run["hr@10"],
-                peer="" if published.hit_rate is None else "published",
-                peer_value=published.hit_rate,
-                ndcg=run["ndcg@10"],
-                published_ndcg=published.ndcg,
-                popularity=run["popularity_hr@10"],
-                **of_run,
+            yield RankingRow(**ranking_row(data, model, run, is_timed=is_timed))
+            continue
+        areas = published.label_auc or {"": published.auc}
+        for label, area in areas.items():
+            suffix = f"/{label}" if label else ""
+            yield AccuracyRow(
+                metric=f"test AUC{suffix}",
+                value=run[f"auc{suffix}"],
+                peer="published",
+                peer_value=area,
+                logloss=run[f"logloss{suffix}"],
+                published_logloss=published.logloss,
+                seconds=run["seconds"] if is_timed else None,
+                **_common(data, model, run),
             )
-        else:
-            areas = published.label_auc or {"": published.auc}
-            for label, area in areas.items():
-                suffix = f"/{label}" if label else ""
-                yield AccuracyRow(
-                    metric=f"test AUC{suffix}",
-                    value=run[f"auc{suffix}"],
-                    peer="published",
-                    peer_value=area,
-                    logloss=run[f"logloss{suffix}"],
-                    published_logloss=published.logloss,
-                    **of_run,
-                )
 
 
 def main() -> None:
@@ -95,12 +119,14 @@ def main() -> None:
     parser.add_argument("--model", nargs="+", help="models to train (default: all that have a recipe)")
     parser.add_argument("--seeds", type=int, default=3, help="number of models trained by each recipe")
     parser.add_argument("--out", type=Path, help="directory of the runs; finished runs are reused")
+    parser.add_argument("--untimed", action="store_true", help="leave times blank: the machine has other work")
     parser.add_argument("--dry", action="store_true", help="print the figures without appending them to the results")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         out = options.out or Path(folder)
         for model in options.model or names[options.data]:
-            rows = rows_of(options.data, model, options.directory, out, options.seeds)
+            runs = run_recipe(options.data, model, options.directory, out, options.seeds)
+            rows = rows_of(options.data, model, runs, is_timed=not options.untimed)
             is_ranking = isinstance(load_recipe(options.data, model).published, PublishedRanking)
             append_rows("accuracy_ranking" if is_ranking else "accuracy", rows, dry=options.dry)
 

@@ -51,14 +51,16 @@ def page_tables(rows: Sequence[Found]) -> str:
         same = first.setdefault(frozenset(lines), data)
         if same != data:
             lines = [f"The settings are those of {same}."]
-        sections.append("\n".join([*_section(data, recipes, runs), *lines]))
+        trained = {model: runs[data, model] for model in recipes if (data, model) in runs}
+        compared = {model: of_model for model, of_model in trained.items() if "peer_ndcg" in of_model[0]}
+        sections.append("\n".join([*_section(data, recipes, runs), *_beside(compared), *lines]))
     sections.extend(_tasks([row for row in rows if "label" in row]))
     return "\n\n".join(sections)
 
 
 def read_rows() -> list[Found]:
     """Return all rows of the results, oldest first."""
-    others = ("accuracy_ranking.csv", "accuracy_tasks.csv")
+    others = ("accuracy_ranking.csv", "accuracy_recbole.csv", "accuracy_tasks.csv")
     return [
         *PAGE.read_rows(),
         *(row for name in others for row in PAGE._replace(rows=PAGE.rows.with_name(name)).read_rows()),
@@ -75,15 +77,22 @@ def _section(
     data: str, recipes: Mapping[str, RecipeSpec], runs: Mapping[tuple[str, str], Sequence[Found]]
 ) -> Iterator[str]:
     yield f"## {data}\n"
-    if any(isinstance(recipe.published, PublishedRanking) for recipe in recipes.values()):
+    rankings = [recipe.published for recipe in recipes.values() if isinstance(recipe.published, PublishedRanking)]
+    has_precision = any(ranking.precision is not None for ranking in rankings)
+    if rankings:
         titles = ["published HR@10", "HR@10", "least", "difference", "published NDCG@10", "NDCG@10", "popularity"]
+        titles += ["published P@10", "P@10"] * has_precision
     else:
         titles = ["published AUC", "its mean", "AUC", "least", "difference", "published logloss", "logloss"]
     yield f"| {' | '.join(('model', *titles, 'time a run'))} |"
     yield "|---" * (len(titles) + 2) + "|"
     for model, recipe in recipes.items():
         result, of_model = recipe.published, runs.get((data, model), ())
-        figures = _ranking(result, of_model) if isinstance(result, PublishedRanking) else _figures(result, of_model)
+        figures = (
+            _ranking(result, of_model, has_precision=has_precision)
+            if isinstance(result, PublishedRanking)
+            else _figures(result, of_model)
+        )
         yield f"| {' | '.join((f'[`{model}`]({result.source})', *figures))} |"
     yield ""
     machines = sorted({_machine(row) for model in recipes for row in runs.get((data, model), ())})
@@ -118,13 +127,33 @@ def _tasks(rows: Sequence[Found]) -> Iterator[str]:
         yield "\n".join([*lines, "", f"Measured with {'; '.join(machines)}."])
 
 
-def _ranking(published: PublishedRanking, runs: Sequence[Found]) -> tuple[str, ...]:
-    rate, gain = ("" if value is None else f"{value:.4f}" for value in (published.hit_rate, published.ndcg))
+def _beside(models: Mapping[str, Sequence[Found]]) -> Iterator[str]:
+    """Yield a table of the models that `accuracy_recbole.py` has compared, if any."""
+    if not models:
+        return
+    titles = ["HR@10", "NDCG@10", "recall@10", "P@10"]
+    yield f"| model | {' | '.join(f'{title} | of RecBole' for title in titles)} | time a run | of RecBole |"
+    yield "|---" * (2 * len(titles) + 3) + "|"
+    for model, rows in models.items():
+        cells = []
+        for ours, theirs in (
+            ("value", "peer_value"),
+            *((name, f"peer_{name}") for name in ("ndcg", "recall", "precision")),
+        ):
+            cells += [_spread([float(row[side]) for row in rows]) for side in (ours, theirs)]
+        cells += [_time(rows, side) for side in ("seconds", "peer_seconds")]
+        yield f"| `{model}` | {' | '.join(cells)} |"
+    versions = sorted({row["peer_version"] for rows in models.values() for row in rows})
+    yield f"\nOf RecBole: {'; '.join(versions)}, in the same runs.\n"
+
+
+def _ranking(published: PublishedRanking, runs: Sequence[Found], *, has_precision: bool) -> tuple[str, ...]:
+    rate, gain, share = (_plain_figure(value) for value in (published.hit_rate, published.ndcg, published.precision))
     if not runs:
-        return (rate, "", "", "", gain, "", "", "")
+        return (rate, "", "", "", gain, "", "", *(share, "") * has_precision, "")
     names = ("value", "ndcg", "popularity")
     rates, gains, popular = ([float(row[name]) for row in runs] for name in names)
-    seconds = [float(row["seconds"]) for row in runs if row["seconds"]]  # none for a run that was stopped for a while
+    shares = [float(row["precision"]) for row in runs if row.get("precision")]
     return (
         rate,
         _spread(rates),
@@ -133,8 +162,19 @@ def _ranking(published: PublishedRanking, runs: Sequence[Found]) -> tuple[str, .
         gain,
         _spread(gains),
         f"{popular[0]:.4f}",
-        f"{statistics.mean(seconds):.0f} s",
+        *(share, _spread(shares) if shares else "") * has_precision,
+        _time(runs),
     )
+
+
+def _plain_figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"
+
+
+def _time(rows: Sequence[Found], column: str = "seconds") -> str:
+    """Format the mean time of the rows that have one: none for a run that was stopped for a while or had company."""
+    seconds = [float(row[column]) for row in rows if row[column]]
+    return f"{statistics.mean(seconds):.0f} s" if seconds else ""
 
 
 def _figures(published: PublishedResult, runs: Sequence[Found]) -> tuple[str, ...]:
@@ -145,7 +185,7 @@ def _figures(published: PublishedResult, runs: Sequence[Found]) -> tuple[str, ..
     logloss = "" if published.logloss is None else f"{published.logloss:.4f}"
     if not runs:
         return (auc, mean_auc, "", "", "", logloss, "", "")
-    aucs, loglosses, seconds = ([float(row[name]) for row in runs] for name in ("value", "logloss", "seconds"))
+    aucs, loglosses = ([float(row[name]) for row in runs] for name in ("value", "logloss"))
     return (
         auc,
         mean_auc,
@@ -154,7 +194,7 @@ def _figures(published: PublishedResult, runs: Sequence[Found]) -> tuple[str, ..
         "" if published.auc is None else f"{statistics.mean(aucs) - published.auc:+.4f}",
         logloss,
         _spread(loglosses),
-        f"{statistics.mean(seconds):.0f} s",
+        _time(runs),
     )
 
 
@@ -163,7 +203,6 @@ def _figures_of_labels(published: PublishedResult, runs: Sequence[Found]) -> tup
         label: [float(row["value"]) for row in runs if row["metric"] == f"test AUC/{label}"]
         for label in published.label_auc
     }
-    seconds = [float(row["seconds"]) for row in runs]
 
     def each(text: Callable[[str], str]) -> str:
         return ", ".join(f"{label} {text(label)}" for label in published.label_auc if areas[label])
@@ -176,7 +215,7 @@ def _figures_of_labels(published: PublishedResult, runs: Sequence[Found]) -> tup
         each(lambda label: f"{statistics.mean(areas[label]) - published.label_auc[label]:+.4f}"),
         "",
         "",
-        f"{statistics.mean(seconds):.0f} s" if seconds else "",
+        _time(runs),
     )
 
 

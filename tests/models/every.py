@@ -157,6 +157,7 @@ SEQUENCE_MODELS: dict[str, ModelSpec] = {
 PAIR_MODELS: dict[str, ModelSpec] = {
     "mf_bpr": MFBPRSpec(user="b", item="a", width=4),
     "ncf": NCFSpec(user="b", item="a", width=4, hidden=(6, 5)),
+    "ncf-widths": NCFSpec(user="b", item="a", width=4, mlp_width=3, hidden=(5,)),
     "ncf-gmf": NCFSpec(user="b", item="a", width=4, form="gmf", loss="sampled_softmax"),
     "ncf-mlp": NCFSpec(user="b", item="a", width=4, form="mlp", hidden=(6,), loss="bpr", activation="tanh"),
 }

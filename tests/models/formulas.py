@@ -497,7 +497,8 @@ def ncf(w: Weights, sample: Sample, spec: Any) -> Array:
     if spec.form != "mlp":
         parts.append(user[: spec.width] * item[: spec.width])
     if spec.form != "gmf":
-        both = np.concatenate([user[-spec.width :], item[-spec.width :]])
+        width = spec.mlp_width or spec.width
+        both = np.concatenate([user[-width:], item[-width:]])
         parts.append(mlp(w, "mlp", both, len(spec.hidden), spec))
     return w.linear("output", np.concatenate(parts))
 

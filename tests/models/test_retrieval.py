@@ -431,6 +431,8 @@ def test_what_does_not_fit_is_rejected(case: str) -> None:
             ("MFBPRSpec.negatives", "'hard'"),
         ),
         (lambda: NCFSpec(user="b", item="a", form="gmlp"), ("NCFSpec.form",)),  # type: ignore[arg-type]
+        (lambda: NCFSpec(user="b", item="a", mlp_width=0), ("NCFSpec.mlp_width",)),
+        (lambda: NCFSpec(user="b", item="a", form="gmf", mlp_width=2), ("NCFSpec.mlp_width", "has no MLP")),
         (lambda: YouTubeDNNSpec(item="a", history="a"), ("YouTubeDNNSpec.history", "which is the item")),
         (lambda: YouTubeDNNSpec(item="a", history="b", user=("b",)), ("YouTubeDNNSpec.user", "twice")),
         (lambda: MultVAESpec(item="a", history="b", loss="bpr"), ("MultVAESpec.loss",)),  # type: ignore[arg-type]

@@ -2,11 +2,14 @@
 """All items are ranked for each history, without its own, as a loop over them does."""
 
 import math
+from dataclasses import replace
 from typing import cast
 
+import pyarrow as pa
 import pytest
 import torch
 
+from terarec.batch import Batch
 from terarec.errors import ConfigError
 from terarec.models import build_model
 from terarec.models.sequences import SequenceModel
@@ -95,6 +98,33 @@ def test_samples_of_a_label_of_0_are_left_out() -> None:
     results = evaluate_sequences(model(), [batch_of(HISTORIES, ITEMS, labels)])
     assert (results.users, results.relevant) == (1, 1)
     assert set(results.values) >= {"hit_rate@5", "ndcg@5"}
+
+
+def test_the_items_of_a_user_are_relevant_at_once() -> None:
+    """Each sample had a ranking of its own, in which the other items of its user were wrong ones."""
+    users = [7, 4, 7, None, 4, 7]
+
+    def part(of: slice) -> Batch:
+        return replace(batch_of(HISTORIES[of], ITEMS[of]), metadata={"user": pa.array(users[of], pa.int64())})
+
+    own = model().eval()
+    results = evaluate_sequences(
+        own, [part(slice(0, 2)), part(slice(2, 6))], user="user", k=[2], metrics=["recall", "ndcg"]
+    )
+    with torch.no_grad():
+        scores = (own.user_vectors(BATCH) @ own.vectors_of_items(torch.arange(1, ROWS)).t()).tolist()
+    recalls, gains = 0.0, 0.0
+    for first, relevant in ((0, {4, 6, 7}), (1, {2, 1})):  # of the users 7 and 4
+        of_first = [(-score, key) for key, score in enumerate(scores[first], start=1) if key not in HISTORIES[first]]
+        is_hit = [key in relevant for _, key in sorted(of_first)[:2]]
+        recalls += sum(is_hit) / len(relevant)
+        gains += (is_hit[0] + is_hit[1] / math.log2(3)) / (1 + 1 / math.log2(3))
+    assert results.values == pytest.approx({"recall@2": recalls / 2, "ndcg@2": gains / 2})
+    assert (results.users, results.relevant) == (2, 5)
+    with pytest.raises(ConfigError, check=at("retrieval", "no sample with a user in column 'user'")):
+        evaluate_sequences(own, [part(slice(3, 4))], user="user")
+    with pytest.raises(ConfigError, check=at("column 'user'", "not in the batch")):
+        evaluate_sequences(own, [BATCH], user="user")
 
 
 def test_what_cannot_be_ranked_is_reported() -> None:

@@ -235,15 +235,18 @@ class NCF(PairModel):
     scores_are_dots = False
 
     def __init__(self, spec: NCFSpec, dataset: DatasetSpec, *, num_outputs: int | None = None, seed: int = 0) -> None:
-        width = spec.width * (2 if spec.form == "neumf" else 1)
-        super().__init__(spec, dataset, width=width, kind=spec.kind, num_outputs=num_outputs, seed=seed)
+        product_width = 0 if spec.form == "mlp" else spec.width
+        mlp_width = 0 if spec.form == "gmf" else spec.mlp_width or spec.width
+        super().__init__(
+            spec, dataset, width=product_width + mlp_width, kind=spec.kind, num_outputs=num_outputs, seed=seed
+        )
         generator = torch.Generator().manual_seed(seed)
-        self.product_width = 0 if spec.form == "mlp" else spec.width
+        self.product_width = product_width
         self.mlp: MLP | None = None
         out_width = self.product_width
         if spec.form != "gmf":
             self.mlp = MLP(
-                2 * spec.width,
+                2 * mlp_width,
                 spec.hidden,
                 generator=generator,
                 relus=(True,) * len(spec.hidden),

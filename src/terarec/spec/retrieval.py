@@ -64,6 +64,7 @@ class NCFSpec(PairSpec):
     Attributes:
         form: "gmf": a linear layer over the product of both vectors; "mlp": an MLP over both; "neumf": a linear layer
             over both, each with vectors of its own.
+        mlp_width: Length of each of the vectors that the MLP reads; None for `width`.
         hidden: Widths of the MLP's layers.
         activation: Activation after each.
         dropout: Probability of zeroing a hidden unit in training.
@@ -74,9 +75,15 @@ class NCFSpec(PairSpec):
     negatives: NegativesSpec = field(default_factory=lambda: NegativesSpec(count=4))
     loss: PairLoss = "bce"
     form: NCFForm = "neumf"
+    mlp_width: checks.Width | None = None
     hidden: checks.Widths = (32, 16, 8)
     activation: Activation = "relu"
     dropout: checks.Dropout = 0.0
+
+    def __post_init__(self) -> None:
+        PairSpec.__post_init__(self)
+        if self.mlp_width is not None and self.form == "gmf":
+            checks.reject(self, "mlp_width", f"got {self.mlp_width} for the form 'gmf', which has no MLP")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -97,7 +97,7 @@ def evaluate_towers(
         ConfigError: No samples, an unknown column, or a `k` above the number of items.
     """
     was_training, device, described = model.training, device_of(model), described_by(evaluated)
-    users, items = _Numbering(), _Numbering()
+    users, items = Numbering(), Numbering()
     user_vectors: list[Tensor] = []
     item_vectors: list[Tensor] = []
     relevant: list[Integers] = []
@@ -131,8 +131,8 @@ def evaluate_towers(
         results = evaluate_retrieval(
             torch.cat(user_vectors),
             torch.cat(item_vectors),
-            _lists(relevant, len(users)),
-            seen=_lists(seen, len(users)),
+            lists_of_pairs(relevant, len(users)),
+            seen=lists_of_pairs(seen, len(users)),
             k=k,
             metrics=metrics,
             pair_scores=model.pair_scores if isinstance(model, PairModel) and not model.scores_are_dots else None,
@@ -249,7 +249,7 @@ def _digests(past: Tensor, offsets: Tensor, items: Tensor) -> tuple[Tensor, Tens
 _BASE = 0x5851F42D4C957F2D  # odd, of Knuth's MMIX
 
 
-class _Numbering:
+class Numbering:
     """Numbers for the values of a column, in the order in which they come."""
 
     def __init__(self) -> None:
@@ -303,7 +303,7 @@ def _rows(vectors: Tensor, rows: Integers) -> Tensor:
     return vectors.float()[torch.from_numpy(rows).to(vectors.device)]
 
 
-def _lists(pairs: Sequence[Integers], num_users: int) -> Ragged[Integers, Integers]:
+def lists_of_pairs(pairs: Sequence[Integers], num_users: int) -> Ragged[Integers, Integers]:
     """Return the lists of `pairs`, each int64[2, N] of users and items."""
     user, item = np.concatenate([np.empty((2, 0), dtype=np.int64), *pairs], axis=1)
     order = user.argsort(kind="stable")

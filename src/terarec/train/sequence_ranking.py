@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluation of models that predict the next item of a history, among all items."""
+"""Evaluation of models that predict items from a history, among all items."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from terarec.batch import Batch, select, to_device
 from terarec.errors import ConfigError
 from terarec.memory import BudgetError
 from terarec.metrics import evaluate_retrieval
-from terarec.metrics.ranking import RetrievalResults
+from terarec.metrics.ranking import DEFAULT_METRICS, RetrievalResults
 from terarec.models.contract import device_of
 from terarec.models.next_items import NextItemModel
 from terarec.models.sequences import SequenceModel
 from terarec.nn.precision import Precision, autocast
-from terarec.ragged import ArrayLists, Ragged, concatenate_lists, offsets_of
-from terarec.train.retrieval import Popularity
+from terarec.ragged import ArrayLists, Ragged, concatenate_lists, offsets_of, take_lists
+from terarec.train.evaluation import described_by, known_values
+from terarec.train.retrieval import Numbering, Popularity, lists_of_pairs
 
 DEFAULT_K = (5, 10)
 """Lengths of the lists of items."""
@@ -41,32 +42,39 @@ class _Samples:
     def __init__(self, item: str, history: str, first_item: int) -> None:
         self._columns, self._first_item = (history, item), first_item
         self.unknown = 0
-        self._relevant: list[ArrayLists] = []
+        self._relevant: list[Integers] = []
         self._seen: list[ArrayLists] = []
 
-    def add(self, batch: Batch) -> None:
-        """Add a batch."""
+    def add(self, batch: Batch, rankings: Integers, first: Integers) -> None:
+        """Add a batch.
+
+        Args:
+            batch: The batch.
+            rankings: Ranking of each sample; -1 for a sample that does not count.
+            first: Samples of new rankings, in their order.
+        """
         jagged, size = select(batch.sparse, self._columns), batch.batch_size
         keys, offsets = jagged.keys.cpu().numpy(), jagged.offsets.cpu().numpy()
-        is_wanted = (batch.label[:, 0] > 0).cpu().numpy()
-        self._seen.append(self._items(keys[: offsets[size]], np.diff(offsets[: size + 1])))
-        wanted = keys[offsets[size] :][is_wanted]
-        self._relevant.append(self._items(wanted, is_wanted.astype(np.int64)))
-        self.unknown += int((wanted < self._first_item).sum())
+        is_wanted = (batch.label[:, 0] > 0).cpu().numpy() & (rankings >= 0)
+        histories = Ragged(keys[: offsets[size]], offsets[: size + 1])
+        self._seen.append(self._items(take_lists(histories, first)))
+        wanted = keys[offsets[size] :]
+        is_item = wanted >= self._first_item
+        self._relevant.append(np.stack([rankings, wanted - self._first_item])[:, is_wanted & is_item])
+        self.unknown += int((is_wanted & ~is_item).sum())
 
-    def _items(self, keys: Integers, lengths: Integers) -> ArrayLists:
+    def _items(self, lists: ArrayLists) -> ArrayLists:
         """Return lists of places; those of missing and rare values are left out."""
+        lengths = np.diff(lists.offsets)
         owners = np.repeat(np.arange(len(lengths)), lengths)
-        is_item = keys >= self._first_item
-        return Ragged(
-            keys[is_item] - self._first_item, offsets_of(np.bincount(owners[is_item], minlength=len(lengths)))
-        )
+        is_item = lists.values >= self._first_item
+        counts = np.bincount(owners[is_item], minlength=len(lengths))
+        return Ragged(lists.values[is_item] - self._first_item, offsets_of(counts))
 
-    def results(self, users: Tensor, items: Tensor, k: Sequence[int]) -> RetrievalResults:
-        """Rank all items for all samples."""
-        results = evaluate_retrieval(
-            users, items, concatenate_lists(self._relevant), seen=concatenate_lists(self._seen), k=k
-        )
+    def results(self, users: Tensor, items: Tensor, k: Sequence[int], metrics: Sequence[str]) -> RetrievalResults:
+        """Rank all items for all rankings."""
+        relevant = lists_of_pairs(self._relevant, len(users))
+        results = evaluate_retrieval(users, items, relevant, seen=concatenate_lists(self._seen), k=k, metrics=metrics)
         return replace(results, relevant_unknown=self.unknown)
 
 
@@ -75,7 +83,9 @@ def evaluate_sequences(
     model: SequenceModel | NextItemModel | Popularity,
     batches: Iterable[Batch],
     *,
+    user: str | None = None,
     k: Sequence[int] | None = None,
+    metrics: Sequence[str] = DEFAULT_METRICS,
     first_item: int | None = None,
     precision: Precision = "fp32",
     progress: Callable[[int], None] | None = None,
@@ -88,26 +98,36 @@ def evaluate_sequences(
     Args:
         model: The model; it is in evaluation mode meanwhile.
         batches: Batches of the split; samples with a label of 0 have no relevant item, and are left out.
+        user: Column that identifies users, of whose samples all items are relevant at once and the history is that of
+            the first; samples without a user are left out. None where each sample has a ranking of its own.
         k: Lengths of the lists; None for those of `DEFAULT_K` that are no longer than the number of items.
+        metrics: Names among those of `evaluate_retrieval`.
         first_item: Lowest id of one item; those below are of missing and of rare values. None for that of the model.
         precision: Precision of the layers' matrix products.
         progress: Function called after every batch with the number of samples so far.
 
     Raises:
-        ConfigError: No samples, or a `k` above the number of items.
+        ConfigError: No samples, an unknown column, or a `k` above the number of items.
     """
-    was_training, device = model.training, device_of(model)
+    was_training, device, described = model.training, device_of(model), described_by(batches)
     first_item = model.first_item if first_item is None else first_item
     samples = _Samples(model.item_key, model.history, first_item)
+    numbering = Numbering()
     users: list[Tensor] = []
     done = 0
     model.eval()
     try:
         with autocast(precision, device):
             for batch in batches:
+                if user is None:
+                    first = np.arange(batch.batch_size)
+                    rankings = first + done
+                else:
+                    rankings, first = numbering.number(known_values(batch, user, described))
                 # The ranking is that of float32 dot products.
-                users.append(model.user_vectors(to_device(batch, device)).float())
-                samples.add(batch)
+                vectors = model.user_vectors(to_device(batch, device)).float()
+                users.append(vectors[torch.from_numpy(first).to(vectors.device)])
+                samples.add(batch, rankings, first)
                 done += batch.batch_size
                 if progress is not None:
                     progress(done)
@@ -117,9 +137,10 @@ def evaluate_sequences(
             items = _vectors_of(model, keys)
     finally:
         model.train(was_training)
-    if not users:
-        raise ConfigError("retrieval", "got no sample, expected at least one")
-    return samples.results(torch.cat(users), items, _lengths(k, len(keys)))
+    if not sum(map(len, users)):
+        wanted = "" if user is None else f" with a user in column {user!r}"
+        raise ConfigError("retrieval", f"got no sample{wanted}, expected at least one")
+    return samples.results(torch.cat(users), items, _lengths(k, len(keys)), metrics)
 
 
 def _vectors_of(model: SequenceModel | NextItemModel | Popularity, keys: Tensor) -> Tensor:

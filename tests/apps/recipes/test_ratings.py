@@ -15,7 +15,7 @@ import pytest
 from terarec.apps.recipes import load_recipe, load_recipe_data, reproduce
 from terarec.apps.recipes.data_sets import prepare_rated_sequences, prepare_ratings
 from terarec.data import open_reader
-from terarec.errors import FormatError
+from terarec.errors import ConfigError, FormatError
 from terarec.spec.recipe import RecipeSpec
 from tests.errors import at
 
@@ -35,6 +35,14 @@ def samples(directory: Path, split: str) -> list[tuple[int, int]]:
     return list(zip(keys[: batch.batch_size], keys[batch.batch_size :], strict=True))
 
 
+def lists_of(directory: Path, split: str, names: tuple[str, ...]) -> list[list[int]]:
+    """Return the keys of the samples of the first column, and then of the others."""
+    (batch,) = open_reader(directory, split, batch_size=1000)
+    assert batch.sparse.names == names
+    ends = batch.sparse.offsets.tolist()
+    return [batch.sparse.keys[begin:end].tolist() for begin, end in itertools.pairwise(ends)]
+
+
 @pytest.mark.parametrize("head", ["", NAMES, "\ufeff", "\ufeff" + NAMES])
 def test_the_latest_of_each_user_are_the_test(tmp_path: Path, head: str) -> None:
     (tmp_path / "u.data").write_text(head + text_of(RATINGS))
@@ -45,6 +53,17 @@ def test_the_latest_of_each_user_are_the_test(tmp_path: Path, head: str) -> None
     prepare_ratings(tmp_path / "u.data", tmp_path / "half", test=0.5)
     assert sorted(samples(tmp_path / "half", "train")) == [(1, 1), (1, 2), (2, 1), (2, 3)]
     assert sorted(samples(tmp_path / "half", "test")) == [(1, 3), (2, 2)]
+
+
+def test_models_that_read_the_items_of_a_user_have_a_sample_a_user(tmp_path: Path) -> None:
+    (tmp_path / "u.data").write_text(text_of([*RATINGS, (5, 20, 1)]))
+    prepare_ratings(tmp_path / "u.data", tmp_path / "data", test=0.5, histories=True)
+    lists = {split: lists_of(tmp_path / "data", split, ("user", "item", "history")) for split in ("train", "test")}
+    # The users 2 and 7 have rated 10, 20 and 30, 10, of which the last is the item of the sample.
+    expected_users = [[1], [2]]
+    assert lists["train"] == [*expected_users, [2], [1], [1], [3]]
+    # User 5 has no rating for training, and 99 and 40 are in no training sample.
+    assert lists["test"] == [*expected_users, [3], [2], [1, 2], [3, 1]]
 
 
 @pytest.mark.parametrize(
@@ -74,17 +93,13 @@ def test_the_latest_ratings_end_the_sequences_of_users(tmp_path: Path, separator
     text = text_of([*RATINGS, (5, 10, 1), (5, 20, 2)]).replace("\t", separator)
     (tmp_path / "ratings.dat").write_text(head + text)
     prepare_rated_sequences(tmp_path / "ratings.dat", tmp_path / "data", max_length=2)
-    batches = {split: next(iter(open_reader(tmp_path / "data", split, batch_size=10))) for split in ("train", "test")}
     # User 2 rated 10 and 20 at once, 30 and 99; user 7 rated 30, 10, 20 and 40. User 5 has too few.
     expected = {
         "train": ([20, 10], [[10], [30]], [[1], [2]]),
         "test": ([99, 40], [[20, 30], [10, 20]], [[1, 5], [3, 4]]),
     }
     for split, (items, histories, times) in expected.items():
-        sparse = batches[split].sparse
-        assert sparse.names == ("item", "history", "times")
-        ends = sparse.offsets.tolist()
-        lists = [sparse.keys[begin:end].tolist() for begin, end in itertools.pairwise(ends)]
+        lists = lists_of(tmp_path / "data", split, ("item", "history", "times"))
         assert lists == [[item] for item in items] + histories + times
     (tmp_path / "few").write_text(text_of(RATINGS[-2:]))
     with pytest.raises(FormatError, check=at(tmp_path / "few", "no user of three ratings")):
@@ -114,7 +129,7 @@ def planted(users: int = 60, items: int = 40) -> str:
     return text_of(rows)
 
 
-@pytest.mark.parametrize("model", ["mf_bpr", pytest.param("ncf", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("model", ["mf_bpr", "mult_vae", pytest.param("ncf", marks=pytest.mark.slow)])
 def test_items_are_ranked_for_users_beside_the_most_popular_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str
 ) -> None:
@@ -122,10 +137,33 @@ def test_items_are_ranked_for_users_beside_the_most_popular_ones(
     recipe = load_recipe("ml_100k", model)
     monkeypatch.setattr(reproduce, "load_recipe", lambda *_: shortened(recipe, epochs=30, batch_size=32))
     figures = reproduce.reproduce("ml_100k", model, tmp_path, tmp_path / "out").seeds.results[0].metrics
-    assert {name.partition("@")[0].removeprefix("popularity_") for name in figures} == {"hr", "ndcg", "precision"}
+    assert {name.partition("@")[0].removeprefix("popularity_") for name in figures} == {
+        "hr",
+        "ndcg",
+        "precision",
+        "recall",
+    }
     # Of 8 items of a user's own half that are not rated, 3 are relevant; popularity has both halves.
     assert figures["ndcg@10"] > 1.2 * figures["popularity_ndcg@10"]
     assert 0 < figures["precision@10"] <= 0.3
+
+
+def test_both_preparations_are_of_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "u.data").write_text(planted())
+    for model in ("mf_bpr", "mult_vae"):
+        recipe = shortened(load_recipe("ml_100k", model), epochs=1)
+        monkeypatch.setattr(reproduce, "load_recipe", lambda *_, recipe=recipe: recipe)
+        if model == "mult_vae":
+            (tmp_path / "u.data").write_text(planted(users=50))
+            with pytest.raises(ConfigError, check=at(tmp_path / "out", "data of other files")):
+                reproduce.reproduce("ml_100k", model, tmp_path, tmp_path / "out")
+            assert not (tmp_path / "out" / "histories").exists()
+            (tmp_path / "u.data").write_text(planted())
+        figures = reproduce.reproduce("ml_100k", model, tmp_path, tmp_path / "out").seeds.results[0].metrics
+        popular = {name: value for name, value in figures.items() if name.startswith("popularity_")}
+        if model == "mf_bpr":
+            of_pairs = popular
+    assert popular == pytest.approx(of_pairs)
 
 
 def shortened(recipe: RecipeSpec, **changes: int) -> RecipeSpec:

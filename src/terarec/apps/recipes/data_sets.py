@@ -22,6 +22,7 @@ from terarec.formats import write_dataset
 from terarec.formats.parquet import ParquetShardWriter, arrow_errors
 from terarec.io.directories import atomic_dir
 from terarec.io.opening import arrow_file
+from terarec.ragged import ArrayLists, Ragged, flat_values, offsets_of, take_lists
 from terarec.spec import (
     CategoricalColumn,
     DatasetSpec,
@@ -137,7 +138,7 @@ def prepare_rated_sequences(file: Path, out: Path, *, max_length: int) -> None:
     prepare(Workflow.of(workflow), table, out)
 
 
-def prepare_ratings(file: Path, out: Path, *, test: float) -> None:
+def prepare_ratings(file: Path, out: Path, *, test: float, histories: bool = False) -> None:
     """Write the data set of a file of ratings, atomically; all rated items are alike, whatever their rating.
 
     Of the n ratings of a user, round((1 - test) n), the earliest, are for training. Ratings of the test whose user or
@@ -148,6 +149,8 @@ def prepare_ratings(file: Path, out: Path, *, test: float) -> None:
             a first line with names is passed over. Plain or compressed.
         out: Directory to write.
         test: Share of the ratings of a user for the test.
+        histories: Whether samples also have the items of the user in the train split, of which a user is then one
+            sample, of the last of these items with those before it as history.
 
     Raises:
         FormatError: A line of another form, with its number, or no ratings for a split.
@@ -158,21 +161,41 @@ def prepare_ratings(file: Path, out: Path, *, test: float) -> None:
     place = np.arange(len(users)) - np.repeat(counts.cumsum() - counts, counts)
     is_train = place < np.repeat(np.round((1.0 - test) * counts), counts)
     splits = {"train": order[is_train], "test": order[~is_train]}
-    columns = {}
+    columns, ids = [], []
     for name, values in ((USER, users), (ITEM, items)):
         known = np.unique(values[splits["train"]])
         splits["test"] = splits["test"][np.isin(values[splits["test"]], known)]
-        columns[name] = (known, np.searchsorted(known, values) + FIRST_ID)
+        columns.append(CategoricalColumn(name=name, rows=FIRST_ID + len(known), given=False))
+        ids.append(np.searchsorted(known, values) + FIRST_ID)
     for split, rows in splits.items():
         if not len(rows):
             raise FormatError(file, f"leaves no rating of a known user and item for {split!r}, expected more ratings")
-    _write(
-        file,
-        out,
-        "taken",
-        [CategoricalColumn(name=name, rows=FIRST_ID + len(known), given=False) for name, (known, _) in columns.items()],
-        {split: [ids[rows] for _, ids in columns.values()] for split, rows in splits.items()},
-    )
+    keys: dict[str, list[Integers | ArrayLists]] = {split: [of[rows] for of in ids] for split, rows in splits.items()}
+    if histories:
+        keys, longest = _with_histories(*keys["train"], *keys["test"])
+        columns.append(replace(columns[1], name=HISTORY, hotness=longest))
+    _write(file, out, "taken", columns, keys)
+
+
+def _with_histories(
+    users: Integers, items: Integers, test_users: Integers, test_items: Integers
+) -> tuple[dict[str, list[Integers | ArrayLists]], int]:
+    """Return the columns user, item and history of both splits, and the length of the longest history.
+
+    Args:
+        users: Users of the train split int64[n], ascending, each without a gap.
+        items: Their items int64[n], in the order of time.
+        test_users: Users of the test split int64[m].
+        test_items: Their items int64[m].
+    """
+    distinct, starts, counts = np.unique(users, return_index=True, return_counts=True)
+    last = starts + counts - 1
+    before = Ragged(np.delete(items, last), offsets_of(counts - 1))
+    every = take_lists(Ragged(items, offsets_of(counts)), np.searchsorted(distinct, test_users))
+    return {
+        "train": [distinct, items[last], before],
+        "test": [test_users, test_items, every],
+    }, int(counts.max())
 
 
 def _write(
@@ -180,7 +203,7 @@ def _write(
     out: Path,
     label: str,
     columns: Sequence[CategoricalColumn],
-    splits: Mapping[str, Sequence[Integers]],
+    splits: Mapping[str, Sequence[Integers | ArrayLists]],
 ) -> None:
     """Write a data set of the name of a file, whose label is always 1: split -> the keys of each column."""
     spec = DatasetSpec(
@@ -193,7 +216,7 @@ def _write(
     with atomic_dir(out) as partial:
         shards = {}
         for split, keys in splits.items():
-            name, count = f"{split}/part-00000.parquet", len(keys[0])
+            name, count = f"{split}/part-00000.parquet", len(flat_values(keys[0]))
             writer = ParquetShardWriter(partial / name, spec)
             writer.write(np.ones((count, 1), np.float32), np.empty((count, 0), np.float32), keys)
             writer.close()

@@ -11,15 +11,18 @@ from pathlib import Path
 from torch import nn
 
 from terarec.apps.recipes import find_recipe_files, load_recipe, load_recipe_data
-from terarec.apps.recipes.data_sets import prepare_rated_sequences, prepare_ratings, prepare_sequences
+from terarec.apps.recipes.data_sets import USER, prepare_rated_sequences, prepare_ratings, prepare_sequences
 from terarec.errors import ConfigError, FormatError
 from terarec.etl import prepare
 from terarec.etl.workflow import Workflow
 from terarec.formats.dataset import DATASET_FILE
 from terarec.io.files import write_json
 from terarec.io.opening import read_bytes, sha256_of
+from terarec.metrics.ranking import RetrievalResults
+from terarec.models.next_items import MultVAE
 from terarec.models.pairs import PairModel
 from terarec.models.sequences import SequenceModel
+from terarec.spec import MultVAESpec
 from terarec.spec.codec import parse_json
 from terarec.spec.recipe import RatedSequenceDataSpec, RatingDataSpec, RecipeSpec, SequenceDataSpec
 from terarec.train.retrieval import Popularity, evaluate_towers
@@ -29,6 +32,8 @@ from terarec.train.sequence_ranking import evaluate_sequences
 from terarec.train.trainer import Callback
 
 TEST_SPLIT = "test"
+DATA_FOLDERS = ("data", "histories")
+"""Prepared data, which models of a recipe share; the second are ratings with those of the same user."""
 SOURCE_FILE = "source.json"
 """Names of the files of the prepared data, and their SHA-256."""
 
@@ -64,7 +69,8 @@ def reproduce(
         data: Name of the data, such as "frappe_x1".
         model: Name of the model, such as "deepfm".
         directory: Directory of the public files.
-        out: Directory to write: ``data`` is the prepared data set, which all models share, ``<model>/seed-<n>`` a RUN.
+        out: Directory to write: ``data`` is the prepared data set, which all models share, or ``histories`` that of
+            ratings for models that read a user's items, and ``<model>/seed-<n>`` a RUN.
         seeds: Number of runs, with the seeds 0, 1, ...
         threads: CPU threads of the compute; None leaves torch's setting.
         resume: Whether finished runs are kept and an interrupted one continues.
@@ -77,19 +83,20 @@ def reproduce(
         FormatError: A public file is damaged.
     """
     recipe, described = load_recipe(data, model), load_recipe_data(data)
-    prepared, files = out / "data", find_recipe_files(described, directory)
+    histories = isinstance(described, RatingDataSpec) and isinstance(recipe.run.model, MultVAESpec)
+    prepared, files = out / DATA_FOLDERS[histories], find_recipe_files(described, directory)
     digests = {file.name: sha256_of(file) for file in files}
     # A data set appears under its name when it is complete; all models of the recipe share it.
-    if (prepared / DATASET_FILE).is_file():
+    if any((out / folder / DATASET_FILE).is_file() for folder in DATA_FOLDERS):
         _check_source(out, digests, directory)
-    else:
+    if not (prepared / DATASET_FILE).is_file():
         # Before the data, which would be those of any files after a kill in between.
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / SOURCE_FILE, digests)
         if isinstance(described, SequenceDataSpec):
             prepare_sequences(files[0], prepared)
         elif isinstance(described, RatingDataSpec):
-            prepare_ratings(files[0], prepared, test=described.test)
+            prepare_ratings(files[0], prepared, test=described.test, histories=histories)
         elif isinstance(described, RatedSequenceDataSpec):
             prepare_rated_sequences(files[0], prepared, max_length=described.max_length)
         else:
@@ -125,9 +132,11 @@ def _check_source(out: Path, digests: Mapping[str, str], directory: Path) -> Non
 def rank_items(model: nn.Module, run: Run, split: str) -> dict[str, float]:
     """Return the hit rate and NDCG of a sequence model among all items, and those of the most popular items."""
     assert isinstance(model, SequenceModel), "recipes of sequences have sequence models"
-    ranked = evaluate_sequences(model, run.reader(split))
-    popular = evaluate_sequences(Popularity.of_sequences(model, run.reader("train")), run.reader(split))
-    return {**_figures("", ranked.values), **_figures("popularity_", popular.values)}
+    ranked = evaluate_sequences(model, run.reader(split), metrics=_OF_SEQUENCES)
+    popular = evaluate_sequences(
+        Popularity.of_sequences(model, run.reader("train")), run.reader(split), metrics=_OF_SEQUENCES
+    )
+    return _figures(ranked, popular)
 
 
 def rank_items_of_users(model: nn.Module, run: Run, split: str) -> dict[str, float]:
@@ -135,15 +144,20 @@ def rank_items_of_users(model: nn.Module, run: Run, split: str) -> dict[str, flo
 
     Items of the user's train split are not ranked.
     """
-    assert isinstance(model, PairModel), "recipes of ratings have models of users and items"
-    popular = Popularity.of_positives(model.item_key, run.reader("train"))
-    rankings = {
-        prefix: evaluate_towers(
-            one, run.reader(split), run.reader("train"), user=model.user_key, k=(5, 10), metrics=tuple(_NAMES)
+    reader, names = run.reader, tuple(_NAMES)
+    if isinstance(model, MultVAE):
+        counted = Popularity.of_sequences(model, reader("train"))
+        ranked, popular = (
+            evaluate_sequences(one, reader(split), user=USER, k=_LENGTHS, metrics=names) for one in (model, counted)
         )
-        for prefix, one in (("", model), ("popularity_", popular))
-    }
-    return {name: value for prefix, one in rankings.items() for name, value in _figures(prefix, one.values).items()}
+    else:
+        assert isinstance(model, PairModel), "recipes of ratings have models of users and items, or Mult-VAE"
+        counted = Popularity.of_positives(model.item_key, reader("train"))
+        ranked, popular = (
+            evaluate_towers(one, reader(split), reader("train"), user=USER, k=_LENGTHS, metrics=names)
+            for one in (model, counted)
+        )
+    return _figures(ranked, popular)
 
 
 _MEASURES = {
@@ -153,14 +167,16 @@ _MEASURES = {
 }
 """Kind of data -> the measure of its models; others have the metrics of their runs."""
 
-_NAMES = {"hit_rate": "hr", "ndcg": "ndcg", "precision": "precision"}
+_NAMES = {"hit_rate": "hr", "ndcg": "ndcg", "precision": "precision", "recall": "recall"}
 """Metric -> its name in a recipe's figures."""
+_OF_SEQUENCES = ("hit_rate", "ndcg")  # of one relevant item, whose recall is the hit rate
+_LENGTHS = (5, 10)
 
 
-def _figures(prefix: str, values: Mapping[str, float]) -> dict[str, float]:
+def _figures(ranked: RetrievalResults, popular: RetrievalResults) -> dict[str, float]:
     return {
         f"{prefix}{_NAMES[metric]}@{k}": value
-        for name, value in values.items()
+        for prefix, results in (("", ranked), ("popularity_", popular))
+        for name, value in results.values.items()
         for metric, _, k in [name.partition("@")]
-        if metric in _NAMES
     }
