@@ -72,7 +72,7 @@ class DynamicVariable(RowsVariable):
         if (strategy := options.get("evict_strategy", "kLru")) != "kLru":
             raise ConfigError("evict_strategy", f"got {strategy!r}, expected 'kLru'")
         ratio = options.get("filter_ratio", 1.0)
-        if isinstance(ratio, bool) or not isinstance(ratio, Real) or not 0 <= ratio <= 1:
+        if isinstance(ratio, bool) or not isinstance(ratio, Real) or not 0 <= float(ratio) <= 1:
             raise ConfigError("filter_ratio", f"got {quoted(ratio)}, expected 0 <= ratio <= 1")
         own_name = new_name(name, "sok_dynamic_Variable")
         growth = Growth(

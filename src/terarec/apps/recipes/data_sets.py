@@ -170,9 +170,10 @@ def prepare_ratings(file: Path, out: Path, *, test: float, histories: bool = Fal
     for split, rows in splits.items():
         if not len(rows):
             raise FormatError(file, f"leaves no rating of a known user and item for {split!r}, expected more ratings")
-    keys: dict[str, list[Integers | ArrayLists]] = {split: [of[rows] for of in ids] for split, rows in splits.items()}
+    pairs = {split: [of[rows] for of in ids] for split, rows in splits.items()}
+    keys: Mapping[str, Sequence[Integers | ArrayLists]] = pairs
     if histories:
-        keys, longest = _with_histories(*keys["train"], *keys["test"])
+        keys, longest = _with_histories(*pairs["train"], *pairs["test"])
         columns.append(replace(columns[1], name=HISTORY, hotness=longest))
     _write(file, out, "taken", columns, keys)
 
