@@ -136,7 +136,9 @@ def test_id_0_means_the_same_for_a_training_that_goes_on(tmp_path):
 def test_id_0_may_mean_something_else_where_no_model_reads_it(tmp_path):
     """Finding Q: a training that went on was refused for columns that its model does not read."""
     columns = [CategoricalColumn(name=name, rows=6) for name in ("shop", "brand", "town")]
-    known = DatasetSpec(name="d", storage="parquet", labels=(LabelColumn(name="y"),), categorical=tuple(columns))
+    known = DatasetSpec(
+        name="d", storage="parquet", labels=(LabelColumn(name="y"),), dense=(), categorical=tuple(columns)
+    )
     columns[1] = dataclasses.replace(columns[1], given=False)
     other = dataclasses.replace(known, categorical=tuple(columns))
     run = shops_run(write_shops(tmp_path / "data"), tmp_path / "RUN")
