@@ -90,6 +90,29 @@ def test_records_have_times_of_arrow(tmp_path: Path, rows: int) -> None:
         fitted.encode({"t": pa.array([0, 1] * rows, pa.duration("ns"))})
 
 
+@pytest.mark.parametrize("rows", [1, 200])
+@pytest.mark.parametrize("unit", ["ns", "us", "s", "m", "h"])
+def test_records_have_times_of_numpy(tmp_path: Path, rows: int, unit: str) -> None:
+    """Finding N3: those of nanoseconds are integers in a list, which a column of integers took for its own."""
+    (tmp_path / "log").write_text("y,t,n\n0,0,1\n1,7200,2\n")
+    columns = (*source().columns, SourceColumn(name="n", type="integer"))
+    made = Workflow(
+        [FillMissing(columns=("t", "n"), value=0), NormalizeMinMax(columns=("t",))],
+        source=SourceSpec(format="delimited", columns=columns, delimiter=",", header=True),
+        labels=[LabelSpec(name="y")],
+        dense=["t", "n"],
+    )
+    fitted = fit(made, [tmp_path / "log"])
+    times = np.array([3600, "NaT"] * rows, "datetime64[s]").astype(f"datetime64[{unit}]")
+    numbers = [1] * len(times)
+    dense = fitted.encode({"t": times, "n": numbers}).dense
+    assert dense[:, 0].tolist() == [0.5, 0.0] * rows
+    assert fitted.encode({"t": times[:, None], "n": numbers}).dense.tolist() == dense.tolist()
+    for values in (times, times - times):
+        with pytest.raises(ConfigError, check=at("column 'n'")):
+            fitted.encode({"t": times, "n": values})
+
+
 def test_a_list_with_milliseconds_is_rejected(tmp_path):
     path = tmp_path / "log"
     path.write_text(f"y,t\n0,1|2\n0,1|{MILLISECONDS}\n")

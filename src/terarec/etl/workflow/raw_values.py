@@ -75,7 +75,7 @@ def _mistyped(values: Any, accepted: str) -> _RejectedError:
 def few_as_list(values: Any) -> Any:
     """Return a NumPy or Arrow array of at most `SMALL_ROWS` values as a list; anything else unchanged.
 
-    Floats that their type holds only rounded, which are no ids, keep it; so do times of Arrow.
+    Floats that their type holds only rounded, which are no ids, keep it; so do times.
     """
     if isinstance(values, pa.Array | pa.ChunkedArray | np.ndarray) and len(values) <= SMALL_ROWS:
         return values if are_rounded(values) or _are_times(values) else as_list(values)
@@ -83,8 +83,10 @@ def few_as_list(values: Any) -> Any:
 
 
 def _are_times(values: pa.Array | pa.ChunkedArray | NDArray[Any]) -> bool:
-    """Return whether the values are Arrow's times, of which Python holds those of the years 1 to 9999 alone."""
-    return not isinstance(values, np.ndarray) and pa.types.is_temporal(value_type(plain_type(values.type)))
+    """Return whether the values are times: lists hold those of the years 1 to 9999 alone, and NumPy's as integers."""
+    if isinstance(values, np.ndarray):
+        return values.dtype.kind in "mM"
+    return pa.types.is_temporal(value_type(plain_type(values.type)))
 
 
 def as_list(values: Any) -> Any:
@@ -139,8 +141,16 @@ def one_column(values: Any) -> Any:
     return values[:, 0] if is_column else values
 
 
+def _times_of_numpy(values: NDArray[Any]) -> pa.Array:
+    """Return a NumPy array [n] of times or durations as one of Arrow, which has fewer units."""
+    unit = np.datetime_data(values.dtype)[0]
+    return pa.array(values if unit in ("s", "ms", "us", "ns") else values.astype(f"{values.dtype.kind}8[s]"))
+
+
 def _plain(values: Any) -> Any:
-    """Return values as a list, a NumPy array of numbers, or an Arrow array of more than `SMALL_ROWS` values."""
+    """Return values as a list, a NumPy array of numbers, or an Arrow array of times or of more than `SMALL_ROWS`."""
+    if isinstance(values, np.ndarray) and values.ndim == 1 and _are_times(values):
+        values = _times_of_numpy(values)
     if isinstance(values, pa.Array | pa.ChunkedArray):
         if (fault := fault_of_array(values)) is not None:
             raise _RejectedError(f"values of type {values.type} ({fault})", "valid ones, with text in UTF-8")
@@ -155,8 +165,9 @@ def _plain(values: Any) -> Any:
         # Arrays of objects, texts or booleans are read value by value, as lists are.
         if values.dtype.kind in "iuf" and values.ndim == 1:
             return values
-        # Rows of rounded floats keep their type.
-        return list(values) if values.ndim > 1 and are_rounded(values) else values.tolist()
+        # Rows of rounded floats and of times keep their type.
+        keeps_type = values.ndim > 1 and (are_rounded(values) or _are_times(values))
+        return list(values) if keeps_type else values.tolist()
     if isinstance(values, Sequence) and not isinstance(values, str | bytes):
         return list(values)
     raise _RejectedError(type(values).__name__, "a list, a NumPy array or an Arrow array")
