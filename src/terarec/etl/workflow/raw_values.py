@@ -86,7 +86,7 @@ def _are_times(values: pa.Array | pa.ChunkedArray | NDArray[Any]) -> bool:
     """Return whether the values are times: lists hold those of the years 1 to 9999 alone, and NumPy's as integers."""
     if isinstance(values, np.ndarray):
         return values.dtype.kind in "mM"
-    return pa.types.is_temporal(value_type(plain_type(values.type)))
+    return bool(pa.types.is_temporal(value_type(plain_type(values.type))))
 
 
 def as_list(values: Any) -> Any:
