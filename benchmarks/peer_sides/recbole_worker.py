@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -70,7 +71,9 @@ class RecBole:
 def main() -> None:
     answers = open_answers()
     torch.set_num_threads(1)
-    serve(RecBole(sys.argv.pop()), f"RecBole {version('recbole')}, torch {torch.__version__}", answers)
+    folder = sys.argv.pop()  # RecBole reads the rest
+    os.chdir(folder)  # it writes logs where it runs
+    serve(RecBole(folder), f"RecBole {version('recbole')}, torch {torch.__version__}", answers)
 
 
 if __name__ == "__main__":
