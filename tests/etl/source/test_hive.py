@@ -100,6 +100,21 @@ def test_a_column_of_the_files_is_read_from_them(tmp_path: Path) -> None:
     assert rows_of(open_source(spec("json_lines", country="text"), [folder]))[1]["country"] == ["FR", "DE"]
 
 
+@pytest.mark.parametrize("file_format", ["parquet", "delimited"])
+def test_a_later_file_may_not_have_the_column_of_a_directory(tmp_path: Path, file_format: str) -> None:
+    """Finding N9: its values were left out without a word."""
+    files = []
+    for country, names in (("DE", ["x"]), ("FR", ["x", "country"])):
+        files.append(tmp_path / f"country={country}" / "part")
+        files[-1].parent.mkdir()
+        if file_format == "parquet":
+            pq.write_table(pa.table({"x": [1], "country": ["IT"]}).select(names), files[-1])
+        else:
+            files[-1].write_text("x\n1\n" if len(names) == 1 else "x,country\n1,IT\n")
+    with pytest.raises(FormatError, check=at(str(files[1]), "one place in all files")):
+        open_source(spec(file_format, country="text"), files)
+
+
 def test_a_bad_field_does_not_become_the_value_of_the_directory(tmp_path: Path) -> None:
     folder = tmp_path / "country=DE" / "hour=7"
     folder.mkdir(parents=True)

@@ -54,7 +54,8 @@ def with_directories(
 
     Raises:
         ConfigError: A file is in no directory of a column that others have so.
-        FormatError: The first file is damaged, or a directory has another value than its column.
+        FormatError: A file is damaged or has a column that the first one has in its directory, or a directory has
+            another value than its column.
     """
     columns = _directory_columns(spec, files)
     reader = reader_of(files_spec(spec, files))
@@ -66,7 +67,19 @@ def with_directories(
             if column.name not in values[file.path] and spec.format != "json_lines":
                 expected = f"a directory {column.name}=VALUE, as {files[0].path} has"
                 raise ConfigError(file.path, f"has no column {column.name!r}, expected it, or {expected}")
+    if spec.format != "json_lines":
+        _check_alike(files, columns, spec)
     return DirectoryReader(spec, columns, values, reader)
+
+
+def _check_alike(files: Sequence[SourceFile], columns: Sequence[SourceColumn], spec: SourceSpec) -> None:
+    """Raise `FormatError` where a later file has a column itself, whose values would be left out."""
+    for file in files[1:]:
+        there = _names_in(file, spec)
+        for column in columns:
+            if column.name in there:
+                problem = f"has a column {column.name!r}, which {files[0].path} has in the name of its directory alone"
+                raise FormatError(file.path, f"{problem}, expected one place in all files")
 
 
 def files_spec(spec: SourceSpec, files: Sequence[SourceFile]) -> SourceSpec:
