@@ -27,6 +27,7 @@ from terarec.dist.routing import is_poolable
 from terarec.dist.streams import KeyStream, has_streams
 from terarec.dist.tables import sharded_table
 from terarec.embedding import EmbeddingCollection, EmbeddingOutput
+from terarec.embedding.collection import columns_of
 from terarec.embedding.modules import replace_modules
 from terarec.embedding.output import cast
 from terarec.errors import ConfigError, NoSpaceError
@@ -320,7 +321,7 @@ class ShardedCollection(nn.Module):
         }
 
     def _keys_of(self, jagged: Jagged) -> dict[str, Tensor]:
-        columns = {feature.name: self.columns.get(feature.name, feature.name) for feature in self.features}
+        columns = columns_of(self.features, self.columns)
         return {name: select(jagged, [column]).keys for name, column in columns.items() if column in jagged.names}
 
     def _distinct_keys(self, keys: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ table is ever allocated. The tables are not `torch.nn.Parameter`; one empty `Tab
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial, reduce
@@ -55,6 +55,11 @@ from terarec.storage.dynamic import DynamicTable, dynamic_tables
 from terarec.storage.kinds import AnyArena, AnyTable
 from terarec.storage.static import StaticTable, static_tables
 from terarec.storage.tiered import TieredArena, tiered_tables
+
+
+def columns_of(features: Iterable[FeatureSpec], renamed: Mapping[str, str]) -> dict[str, str]:
+    """Return feature -> column of a batch with its keys: that of its name unless `renamed` has another one."""
+    return {feature.name: renamed.get(feature.name, feature.name) for feature in features}
 
 
 class EmbeddingCollection(nn.Module):
@@ -312,7 +317,7 @@ class EmbeddingCollection(nn.Module):
         """Return the columns of a batch that features read, under the names of these."""
         if not self.columns:
             return jagged
-        columns = {feature.name: self.columns.get(feature.name, feature.name) for feature in self.features}
+        columns = columns_of(self.features, self.columns)
         there = {name: column for name, column in columns.items() if column in jagged.names}
         return replace(select(jagged, tuple(there.values())), names=tuple(there))
 

@@ -79,15 +79,13 @@ class SharedTables:
         """Let go of the files of a model, which go if no other process holds them. Rows that are mapped remain."""
         for path, file in self._locks.pop(identity, {}).items():
             with file:
-                if try_lock(file):
-                    path.unlink(missing_ok=True)
+                _remove_unused(path, file)
 
     def _remove_abandoned(self) -> None:
         # Also those in part, of one that was killed while it wrote.
         for path in self._files.glob("*-*"):
             with contextlib.suppress(DataNotFoundError), open_file(path) as file:
-                if try_lock(file):
-                    path.unlink(missing_ok=True)
+                _remove_unused(path, file)
 
     def _hold(self, identity: object) -> None:
         locks = self._locks.setdefault(identity, {})
@@ -99,6 +97,12 @@ class SharedTables:
                     locks[path] = file
                 else:
                     file.close()
+
+
+def _remove_unused(path: Path, file: BufferedReader) -> None:
+    """Remove an open file unless another process holds it."""
+    if try_lock(file):
+        path.unlink(missing_ok=True)
 
 
 def _name(identity: object) -> str:

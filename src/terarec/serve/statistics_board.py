@@ -24,6 +24,7 @@ from terarec.serve.statistics import ModelCounters, ModelStatistics
 _LOGGER = logging.getLogger(__name__)
 
 Content = TypeVar("Content")
+Item = TypeVar("Item")
 
 _SLOT_BYTES = 2**20
 """Memory of a process's counters; pages that nobody writes take none. A size of batches takes about 70 bytes."""
@@ -69,6 +70,14 @@ class _Slots(Generic[Content]):
         _CHANGES.pack_into(self._memory, begin + (1 + half) * _CHANGES.size, len(text))
         _CHANGES.pack_into(self._memory, begin, changes)
 
+    def write_last(self, index: int, items: Sequence[Item], encode: Callable[[Sequence[Item]], bytes]) -> None:
+        """Replace the text of a slot by that of items; where there is no room for all, the first ones go."""
+        text = encode(items)
+        while len(text) > self.room:
+            items = items[1 + len(items) // 8 :]
+            text = encode(items)
+        self.write(index, text)
+
     def read(self, index: int) -> Content:
         """Return the content of a slot; that of no text before it is written."""
         begin = index * self._num_bytes
@@ -105,13 +114,12 @@ class StatisticsBoard:
     def write(self, index: int, models: Mapping[str, ModelStatistics]) -> None:
         """Replace the counters of worker `index`; where there is no room for all, those of the first models go."""
         text = _text(models)
-        if len(text) > self._slots.room:  # of thousands of sizes of batches
-            models = {name: statistics.without_batches() for name, statistics in models.items()}
-            text = _text(models)
-        while len(text) > self._slots.room:  # of hundreds of versions
-            models = dict(list(models.items())[1 + len(models) // 8 :])
-            text = _text(models)
-        self._slots.write(index, text)
+        if len(text) <= self._slots.room:
+            self._slots.write(index, text)
+            return
+        # It has thousands of sizes of batches, or hundreds of versions.
+        shorter = [(name, statistics.without_batches()) for name, statistics in models.items()]
+        self._slots.write_last(index, shorter, lambda some: _text(dict(some)))
 
     def read(self, index: int) -> dict[str, ModelStatistics]:
         """Return the counters of worker `index`; none before it has written any."""
@@ -135,11 +143,7 @@ class StatisticsBoard:
 
     def write_drift(self, index: int, counts: Sequence[DriftCounts]) -> None:
         """Replace what worker `index` has counted of its records; where there is no room for all, the first go."""
-        text = drift_counts.to_json(counts)
-        while len(text) > self._drift.room:
-            counts = counts[1 + len(counts) // 8 :]
-            text = drift_counts.to_json(counts)
-        self._drift.write(index, text)
+        self._drift.write_last(index, counts, drift_counts.to_json)
 
     def other_drift(self, index: int) -> list[DriftCounts]:
         """Return what all workers but `index` have counted of their last records."""

@@ -19,8 +19,6 @@ from terarec.checkpoint.directory import MANIFEST, keep_newest, step_path
 from terarec.config import load_run
 from terarec.config.files import RUN_FILE
 from terarec.data.reader import BatchReader
-from terarec.dist.shard import ShardedCollection
-from terarec.embedding import EmbeddingCollection
 from terarec.errors import ConfigError, DataNotFoundError, StorageError, TrainingError
 from terarec.formats import read_dataset
 from terarec.models.artifact import dense_state, find_checkpoint, load_dense_state, load_weights, tables
@@ -36,6 +34,7 @@ from terarec.spec import (
     to_data,
 )
 from terarec.spec.codec import differences
+from terarec.train.devices import collections_of
 from terarec.train.evaluation import Evaluation
 from terarec.train.extending import check_growth
 from terarec.train.run_dir import RunDirectory, check_run
@@ -240,8 +239,7 @@ def restore(trainer: Trainer, reader: BatchReader, checkpoint: Checkpoint) -> No
 
 def columns_read(model: nn.Module, *specs: object) -> frozenset[str]:
     """Return the names of columns that a model looks up, and all texts in `specs`, which may name others."""
-    collections = (module for module in model.modules() if isinstance(module, EmbeddingCollection | ShardedCollection))
-    features = {feature.name for collection in collections for feature in collection.features}
+    features = {feature.name for collection in collections_of(model) for feature in collection.features}
     return frozenset(features.union(*(_texts(to_data(spec)) for spec in specs)))
 
 

@@ -175,9 +175,14 @@ def _read(
         yield batch, ReadBatch(reader.state_dict() if with_state else None, rows)
 
 
+def collections_of(model: nn.Module) -> list[EmbeddingCollection | ShardedCollection]:
+    """Return the collections of `model`; those on several ranks with their parts."""
+    return [module for module in model.modules() if isinstance(module, EmbeddingCollection | ShardedCollection)]
+
+
 def collections_in_tiers(model: nn.Module) -> list[EmbeddingCollection | ShardedCollection]:
     """Return the collections of `model` with tables in tiers; for those on several ranks, not their parts."""
-    modules = [module for module in model.modules() if isinstance(module, EmbeddingCollection | ShardedCollection)]
+    modules = collections_of(model)
     parts = {id(collection.local) for collection in modules if isinstance(collection, ShardedCollection)}
     return [module for module in modules if id(module) not in parts and module.tier_use() is not None]
 

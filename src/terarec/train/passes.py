@@ -16,6 +16,7 @@ from terarec.data import Reader
 from terarec.data.keysets import PartKeysets
 from terarec.dist.shard import ShardedCollection
 from terarec.embedding import EmbeddingCollection
+from terarec.embedding.collection import columns_of
 from terarec.errors import ConfigError, DataNotFoundError
 from terarec.train.devices import collections_in_tiers
 from terarec.train.trainer import Callback, Trainer
@@ -133,10 +134,7 @@ class PartPasses(Callback):
 def _keys(keysets: PartKeysets, part: int, collections: Sequence[EmbeddingCollection | ShardedCollection]) -> PartKeys:
     """Return the keys of a part for each collection, by the features that read a column."""
     keys = {name: torch.from_numpy(values) for name, values in keysets.keys(part).items()}
-    columns = [
-        {feature.name: collection.columns.get(feature.name, feature.name) for feature in collection.features}
-        for collection in collections
-    ]
+    columns = [columns_of(collection.features, collection.columns) for collection in collections]
     return [{name: keys[column] for name, column in each.items() if column in keys} for each in columns]
 
 
