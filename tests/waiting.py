@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Waiting for what another thread or process does."""
 
+import socket
 import time
 from collections.abc import Callable
 
@@ -27,3 +28,15 @@ def wait_for(condition: Callable[[], bool], *, seconds: float = PATIENCE, every:
             return
         assert time.monotonic() < end, f"the condition does not hold after {seconds:g} s"
         time.sleep(max(every, min(0.5, 3 * (time.monotonic() - begun))))
+
+
+def wait_until_refused(address: tuple[str, int]) -> None:
+    """Return once nobody listens at an address. A socket that is being closed may reset who is connecting."""
+    while True:
+        try:
+            socket.create_connection(address, timeout=PATIENCE).close()
+        except ConnectionRefusedError:
+            return
+        except ConnectionResetError:
+            pass
+        time.sleep(0.01)

@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import sys
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,7 +24,7 @@ from terarec.spec import ServingSpec
 from tests.errors import at
 from tests.processes import Python
 from tests.serve.conftest import CATEGORICAL, DENSE, TrainedRun
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, wait_until_refused
 
 PROGRAM = """
 import os, signal, sys
@@ -187,14 +186,6 @@ def test_any_loopback_family_may_be_requested(trained: TrainedRun) -> None:
     assert answers == [b'{"ready":true}']
 
 
-def wait_until_refused(running: RunningServer) -> None:
-    """Return when the server has begun to shut down."""
-    with contextlib.suppress(ConnectionRefusedError):
-        while True:
-            socket.create_connection((running.host, running.port), timeout=30).close()
-            time.sleep(0.01)
-
-
 def test_a_request_in_flight_is_answered_after_the_stop(trained: TrainedRun, session: InferenceSession) -> None:
     records = trained.records(0, 2)
     tensors = (
@@ -211,7 +202,7 @@ def test_a_request_in_flight_is_answered_after_the_stop(trained: TrainedRun, ses
             assert connection.recv(100).startswith(b"HTTP/1.1 100 ")  # the server reads the body by now
             connection.sendall(body[:100])
             running.stop()
-            wait_until_refused(running)
+            wait_until_refused((running.host, running.port))
             connection.sendall(body[100:])
             answers.append(b"".join(iter(lambda: connection.recv(65536), b"")))
 

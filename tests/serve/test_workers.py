@@ -35,7 +35,7 @@ from tests.processes import Python
 from tests.serve.conftest import TrainedRun
 from tests.serve.http.test_api_routes import tensors
 from tests.serve.http.test_limits import infer_bytes
-from tests.waiting import PATIENCE, wait_for
+from tests.waiting import PATIENCE, wait_for, wait_until_refused
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
@@ -95,13 +95,6 @@ def score(client: InferenceClient, trained: TrainedRun, start: int) -> np.ndarra
         except InferenceError:
             time.sleep(0.05)
     raise AssertionError("no answer")
-
-
-def wait_until_refused(address: tuple[str, int]) -> None:
-    with contextlib.suppress(ConnectionRefusedError):
-        while True:
-            socket.create_connection(address, timeout=PATIENCE).close()
-            time.sleep(0.01)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -184,7 +177,7 @@ def proportional_bytes(pid: int) -> int:
 @pytest.mark.parametrize("source", ["run", "repository"])
 def test_the_tables_are_in_memory_once(trained: TrainedRun, tmp_path: Path, source: str) -> None:
     """What two more workers add to the proportional set sizes is less than half of the tables each."""
-    width = 4096
+    width = 12_288
     model = DLRMSpec(width=width, bottom=(8, width), top=(8,))
     training = TrainingSpec(batch_size=128, max_steps=1, reader_threads=1)
     build(RunSpec(data=str(trained.data), model=model, training=training), tmp_path / "run").fit()
