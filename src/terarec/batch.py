@@ -352,9 +352,6 @@ def feature_keys(batch: Batch, name: str) -> Tensor:
     """Return the keys int64[B] of a feature with one key a sample, for which models have rows.
 
     Metadata of the same name holds what a workflow made the keys of, so whoever wants keys reads it by this alone.
-
-    Raises:
-        ConfigError: No such feature, or one with more or fewer keys than samples.
     """
     sparse = batch.sparse
     _check_known(name, sparse.names)

@@ -24,10 +24,6 @@ class Backoff:
 
     Attributes:
         due: Time of the next try, by `time.monotonic`.
-
-    Args:
-        first_seconds: The first pause.
-        longest_seconds: Limit of the pauses after it.
     """
 
     def __init__(self, first_seconds: float, longest_seconds: float = 300.0) -> None:

@@ -138,10 +138,6 @@ class ServedRecommendations(Repeating):
 
     `_current` is replaced as a whole by the thread that polls, and read once by each request.
 
-    Args:
-        spec: What is recommended.
-        models: Models of the server.
-
     Raises:
         ConfigError: A model that is not served, is of another kind or follows a training, a column that is missing or
             of a type that the models do not read, or keys that are neither integers nor texts.

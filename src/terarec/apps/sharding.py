@@ -261,10 +261,6 @@ def probe(ranks: Ranks, *, device: torch.device = _CPU) -> MachineCosts:
 
     All ranks call it, and all get the slowest values of any rank. Links that do not exist, such as between machines if
     all ranks are on one, keep the assumed speed.
-
-    Args:
-        ranks: The ranks.
-        device: Device of the rows on this rank.
     """
     parts = 2 * len(_WIDTHS) + 3
     looked_up, updated = [], []
@@ -282,14 +278,7 @@ def probe(ranks: Ranks, *, device: torch.device = _CPU) -> MachineCosts:
 
 
 def probe_links(ranks: Ranks, costs: MachineCosts, *, device: torch.device = _CPU, seconds: float) -> MachineCosts:
-    """Measure the links between several ranks; return `costs` with their latency and bandwidths.
-
-    Args:
-        ranks: The ranks, all of which call it.
-        costs: Costs, whose speeds of links that do not exist stay.
-        device: Device of what travels.
-        seconds: Seconds that it takes, about.
-    """
+    """Measure the links between several ranks; return `costs` with their latency and bandwidths."""
     nodes = ranks.nodes
     here = [rank for rank in range(ranks.size) if nodes[rank] == nodes[ranks.rank]]
     there = [rank for rank in range(ranks.size) if nodes[rank] != nodes[ranks.rank]]

@@ -177,13 +177,7 @@ class _LookedUpError(Exception):
 
 
 class DenseStage:
-    """Dense columns and vectors -> scores of each label, by a program of `torch.export`.
-
-    Args:
-        file: The program.
-        inputs: Names of its arguments.
-        outputs: Names of its results.
-    """
+    """Dense columns and vectors -> scores of each label, by a program of `torch.export`."""
 
     def __init__(self, file: Path, inputs: Sequence[str], outputs: Sequence[str]) -> None:
         self._program = torch.export.load(file).module()

@@ -51,13 +51,7 @@ _REMOVED_AT_ONCE = 1 << 24
 
 
 def write_table_changes(checkpoint: Path, table: Store, share: TableShare | None = None) -> Iterator[FileEntry]:
-    """Write the changes of a table after its ``changes_since``, in a bounded amount of memory.
-
-    Args:
-        checkpoint: Directory of the checkpoint.
-        table: The table.
-        share: Place of its rows, if others write further ones.
-    """
+    """Write the changes of a table after its ``changes_since``, in a bounded amount of memory."""
     first_file = 0 if share is None else share.first_file
     table_rows = share.num_rows if share is not None and table.is_dynamic else len(table)
     for index, changes in enumerate(_changes(table, table_rows), first_file):
@@ -97,9 +91,6 @@ class TableChain:
 
     Attributes:
         names: Names of the tables.
-
-    Args:
-        chain: Directories and manifests: a complete checkpoint, then deltas in their order.
     """
 
     def __init__(self, chain: Sequence[tuple[Path, Manifest]]) -> None:
@@ -154,11 +145,7 @@ class TableChain:
             first += count
 
     def rows_after_delta(self) -> dict[str, int]:
-        """Return the rows of each table after the newest delta; nothing without deltas.
-
-        Raises:
-            FormatError: A damaged file.
-        """
+        """Return the rows of each table after the newest delta; nothing without deltas."""
         return {name: self.num_rows(name) for name in self.names} if self._deltas else {}
 
     def num_rows(self, table: str) -> int:

@@ -76,11 +76,6 @@ def write_table(
 ) -> tuple[list[FileEntry], RowFileEntry | None]:
     """Write a table in a bounded amount of memory.
 
-    Args:
-        checkpoint: Directory of the checkpoint.
-        table: The table.
-        share: Place of its rows, if others write further ones.
-
     Returns:
         Its files and, if its rows lie in files already, the row file that shares them.
     """
@@ -193,10 +188,6 @@ class TableFiles:
     Attributes:
         path: Directory of the checkpoint.
         names: Names of the tables, in the order of the manifest.
-
-    Args:
-        path: As above.
-        manifest: Manifest of the checkpoint.
     """
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
@@ -218,11 +209,7 @@ class TableFiles:
         return table in self._row_files or any(KEYS in tensor_shapes(self.path / entry.file)[0] for entry in first)
 
     def row_file_sizes(self) -> dict[str, tuple[int, int, int]]:
-        """Return table -> (rows, width, bytes of a row's weights) of the tables in row files.
-
-        Raises:
-            FormatError: A damaged file.
-        """
+        """Return table -> (rows, width, bytes of a row's weights) of the tables in row files."""
         formats = {name: RowFormat.of_columns(self._layout(entry).columns) for name, entry in self._row_files.items()}
         return {
             name: (self._row_files[name].rows, row_format.width, row_format.width * row_format.dtype.itemsize)

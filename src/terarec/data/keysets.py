@@ -21,11 +21,6 @@ class PartKeysets:
     """The distinct keys of each part of a split. Those of the two parts used last stay in memory.
 
     Any thread may call the methods.
-
-    Args:
-        directory: Directory of the data set.
-        split: Name of the split.
-        parts: Parts of the split, each with a keyset.
     """
 
     def __init__(self, directory: Path, split: str, parts: Sequence[PartSpec]) -> None:
@@ -54,12 +49,6 @@ class PartKeysets:
 
     def check(self, part: int, names: Sequence[str], block: ColumnBlock, first_row: int) -> None:
         """Raise unless the keyset of a part holds the keys of some of its samples.
-
-        Args:
-            part: Number of the part.
-            names: Names of the categorical columns.
-            block: The samples.
-            first_row: Number of the first one in the split.
 
         Raises:
             KeysetError: It lacks a key.

@@ -114,12 +114,7 @@ Deposit = Callable[[Tensor], None]
 
 
 class LookupGradients:
-    """Keeps gradients of rows for the row optimizer, if the rows are still where the lookup found them.
-
-    Args:
-        arenas: Arenas of the collection.
-        pending: Gradients for the row optimizer.
-    """
+    """Keeps gradients of rows for the row optimizer, if the rows are still where the lookup found them."""
 
     def __init__(self, arenas: Sequence[AnyArena], pending: PendingGradients) -> None:
         self._arenas, self._pending = tuple(arenas), pending

@@ -52,11 +52,6 @@ class PendingGradients:
         over_ranks: Function that adds up a number over the ranks that have further rows of the tables; None for none.
         counted: float32[T] for each arena or None; the rows of tables with the factor 0 are counted on another rank.
         has_norm: Whether `norm` is known: not where some rows of a table have copies on all ranks.
-
-    Args:
-        parameter: Parameter of the rows.
-        arenas: Arenas of its rows.
-        names: Name of each arena, for the warning.
     """
 
     def __init__(self, parameter: nn.Parameter, arenas: Sequence[GradientArena], names: Sequence[str]) -> None:

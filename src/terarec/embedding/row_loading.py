@@ -132,11 +132,7 @@ def _pieces(
 
 
 class _HeldRows:
-    """Finds the rows that a table has; -1 for keys that it has not.
-
-    Args:
-        table: Table of any kind.
-    """
+    """Finds the rows that a table has; -1 for keys that it has not."""
 
     def __init__(self, table: AnyTable) -> None:
         self._table = table

@@ -54,11 +54,7 @@ class RowFaultError(FormatError):
 
 
 class IdType(pa.ExtensionType):  # type: ignore[misc]
-    """Arrow type of ids: int64 or int32, where 0 is the id of a missing value.
-
-    Args:
-        storage: Type of the numbers.
-    """
+    """Arrow type of ids: int64 or int32, where 0 is the id of a missing value."""
 
     def __init__(self, storage: pa.DataType | None = None) -> None:
         super().__init__(pa.int64() if storage is None else storage, "terarec.id")

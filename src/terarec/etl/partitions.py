@@ -27,12 +27,7 @@ _BUFFERED_ROWS = 1 << 17
 
 
 class Partitions:
-    """Files of record batches. A file is open only while it is written or read, so that their number is not bounded.
-
-    Args:
-        directory: Directory of the files.
-        count: Number of files.
-    """
+    """Files of record batches. A file is open only while it is written or read, so that their number is not bounded."""
 
     def __init__(self, directory: Path, count: int) -> None:
         self.count = count
@@ -48,11 +43,6 @@ class Partitions:
     @classmethod
     def reopen(cls, directory: Path, sizes: Sequence[int], *, discarded: int) -> Self:
         """Return the files of an interrupted run, without rows that were appended after `sizes` were taken.
-
-        Args:
-            directory: Directory of the files.
-            sizes: Bytes of each file.
-            discarded: Number of first files that are not needed any more.
 
         Raises:
             FormatError: A file is shorter.
@@ -78,9 +68,6 @@ class Partitions:
         """Append every row of `batch` to the file that ``partition int64[n]`` names; rows keep their order.
 
         They are buffered in memory; `flush` and all reads write them.
-
-        Raises:
-            OSError: The disk is full.
         """
         self._waiting.append((batch, partition))
         self._waiting_rows += batch.num_rows
@@ -126,11 +113,7 @@ class Partitions:
         return [path.stat().st_size if path.exists() else 0 for path in paths]
 
     def sync(self) -> None:
-        """Flush all written rows to the disk. Other threads may append and flush at the same time.
-
-        Raises:
-            OSError: The disk is full.
-        """
+        """Flush all written rows to the disk. Other threads may append and flush at the same time."""
         for index in range(self.count):
             if self._path(index).exists():
                 flush(self._path(index))

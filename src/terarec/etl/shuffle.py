@@ -101,9 +101,6 @@ class ShuffledSink(Sink):
         memory_bytes: Memory for sorting.
         rows_per_commit: Rows between two commits.
         begin: Output of the interrupted run to resume.
-
-    Raises:
-        FormatError: Files of the interrupted run are damaged.
     """
 
     def __init__(

@@ -162,12 +162,7 @@ class SplitWriter(Protocol):
 
 
 class FileSink(Sink):
-    """Writes each split to files of its own, in the order of the rows; see `Sink`.
-
-    Args:
-        splits: The writer of each split.
-        describe: Writes what describes the files, after the last one is closed.
-    """
+    """Writes each split to files of its own, in the order of the rows; see `Sink`."""
 
     def __init__(self, splits: Mapping[str, SplitWriter], describe: Callable[[], None]) -> None:
         self._splits = splits

@@ -190,11 +190,7 @@ def partition_of(values: pa.Array) -> NDArray[np.int64]:
 
 
 class CountTable:
-    """Occurrences of each value of one kind. Several threads may use it.
-
-    Args:
-        kind: Kind of the values.
-    """
+    """Occurrences of each value of one kind. Several threads may use it."""
 
     def __init__(self, kind: ValueKind) -> None:
         self._table: TextCounts | Int64Counts | Hex32Counts
@@ -335,9 +331,6 @@ class ValueCounts:
         """Move the largest tables to the disk where memory passes its bound.
 
         Call it once a block: the size of a table waits for threads that add to it.
-
-        Raises:
-            StorageError: The disk is full.
         """
         if self._memory_bytes is not None and self._num_bytes() > self._memory_bytes:
             with self._spilling:

@@ -28,10 +28,6 @@ class DensePart:
         module: Layers: values of `inputs` -> scores float32[B, n] of each label. They share no weights with the model,
             and need no tables.
         look_up: Function that returns the values of `inputs` for a batch.
-
-    Args:
-        module: The layers.
-        look_up: Function that returns their inputs for a batch.
     """
 
     def __init__(self, module: Scoring, look_up: Callable[[Batch], list[Tensor]]) -> None:
@@ -115,11 +111,7 @@ class DensePart:
 
 
 def _check_lookups(model: nn.Module, dataset: DatasetSpec) -> None:
-    """Check that the model passes the unchanged keys of the batch to each collection, exactly once.
-
-    Raises:
-        ConfigError: One that does not.
-    """
+    """Check that the model passes the unchanged keys of the batch to each collection, exactly once."""
     # Found by running the model once, on the key 0 in every column: no attribute says what its code does with keys.
     num_columns = len(dataset.categorical)
     sparse = Jagged(

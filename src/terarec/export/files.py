@@ -81,11 +81,7 @@ def _examples(scoring: Scoring) -> tuple[Tensor, ...]:
 
 
 def save_torch(program: ExportedProgram, path: Path) -> None:
-    """Write `program` as a file for `torch.export.load`.
-
-    Raises:
-        OSError: The disk is full.
-    """
+    """Write `program` as a file for `torch.export.load`."""
     # Without a buffer, which would keep an error until the file is closed.
     with path.open("wb", buffering=0) as stream, quiet():
         file = _ArchiveFile(stream)
@@ -98,9 +94,6 @@ class _ArchiveFile:
     """File that accepts bytes which the disk does not take: torch ends the process where a write of an archive fails.
 
     Its writer writes the end of the archive when it is destroyed, after an error, too, and an error there is fatal.
-
-    Args:
-        stream: The file.
 
     Attributes:
         error: First error of the disk, with which the file is worth nothing.
@@ -181,11 +174,7 @@ def _forget_places(module: nn.Module) -> None:
 
 
 class _Silence(logging.Filter):
-    """Drops what one thread logs, and what it writes to the stream of errors; both of other threads pass.
-
-    Args:
-        stream: The stream.
-    """
+    """Drops what one thread logs, and what it writes to the stream of errors; both of other threads pass."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__()

@@ -184,11 +184,7 @@ class GraphScoring(Scoring):
 
 
 def _needed_layers(model: GraphModel) -> tuple[list[tuple[GraphLayer, Layer]], set[str]]:
-    """Return the layers that predictions depend on, without the losses, and the tensors that are read.
-
-    Raises:
-        ConfigError: A label is read.
-    """
+    """Return the layers that predictions depend on, without the losses, and the tensors that are read."""
     labels = {label.name for label in model.spec.labels}
     read = set(model.logits().values())
     needed = []

@@ -162,11 +162,7 @@ def _sequence_inputs(model: nn.Module, path: str, collection: AnyCollection, fea
 
 
 def _looked_up(model: nn.Module, path: str, batch: Batch) -> EmbeddingOutput:
-    """Return the output of the collection at `path` when `model` scores `batch`; the model may first leave out keys.
-
-    Raises:
-        ConfigError: It looks up other than once, of which an input cannot hold the result.
-    """
+    """Return the output of the collection at `path` when `model` scores `batch`; the model may first leave out keys."""
     # The model runs in full, because only its own code knows what it changes in the keys before a lookup.
     outputs: list[EmbeddingOutput] = []
     # By its path: where rows become codes, another collection takes its place.

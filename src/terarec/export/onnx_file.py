@@ -27,11 +27,7 @@ _MOST_BYTES = 2**31 - 2**20
 
 
 def onnx_library(name: str = "onnx") -> ModuleType:
-    """Return a package that the extra ``onnx`` brings: "onnx", "onnxruntime" or "onnxscript".
-
-    Raises:
-        MissingDependencyError: It is not installed.
-    """
+    """Return a package that the extra ``onnx`` brings: "onnx", "onnxruntime" or "onnxscript"."""
     try:
         return importlib.import_module(name)
     except ImportError:
@@ -42,12 +38,6 @@ def save_onnx(program: ExportedProgram, scoring: Scoring, path: Path, *, name: s
     """Write `program` as an ONNX file with the names of the inputs and outputs of `scoring`.
 
     Constants of more than 1.5 GiB are in a file next to it, ``<path>.data``.
-
-    Args:
-        program: The program.
-        scoring: What it was made of.
-        path: The file.
-        name: Name of the graph in the file.
 
     Raises:
         ConfigError: An operation that ONNX files cannot hold.
@@ -180,10 +170,6 @@ def _in_integers(onnx: ModuleType, graph: Any, layer: Any, weight: Any) -> list[
 
 
 def onnx_runner(path: Path) -> Runner:
-    """Run the ONNX file `path` with ONNX Runtime.
-
-    Raises:
-        MissingDependencyError: ``onnxruntime`` is not installed.
-    """
+    """Run the ONNX file `path` with ONNX Runtime."""
     session = onnx_library("onnxruntime").InferenceSession(str(path), providers=["CPUExecutionProvider"])
     return lambda feed: [np.asarray(scores) for scores in session.run(None, dict(feed))]

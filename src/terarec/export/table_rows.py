@@ -182,11 +182,6 @@ def write_table_file(
 
     Returns:
         Number of rows.
-
-    Raises:
-        ConfigError: No such table, or no run where it is needed.
-        FormatError: A damaged file.
-        StorageError: The disk is full; nothing is left behind.
     """
     rows = _Rows(load(checkpoint), table, run, allow_import)
     with atomic_file(out) as partial:

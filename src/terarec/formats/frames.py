@@ -45,10 +45,6 @@ def as_table(data: Frame, where: str) -> pa.Table:
 
     The index of a DataFrame of pandas is left out. Names of columns that are no texts become texts.
 
-    Args:
-        data: The table.
-        where: Place for errors, such as the name of the argument.
-
     Raises:
         ConfigError: Data without columns, a column of values of several types, or two columns of one name.
     """

@@ -83,12 +83,7 @@ def arrow_errors(where: str, kind: str = "Parquet") -> Iterator[None]:
 
 
 class GroupBuffer:
-    """Column-major buffer of one row group; filling it copies, so callers may reuse their arrays.
-
-    Args:
-        spec: Columns of the data set.
-        capacity: Rows of a full group.
-    """
+    """Column-major buffer of one row group; filling it copies, so callers may reuse their arrays."""
 
     def __init__(self, spec: DatasetSpec, capacity: int) -> None:
         self.capacity = capacity

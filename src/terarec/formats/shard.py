@@ -213,11 +213,6 @@ class FileWriter(Protocol):
 class SplitFiles:
     """Files of one split, one after the other. A thread finishes a full one, which waits for the disk.
 
-    Args:
-        create: Function that creates the writer of a file by its number.
-        sizes: Rows of each file, without end.
-        closed: Path and rows of the files that an interrupted run closed.
-
     Attributes:
         files: Path and rows of each full file, and after `close` of all.
     """

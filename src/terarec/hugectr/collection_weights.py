@@ -33,10 +33,6 @@ def dump_collection(tables: Tables, folder: Path, *, names: Sequence[str] = (), 
         folder: See `dump_folder`.
         names: Names of tables; all if empty.
         key_bytes: Bytes of a key, 4 or 8, by ``i64_input_key``.
-
-    Raises:
-        WrongInputError: An unknown table.
-        StorageError: The disk is full; nothing is left behind.
     """
     # By its description, which `write_collection` passes back for the rows of one table after the other.
     chosen = {

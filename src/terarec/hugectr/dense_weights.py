@@ -31,11 +31,7 @@ _KNOWN = ((), ("momentum",), ("sum",), ("square_avg",), ("exp_avg", "exp_avg_sq"
 
 
 def save_dense(model: GraphModel, path: Path) -> None:
-    """Write the weights of the layers to `path`, and the statistics of BatchNorm layers next to it.
-
-    Raises:
-        StorageError: The disk is full.
-    """
+    """Write the weights of the layers to `path`, and the statistics of BatchNorm layers next to it."""
     # `view` turns a tensor to the file's orientation: a kernel is [in, out] there, [out, in] in torch.
     write_floats(path, (_array(entry.view(entry.tensor)) for _, entry in _entries(model)))
     layers = _batch_norms(model)

@@ -79,12 +79,6 @@ class SolverMetrics:
     def score(self, model: GraphModel, batch: Batch, precision: Precision, *, total: int) -> None:
         """Update the metrics with the predictions of `model` for `batch`; dynamic tables do not change.
 
-        Args:
-            model: The model.
-            batch: Samples of this rank: a span of the batch, after those of the ranks before.
-            precision: Precision of the layers' matrix products.
-            total: Samples of the batch on all ranks.
-
         Raises:
             LossCannotConvergeError: Predictions are NaN.
         """

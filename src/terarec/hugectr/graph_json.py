@@ -101,11 +101,7 @@ def graph_to_json(
 
 
 def read_graph(data: JsonObject) -> Graph:
-    """Return the graph in a file.
-
-    Raises:
-        WrongInputError: An unknown kind or key, or a value that is not accepted; the message has its path.
-    """
+    """Return the graph in a file."""
     model_name = data.take("model_name", STRING, "")
     parts = read_parts(data.children("layers"))
     data.finish(_OF_OTHERS)
@@ -284,11 +280,7 @@ def embedding_to_json(embedding: SparseEmbedding, optimizer: OptParamsPy, capaci
 
 
 def read_embedding(data: JsonObject, kind: Embedding_t) -> SparseEmbedding:
-    """Return the embedding of `kind` in `data`.
-
-    Raises:
-        WrongInputError: An unknown key, or a value that is not accepted.
-    """
+    """Return the embedding of `kind` in `data`."""
     values = data.child("sparse_embedding_hparam")
     room = {key: values.take(key, integer(0)) for key in _ROOM if values.has(key)}
     # Files may hold both, where a call has one form for MiB and one for rows: the rows are the exact number.
@@ -341,11 +333,7 @@ def _table_to_json(table: EmbeddingTableConfig) -> dict[str, Any]:
 
 
 def read_collection(data: JsonObject) -> EmbeddingCollectionConfig:
-    """Return the embedding collection in `data`.
-
-    Raises:
-        WrongInputError: An unknown key, or a value that is not accepted.
-    """
+    """Return the embedding collection in `data`."""
     config = EmbeddingCollectionConfig(
         data.take("use_exclusive_keys", BOOL, False),
         data.take("comm_strategy", member_name(CommunicationStrategy), CommunicationStrategy.Uniform),

@@ -181,21 +181,13 @@ def optimizer_to_json(optimizer: OptParamsPy) -> dict[str, Any]:
 
 
 def read_optimizer(data: JsonObject) -> OptParamsPy:
-    """Return the optimizer in `data`; a learning rate there is left to the solver.
-
-    Raises:
-        WrongInputError: An unknown kind or key, or a value that is not accepted.
-    """
+    """Return the optimizer in `data`; a learning rate there is left to the solver."""
     params = _read(data, OptParamsPy)
     return data.make(OptParamsPy, {name: value for name, value in params.items() if name not in SCHEDULE})
 
 
 def read_optimizer_with_schedule(data: JsonObject) -> OptimizerWithSchedule:
-    """Return the optimizer and its learning rate in the clause ``optimizer`` of a training file.
-
-    Raises:
-        WrongInputError: An unknown kind or key, or a value that is not accepted.
-    """
+    """Return the optimizer and its learning rate in the clause ``optimizer`` of a training file."""
     return data.make(OptimizerWithSchedule, _read(data, OptimizerWithSchedule))
 
 

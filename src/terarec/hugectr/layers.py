@@ -215,11 +215,7 @@ def _ends(bottoms: list[str], tops: list[str]) -> Mapping[str, Any]:
 
 
 def read_layer(data: JsonObject, kind: str) -> DenseLayer:
-    """Return the layer of the kind named `kind` in `data`.
-
-    Raises:
-        WrongInputError: No such kind, an unknown key, or a value that is not accepted.
-    """
+    """Return the layer of the kind named `kind` in `data`."""
     layer_type = {**Layer_t.__members__, **LAYER_SYNONYMS}.get(kind)
     if layer_type is None:
         raise WrongInputError(

@@ -38,10 +38,6 @@ def selected_release() -> str | None:
 def release_of(since: str = OLDEST, until: str = NEWEST) -> tuple[int, int]:
     """Return the number of the release that a call follows: the selected one, within those that have the call.
 
-    Args:
-        since: First release that has the call.
-        until: Last release that has it, which decides where the user selected none.
-
     Raises:
         ConfigError: ``TERAREC_HUGECTR_RELEASE`` names no release.
     """

@@ -304,9 +304,6 @@ def save_sparse_optimizer_states(embedding: EmbeddingFile, path: Path) -> None:
 
     Buffers have `rows_per_device` rows; more if a device has more keys, so that a training that passed its checks, or
     ran without them, can be saved.
-
-    Raises:
-        StorageError: The disk is full; nothing is left behind.
     """
     names = embedding.state_names
     keys, slots = embedding.keys()

@@ -30,9 +30,6 @@ _EXPONENTS = {PowerLaw_t.Long: 0.9, PowerLaw_t.Medium: 1.1, PowerLaw_t.Short: 1.
 class DataGenerator:
     """Generator of the training and evaluation data that the parameters describe; equal parameters give equal data.
 
-    Args:
-        data_generator_params: Description of the data.
-
     Raises:
         ConfigError: Parameters that do not fit together.
     """

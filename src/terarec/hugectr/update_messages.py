@@ -89,11 +89,6 @@ def encode_messages(rows: UpdatedRows) -> Iterator[tuple[int, bytes]]:
 def send_rows(brokers: str, model: str, tables: Iterable[tuple[str, UpdatedRows]]) -> None:
     """Send rows to the topics of tables, which the broker creates where it allows that; all are there on return.
 
-    Args:
-        brokers: HOST:PORT, several separated by commas.
-        model: Name of the model.
-        tables: Tables and their rows.
-
     Raises:
         MissingDependencyError: The client is not installed.
         StorageError: The broker rejects a message; some may be there.

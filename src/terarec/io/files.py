@@ -198,10 +198,6 @@ def write_json(
 def read_json(path: str | Path, expected: str = "JSON") -> Any:
     """Return the content of a JSON file.
 
-    Args:
-        path: Path or URL.
-        expected: Expected content, for the error.
-
     Raises:
         DataNotFoundError: No such file.
         FormatError: Not JSON.

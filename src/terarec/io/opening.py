@@ -177,10 +177,6 @@ def link_or_copy(source: str | Path, target: str | Path) -> bool:
 def arrow_file(path: str | Path, *, is_mapped: bool = False) -> pa.NativeFile:
     """Open a regular file for PyArrow, which reads it without Python's lock; the caller closes it.
 
-    Args:
-        path: Path of the file.
-        is_mapped: Whether the file is mapped into memory.
-
     Raises:
         DataNotFoundError: There is no such file.
         FormatError: Something else than a file is there.

@@ -51,29 +51,17 @@ def notify_socket() -> str | None:
 
 
 def forced_cpu() -> str | None:
-    """Return the instruction set that ``TERAREC_CPU`` names; None if it is not set.
-
-    Raises:
-        KernelError: An unknown value.
-    """
+    """Return the instruction set that ``TERAREC_CPU`` names; None if it is not set."""
     return _one_of("TERAREC_CPU", CPU_SETS)
 
 
 def forced_implementation() -> str | None:
-    """Return the implementation that ``TERAREC_KERNELS`` names; None if it is not set.
-
-    Raises:
-        KernelError: An unknown value.
-    """
+    """Return the implementation that ``TERAREC_KERNELS`` names; None if it is not set."""
     return _one_of("TERAREC_KERNELS", IMPLEMENTATIONS)
 
 
 def forced_linear() -> str | None:
-    """Return the library that ``TERAREC_LINEAR`` names; None if it is not set.
-
-    Raises:
-        KernelError: An unknown value.
-    """
+    """Return the library that ``TERAREC_LINEAR`` names; None if it is not set."""
     return _one_of("TERAREC_LINEAR", LINEAR_LIBRARIES)
 
 

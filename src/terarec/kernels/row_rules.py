@@ -468,11 +468,7 @@ _LIMITS = {rule: tuple((name, _BELOW[name]) for name in names if name in _BELOW)
 
 
 def rule_class(kind: str) -> type[RowRule]:
-    """Return the class of a rule.
-
-    Raises:
-        ConfigError: An unknown kind.
-    """
+    """Return the class of a rule."""
     _check_choice("kind", kind, RULE_KINDS)
     return RULES[kind]
 
@@ -489,9 +485,6 @@ def row_rule(kind: str, *, mode: UpdateMode = "local", **numbers: float) -> RowR
         kind: One of `RULE_KINDS`.
         mode: Rows to update.
         numbers: Fields of the rule's class; "lr" is required.
-
-    Raises:
-        ConfigError: An unknown kind or number, or a number out of its range.
     """
     rule = rule_class(kind)
     for name in numbers:

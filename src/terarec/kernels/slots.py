@@ -386,9 +386,6 @@ class SlotLimit:
 
     Attributes:
         limit: Slots from this one on are not assigned any more, except for the few that were free when it was lowered.
-
-    Args:
-        slots: The map.
     """
 
     def __init__(self, slots: SlotMap) -> None:

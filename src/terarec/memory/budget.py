@@ -103,9 +103,6 @@ class TierBudget:
         """Return how the files of an arena are read and written, so that the buffers of all tables are bounded.
 
         The tables of an arena share what reads their pages.
-
-        Args:
-            direct: Whether they bypass the page cache.
         """
         tables = sum(member.num_tables for member in self._members)
         # Each of an arena's readers has buffers for _READS runs; all of them together take _READ_BYTES.
@@ -201,12 +198,7 @@ class TierSizes:
         return None if host is None else int(host * self._share())
 
     def fit(self, memory: FastTier, device: torch.device) -> None:
-        """Give up slots in host memory for the bytes of indexes beyond their allowance.
-
-        Args:
-            memory: The fast tier.
-            device: Its device.
-        """
+        """Give up slots in host memory for the bytes of indexes beyond their allowance."""
         host = self.host_bytes_below
         # Without a tier below there is nothing to evict to, and on a device without host tier no host memory to give
         # up.
@@ -225,13 +217,7 @@ class TierSizes:
             level.lower(left) if isinstance(level, Cache) else memory.lower(left)
 
     def too_small(self, memory: FastTier, needed: int, purpose: str) -> BudgetError:
-        """Return the error of a fast tier in which rows do not fit next to those that have to stay.
-
-        Args:
-            memory: The fast tier.
-            needed: Number of rows without a slot.
-            purpose: What needs them.
-        """
+        """Return the error of a fast tier in which rows do not fit next to those that have to stay."""
         others = memory.num_pinned if memory.below is not None else len(memory.slots)
         # Only pinned rows have to stay if there is a tier below, else all that are here.
         wanted = needed + others

@@ -144,12 +144,6 @@ class CachedPart:
     def write(self, batch: RowBatch, values: Tensor, *, is_backed: bool, is_again: bool = False) -> Tensor:
         """Set distinct rows to ``values uint8[n, row_bytes]``, or name those that have to be written below first.
 
-        Args:
-            batch: The rows.
-            values: As above.
-            is_backed: Whether a level below takes changed rows that lose their slots.
-            is_again: Whether this repeats a call that named some.
-
         Returns:
             Slots int64[m] of changed rows, table by table, for `leave` or `stay` to unpin; none where the rows are set.
 

@@ -90,9 +90,6 @@ class OwnFence:
 
     Attributes:
         at_end: Called at the end of each change.
-
-    Args:
-        state: Name of their state.
     """
 
     def __init__(self, state: str = "") -> None:

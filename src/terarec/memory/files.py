@@ -61,10 +61,6 @@ class TierFiles:
     def level(self, of: RowFormat, options: RowFileOptions | None = None) -> TableStores | None:
         """Return empty stores for rows of a format; former ones stay until `drop_former`.
 
-        Args:
-            of: Format of the rows.
-            options: How files are read and written, from now on.
-
         Raises:
             ConfigError: Files of others are in the place of those of a table.
             StorageError: Another process uses the files of a table, or rows of more bytes than a file takes.
@@ -189,12 +185,7 @@ class TierFiles:
 
 
 def own_directory(parent: Path, prefix: str) -> Path:
-    """Return the path of a new directory for the files of one model, and remove directories that killed processes left.
-
-    Args:
-        parent: Directory to put it in.
-        prefix: Start of its name, and of the names of those to remove.
-    """
+    """Return the path of a new directory for the files of one model; remove those that killed processes left."""
     for former in parent.glob(f"{prefix}-*"):
         # Only names that this function gives: the directory may hold others that begin so.
         if re.fullmatch(r"\d+-[0-9a-f]{8}", former.name.removeprefix(f"{prefix}-")):
@@ -211,10 +202,6 @@ class OwnedDirectory:
     Attributes:
         path: The directory.
         files: What may be written to, in it.
-
-    Args:
-        parent: Directory to put it in.
-        prefix: Start of its name.
     """
 
     def __init__(self, parent: Path, prefix: str) -> None:

@@ -116,10 +116,6 @@ class GrowingRows:
 
     Attributes:
         num_rows: Rows V that have memory.
-
-    Args:
-        specs: The tables, all of one width and element type.
-        seed: Seed of the initial weights.
     """
 
     def __init__(self, specs: Sequence[DynamicTableSpec], *, seed: int) -> None:

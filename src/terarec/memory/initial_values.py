@@ -87,10 +87,6 @@ class InitialValues:
         keys_of: Number of a table -> function that gives the keys by which rows are drawn, for tables whose keys here
             are other numbers; set by the code that assigned these numbers.
         columns: Number of a table -> width of the whole table and its first column here, where these are some columns.
-
-    Args:
-        specs: Tables of an arena.
-        seed: Seed of all of them.
     """
 
     def __init__(self, specs: Sequence[TableSpec | DynamicTableSpec], seed: int) -> None:

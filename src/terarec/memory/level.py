@@ -100,9 +100,6 @@ class ChangeCounts:
 
     A change begins before the slowest memory has new rows, and ends after the fastest has them. So rows that were read
     below before a change has ended are never kept after it has begun, over newer ones.
-
-    Args:
-        num_parts: Number of parts.
     """
 
     def __init__(self, num_parts: int) -> None:

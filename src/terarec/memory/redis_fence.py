@@ -61,11 +61,6 @@ class RedisFence:
     Attributes:
         takes_later: Whether lookups take rows that another process changed to another state, as nothing else has any.
         is_shared: Whether several processes may change the rows.
-
-    Args:
-        server: The connections.
-        names: Name of the mark of each partition.
-        users: The processes that have the table.
     """
 
     def __init__(self, server: RedisServer, names: Sequence[str], users: RedisUsers) -> None:

@@ -39,14 +39,7 @@ def request_on(name: str, *words: bytes) -> Request:
 
 
 class RedisServer:
-    """A server or a cluster that the tiers of many tables share. Connections are made when they are first needed.
-
-    Args:
-        spec: Address, user and limits.
-
-    Raises:
-        MissingDependencyError: The client is not installed.
-    """
+    """A server or a cluster that the tiers of many tables share. Connections are made when they are first needed."""
 
     def __init__(self, spec: RedisSpec) -> None:
         self.spec = spec

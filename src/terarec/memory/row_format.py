@@ -116,9 +116,6 @@ class RowFileOptions:
             wait for it. 0 for none in the background.
         is_working: Whether the files are working memory, of which nothing is to outlive the process: those that
             compaction has emptied are removed at once, though the last commit lists them.
-
-    Raises:
-        ConfigError: A value out of range.
     """
 
     io: Literal["auto", "io_uring", "threads"] = "auto"
@@ -148,9 +145,6 @@ def write_description(directory: Path, layout: RowFileLayout) -> None:
     """Write ``row_file.json`` with a checksum: a changed column would give rows of other numbers.
 
     It is not forced to the disk: the directory of a new row file is, as a whole.
-
-    Raises:
-        StorageError: The disk is full.
     """
     content = asdict(layout)
     described = {**content, _SUM: _sha256(content)}
@@ -205,11 +199,6 @@ class RowFormat:
         states: Name -> element type and shape of a row's state.
         num_bytes: Bytes of a row, at least 16.
         offsets: Offsets of the weights and of each state in a row.
-
-    Args:
-        width: As above.
-        dtype: As above.
-        states: As above.
     """
 
     def __init__(

@@ -238,11 +238,6 @@ class RowPlacement:
     def bring(self, memory: FastTier, batch: RowBatch, purpose: str) -> tuple[Tensor, Tensor]:
         """Give slots to rows without one, which may repeat; the caller holds the lock.
 
-        Args:
-            memory: The fast tier.
-            batch: The rows.
-            purpose: What needs them, for the error.
-
         Returns:
             The slots of all and, held, each new one once.
 
@@ -291,13 +286,7 @@ def _release(memory: FastTier, victims: Tensor) -> None:
 
 
 class ComingRows:
-    """Reads rows before batches need them. Methods may be called by several threads.
-
-    Args:
-        tiers: The tiers.
-        placement: Gives rows slots.
-        ahead: Holds rows that have none yet.
-    """
+    """Reads rows before batches need them. Methods may be called by several threads."""
 
     def __init__(self, tiers: ArenaTiers, placement: RowPlacement, ahead: Lookahead) -> None:
         self._tiers = tiers
@@ -359,11 +348,7 @@ class ComingRows:
             return pin, has_room
 
     def _load_some(self, memory: FastTier, batch: RowBatch, pin: Pin, *, evicts: bool) -> bool:
-        """Give slots to as many rows without one, which may repeat, as there is room for; `pin` keeps them.
-
-        Returns:
-            Whether these are all rows.
-        """
+        """Give slots, which `pin` keeps, to rows without one while there is room; return whether these are all rows."""
         batch = batch.part(row_set(batch.rows).firsts)
         if evicts:
             self._placement.make_room(batch.rows.numel())

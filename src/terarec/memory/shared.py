@@ -46,9 +46,6 @@ class SharedDirectory:
     Attributes:
         path: The directory.
 
-    Args:
-        spec: Its name, and whether the last process removes it.
-
     Raises:
         StorageError: The system has no such memory, or the directory belongs to another user.
     """
@@ -107,9 +104,6 @@ def _leave(directory: Path, locks: ExitStack, removes: bool) -> None:
 @contextmanager
 def kept_directories(tiers: Iterable[object]) -> Iterator[None]:
     """Use the shared memory among some tiers during a block, at whose end it goes however other processes ended.
-
-    Args:
-        tiers: Specs of tiers.
 
     Raises:
         StorageError: See `SharedDirectory`.

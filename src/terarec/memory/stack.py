@@ -34,11 +34,6 @@ class Stack:
         num_tables: Number of tables.
         is_retired: Whether rows may change no more, as they are about to be removed; once True, for good.
         has_moved: Whether other processes have committed what no `refresh` has told of yet, as lookups have seen.
-
-    Args:
-        levels: At least one.
-        num_tables: As above.
-        row_bytes: Bytes of a row.
     """
 
     def __init__(self, levels: Sequence[Guarded], num_tables: int, row_bytes: int) -> None:

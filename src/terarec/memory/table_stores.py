@@ -37,12 +37,6 @@ class TableStore:
         store: The row store; None before the first row is written.
         is_writable: Whether rows are written and erased.
         form: How rows lie in those of the store; None where they are the same.
-
-    Args:
-        store: As above.
-        create: Creates the store if there is none.
-        is_writable: As above.
-        form: As above.
     """
 
     def __init__(

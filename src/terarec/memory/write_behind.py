@@ -25,9 +25,6 @@ class WrittenBehind:
 
     Attributes:
         level: The level.
-
-    Args:
-        level: As above.
     """
 
     def __init__(self, level: FileLevel) -> None:

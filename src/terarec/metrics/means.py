@@ -351,11 +351,7 @@ class AverageLoss:
 
 
 class Throughput:
-    """Counts samples and the wall-clock seconds since the start or the last `reset`.
-
-    Args:
-        clock: Seconds, rising.
-    """
+    """Counts samples and the wall-clock seconds since the start or the last `reset`."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock

@@ -34,9 +34,6 @@ class SampleStore:
 
     Memory a sample: 4 bytes for each logit, score, label and weight that is kept, and 8 bytes for each column of
     numbers, or 4 and each distinct string of a batch once. `samples` and `column` need as much again, once.
-
-    Args:
-        columns: Names of the columns to keep.
     """
 
     def __init__(self, columns: Sequence[str]) -> None:

@@ -143,14 +143,7 @@ def _gradient_fits(grad: Tensor, keys: Tensor, offsets: Tensor, layout: BagLayou
 
 
 def bad_key(layout: BagLayout, feature: int, position: int, key: int) -> KeyOutOfRangeError:
-    """Return the error for a key outside its table.
-
-    Args:
-        layout: Layout of the lookup.
-        feature: Number of the feature.
-        position: Position of the key among all keys of the lookup.
-        key: The key.
-    """
+    """Return the error for a key outside its table."""
     return named(BadKeyError(feature, position, key, layout.table_rows[layout.feature_table[feature]]), layout)
 
 

@@ -80,9 +80,6 @@ def state_shapes(
         rows: Arena rows V.
         width: Length D of a vector.
         mode: Mode of the `RowRule`.
-
-    Raises:
-        ConfigError: An unknown kind or mode.
     """
     return _shapes_of(row_rule(kind, lr=1.0, mode=mode), rows, width)
 

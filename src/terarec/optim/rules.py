@@ -119,9 +119,6 @@ class RowRules:
         by_name: The rules by name.
         are_named: Whether arenas name the rule that they follow; otherwise one rule updates all.
 
-    Args:
-        spec: One rule, or rules by name.
-
     Raises:
         ConfigError: No rule, or what is not the spec of one.
     """

@@ -95,13 +95,6 @@ class GroupCache:
         slots: Map of the rows of each table.
         firsts: First row of each table in the memory.
 
-    Args:
-        group: As above.
-        tables: As above.
-        rows: Maximum number of rows of each table.
-        spec: As above.
-        device: As above.
-
     Raises:
         ConfigError: A table without rows.
         StorageError: Not enough memory for the rows.

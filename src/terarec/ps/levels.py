@@ -45,12 +45,6 @@ def open_level(
 ) -> Guarded:
     """Open the level of tables of one width.
 
-    Args:
-        spec: The tier.
-        model: The model of the tables.
-        tables: As above.
-        server: The connections of a tier in Redis.
-
     Raises:
         FormatError: Files of other rows.
         MissingDependencyError: A library that the tier needs is not installed.

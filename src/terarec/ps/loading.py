@@ -154,11 +154,6 @@ def fill_tiers(table: TableTiers, source: TableSource, add: Callable[[int], None
 
     A tier that fails is stale, unless no other one has all rows.
 
-    Args:
-        table: The table.
-        source: Where the rows are.
-        add: Called with the number of rows of each part.
-
     Raises:
         FormatError: The source is damaged.
         StorageError: No tier with all rows can be written.

@@ -185,10 +185,6 @@ class TableTiers:
     Attributes:
         group: The tables in the same tiers.
         number: Number of the table in the group.
-
-    Args:
-        group: As above.
-        number: As above.
     """
 
     def __init__(self, group: TableGroup, number: int) -> None:

@@ -94,11 +94,7 @@ class Page:
 
 
 def render(page: Page) -> str:
-    """Return the page as HTML; all text is escaped, plots are inserted unchanged.
-
-    Raises:
-        MissingDependencyError: Jinja2 is not installed.
-    """
+    """Return the page as HTML; all text is escaped, plots are inserted unchanged."""
     try:
         import jinja2
     except ModuleNotFoundError as error:
@@ -156,11 +152,7 @@ _STYLE: Any = {
 
 @contextmanager
 def plot_style() -> Iterator[None]:
-    """Draw in the style of reports while this lasts.
-
-    Raises:
-        MissingDependencyError: Matplotlib is not installed.
-    """
+    """Draw in the style of reports while this lasts."""
     try:
         import matplotlib as mpl
     except ModuleNotFoundError as error:

@@ -28,9 +28,6 @@ _MOST_TOKEN_BYTES = 2**20
 class Tokens:
     """Tokens that are compared in constant time.
 
-    Args:
-        path: File with a token a line.
-
     Raises:
         ConfigError: It has none.
         DataNotFoundError: There is no such file.
@@ -53,10 +50,6 @@ class AccessControl:
 
     Attributes:
         is_loopback: Whether the server is bound to addresses of this machine alone.
-
-    Args:
-        spec: Tokens, and the address of administrators.
-        is_loopback: As the attribute.
 
     Raises:
         ConfigError: A file without tokens.

@@ -62,11 +62,7 @@ class DriftWatch(Protocol):
         """Return what was counted for the last comparisons of this process, for others."""
 
     def read(self, others: Sequence[DriftCounts] = ()) -> Sequence[ModelDrift]:
-        """Return the last comparisons, also of versions that are served no more; it does not wait for one.
-
-        Args:
-            others: Counts of other processes that serve the same models, which are added.
-        """
+        """Return the last comparisons, also of versions that are served no more; it does not wait for one."""
 
     def close(self) -> None:
         """End its threads."""

@@ -39,11 +39,7 @@ class RecordScorer(Protocol):
 
 
 class JoinedScoring:
-    """Scores the requests of a batch. For one thread.
-
-    Args:
-        scorer: Scores records.
-    """
+    """Scores the requests of a batch. For one thread."""
 
     def __init__(self, scorer: RecordScorer) -> None:
         self._scorer = scorer

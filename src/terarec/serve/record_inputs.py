@@ -79,10 +79,6 @@ def _stamps(directory: Path, dataset: DatasetSpec) -> tuple[tuple[str, int, int,
 class RecordBatches:
     """Makes batches of records that a workflow has encoded, as a model reads them.
 
-    Args:
-        workflow: The workflow.
-        dataset: Columns that the model reads.
-
     Raises:
         ConfigError: A column that the workflow does not make.
     """

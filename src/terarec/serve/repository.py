@@ -193,14 +193,7 @@ class RepositoryModel:
         return _read(self.version_path(version) / VERSION_FILE, VersionSpec)
 
     def wanted(self, pointer: PointerSpec) -> tuple[int, ...]:
-        """Return the versions that a server loads; the one that answers comes first.
-
-        Args:
-            pointer: The pointer of the model.
-
-        Raises:
-            FormatError: A damaged file.
-        """
+        """Return the versions that a server loads; the one that answers comes first."""
         policy, versions = self.spec().versions, self.versions
         named = pointer.versions if pointer.current is not None else versions[-1:]
         match policy:
@@ -316,9 +309,6 @@ class RepositoryModel:
         """Remove versions but for the highest ones and those that the pointer names; return what was removed.
 
         A version that terarec has not made, or that cannot be removed, stays.
-
-        Args:
-            keep: Number of the highest versions that stay.
         """
         versions = self.versions
         highest = versions[len(versions) - min(keep, len(versions)) :]

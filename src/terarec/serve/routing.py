@@ -58,9 +58,6 @@ class Router:
 
     `_lock` guards `_statistics`, `_records` and `_num_bytes`; `_routes` is replaced as a whole and never changed;
     `_is_closed` only becomes true.
-
-    Args:
-        models: The models.
     """
 
     def __init__(self, models: ServedModels) -> None:

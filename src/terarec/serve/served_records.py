@@ -180,10 +180,6 @@ class _RecordFile:
 
     Attributes:
         rows: Its rows so far.
-
-    Args:
-        directory: Directory of the file.
-        schema: Its columns.
     """
 
     def __init__(self, directory: Path, schema: pa.Schema) -> None:

@@ -53,11 +53,6 @@ class QueuedSink(Repeating, Generic[Item]):
 
     Attributes:
         label: Name in metrics and in the log.
-
-    Args:
-        label: As above.
-        most_waiting: Limit of the items that wait.
-        every_seconds: Seconds between two looks.
     """
 
     def __init__(self, label: str, most_waiting: int, every_seconds: float) -> None:

@@ -99,9 +99,6 @@ class StatisticsBoard:
 
     Made before the workers are forked. The writer of a slot is its worker, or the process that started the workers
     while there is none.
-
-    Args:
-        count: Number of workers.
     """
 
     def __init__(self, count: int) -> None:
@@ -187,10 +184,6 @@ class WorkerStatistics(ModelCounters, Repeating):
         index: Number of the worker.
         samples: Function that returns its other metrics, which go there as well; None while there are none.
         drift: Function that returns what it has counted of its last records, likewise.
-
-    Args:
-        board: The board.
-        index: Number of the worker.
     """
 
     def __init__(self, board: StatisticsBoard, index: int) -> None:

@@ -145,11 +145,6 @@ class ServedRun:
         server: The parameter server.
         name: Name of the model there.
         version: Version of the model.
-
-    Args:
-        described: Location of the rows.
-        tables: The tables.
-        device: Device of the caches.
     """
 
     def __init__(

@@ -355,13 +355,7 @@ class KafkaTopic:
 
 
 def _read_client_settings(path: Path) -> dict[str, str]:
-    """Read settings of the client from JSON, or from lines ``name=value``. Errors name no value: it may be a password.
-
-    Raises:
-        ConfigError: Settings that are not the file's to choose.
-        DataNotFoundError: There is no such file.
-        FormatError: Neither JSON nor such lines.
-    """
+    """Read settings of the client from JSON or lines ``name=value``. Errors name no value: it may be a password."""
     expected = "the settings of a Kafka client"
     try:
         content = read_bytes(path)
@@ -405,11 +399,7 @@ def _property_lines(path: Path, content: bytes) -> dict[str, str]:
 
 
 def kafka_library() -> Any:
-    """Return the module of Kafka's client.
-
-    Raises:
-        MissingDependencyError: It is not installed.
-    """
+    """Return the module of Kafka's client."""
     try:
         import confluent_kafka
     except ImportError:

@@ -248,12 +248,7 @@ class RepositoryWatcher(Repeating):
         return ModelState(name, str(versions[-1]), "UNAVAILABLE", "unloaded") if versions else None
 
     def _reconcile(self, model: RepositoryModel, done: int | None = None) -> int:
-        """Compare a model with its files; return how many versions have to be loaded.
-
-        Args:
-            model: The model.
-            done: Version that is no longer being loaded.
-        """
+        """Compare a model with its files; return how many versions have to be loaded."""
         # All of it under the lock: of two threads, the one that read an older pointer must not apply it last.
         with self._changed:
             if self._is_closing:
@@ -307,15 +302,7 @@ class RepositoryWatcher(Repeating):
     def _apply(
         self, name: str, watched: _Watched, pointer: PointerSpec, needed: list[int], defaults: list[int]
     ) -> None:
-        """Let the versions in memory answer as the pointer says, and retire those that nothing needs.
-
-        Args:
-            name: Name of the model.
-            watched: What is known of it.
-            pointer: Its pointer.
-            needed: Versions that are to be in memory.
-            defaults: Those of them of which the first one in memory may answer all requests.
-        """
+        """Let the versions in memory answer as the pointer says, and retire those that nothing needs."""
         target = next((version for version in defaults if version in watched.loaded), None)
         is_promoted = bool(needed) and target == needed[0]
         # A second version must not answer all requests while the promoted one is being loaded.

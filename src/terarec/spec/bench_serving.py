@@ -45,9 +45,6 @@ class LoadSpec:
         list_length: Items of each list in synthetic records.
         seed: Seed of synthetic records and of the moments of an open loop.
         headers: Headers of each request, such as a token: metadata of gRPC.
-
-    Raises:
-        ConfigError: A value out of range.
     """
 
     model: checks.Name = "model"

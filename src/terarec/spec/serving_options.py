@@ -71,9 +71,6 @@ class ServedModelOptions:
         absent_is_missing: Whether a column that a request does not have is taken as missing values.
         batching: Joining of requests into batches.
         times_lookups: Whether the look-ups of rows in a batch are timed apart from its layers, for traces.
-
-    Raises:
-        ConfigError: A value out of range.
     """
 
     max_batch: checks.BatchSize = 65536

@@ -31,10 +31,6 @@ DEFAULT_HOST = "1GiB"
 def parse_size(text: str, where: str = "size") -> int:
     """Return the bytes of a size such as ``"8GiB"``, ``"1.5GB"`` or ``"4096"``.
 
-    Args:
-        text: The size.
-        where: Place of the size, for the error.
-
     Raises:
         ConfigError: Another text, or less than a byte.
     """

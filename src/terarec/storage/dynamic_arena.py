@@ -36,9 +36,6 @@ class Transaction:
 
     A context manager: changes made within the block are rolled back if the block raises. A nested block is a part of
     the outer one. Outside of blocks a change is final at once.
-
-    Args:
-        lock: Lock held within the block.
     """
 
     def __init__(self, lock: threading.RLock) -> None:
@@ -236,10 +233,6 @@ class DynamicArena:
 
     def allocate_rows(self, count: int, purpose: str) -> Tensor:
         """Allocate rows for the next `count` keys, whose initial values ``data.begin`` writes.
-
-        Args:
-            count: Number of rows.
-            purpose: Use of the rows, for the error.
 
         Returns:
             int64[count]: from `recycled`, then from `next_row` on.

@@ -19,11 +19,6 @@ def balanced_weights(
 
     This is the formula of scikit-learn's ``class_weight="balanced"``. A label between 0 and 1 counts in parts.
 
-    Args:
-        batches: The samples.
-        labels: Names of their labels.
-        untrained: Those without a loss, whose weights are ones.
-
     Raises:
         ConfigError: A label outside [0, 1], or one without positive or without negative samples.
     """

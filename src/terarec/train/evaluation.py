@@ -265,9 +265,6 @@ class Evaluator:
         names: Names of the ids in slice columns; None to report the ids.
 
     A label of weight 0 in the objective is not trained, and left out of means over the labels.
-
-    Raises:
-        ConfigError: An unknown metric, or one that needs a group.
     """
 
     def __init__(

@@ -40,9 +40,6 @@ class PointLogger(Callback):
     A training point has ``step``, ``samples``, ``epoch``, ``loss`` (mean over the steps since the last point),
     ``samples_per_second`` (over the same steps, evaluations left out), ``seconds`` (of training since the start or
     resume), ``lr`` of the layers and ``rows_lr`` of the tables.
-
-    Args:
-        every: Steps between points.
     """
 
     is_for_first_rank = True

@@ -26,11 +26,7 @@ PartKeys = Sequence[Mapping[str, Tensor]]
 
 
 class PartRows:
-    """Loads the rows of one part of the data after the other; a thread reads those of the next one ahead.
-
-    Args:
-        collections: The collections with tables in tiers.
-    """
+    """Loads the rows of one part of the data after the other; a thread reads those of the next one ahead."""
 
     def __init__(self, collections: Sequence[EmbeddingCollection | ShardedCollection]) -> None:
         self._collections = tuple(collections)
@@ -40,11 +36,7 @@ class PartRows:
         self._ends = threading.Event()
 
     def begin(self, keys: PartKeys) -> None:
-        """Write changed rows back, and load those of a part that are not there yet, as many as fit.
-
-        Args:
-            keys: Keys of the part.
-        """
+        """Write changed rows back, and load those of a part that are not there yet, as many as fit."""
         self._end_reading()
         for collection, mine in zip(self._collections, keys, strict=True):
             collection.preload(mine)

@@ -77,11 +77,7 @@ class MemoryPlan:
         )
 
     def check(self, *, only_known: bool = False) -> None:
-        """Raise `StorageError` if there is not enough memory; the message suggests what would fit.
-
-        Args:
-            only_known: Whether tables whose rows depend on the data are left out.
-        """
+        """Raise `StorageError` if there is not enough memory; the message suggests what would fit."""
         counted = [table for table in self.tables if not only_known or table.rows_from == "table"]
         left_out = [table for table in self.tables if table not in counted]
         for where, field, total, available in (

@@ -166,16 +166,7 @@ def _scores(loaded: LoadedModel, reader: BatchReader) -> Iterator[tuple[Batch, T
 
 
 def _kept_columns(dataset: DatasetSpec, keep: Sequence[str], *, reserved: Sequence[str]) -> dict[str, pa.DataType]:
-    """Return the columns of `keep` and the Arrow types in which they are written next to scores.
-
-    Args:
-        dataset: Data set that has them.
-        keep: Their names.
-        reserved: Names of other columns of the file.
-
-    Raises:
-        ConfigError: A name that is unknown, there twice or `reserved`, or that of a column of lists.
-    """
+    """Return the columns of `keep` and the Arrow types in which they are written next to scores."""
     types: dict[str, pa.DataType] = {column.name: pa.int64() for column in dataset.categorical if column.hotness == 1}
     if dataset.weight is not None:
         types[dataset.weight] = pa.float32()

@@ -145,14 +145,7 @@ def share_batches(model: nn.Module, objective: Objective, ranks: Ranks) -> None:
 
 
 def loss_share(model: nn.Module, objective: Objective, own: int, whole: int) -> float:
-    """Return the factor of a rank's loss in that of the batch: its share of the samples, or 1 for losses that add up.
-
-    Args:
-        model: The model.
-        objective: Loss of models that have none of their own.
-        own: Samples of this rank.
-        whole: Samples of the batch.
-    """
+    """Return the factor of a rank's loss in that of the batch: its share of samples, or 1 for losses that add up."""
     if adds_up(model, objective):
         return 1.0
     return own / whole if whole else 0.0

@@ -104,10 +104,6 @@ def write_report(run_dir: Path) -> Path:
 
     Returns:
         The path of the file.
-
-    Raises:
-        FormatError: A file of the run is missing or damaged.
-        MissingDependencyError: Matplotlib or Jinja2 is not installed.
     """
     directory = RunDirectory(run_dir)
     run = load_run(directory.run_file)
@@ -380,9 +376,6 @@ def draw_curves(log: RunLog, best_auc: float | None, *, served: Mapping[str, Any
         log: Log of the run.
         best_auc: AUC of the model that generated the labels, if known; drawn as a line.
         served: Evaluation of the checkpoint that serving loads, which is marked unless it is the last one.
-
-    Raises:
-        MissingDependencyError: Matplotlib is not installed.
     """
     curves: list[Plot] = []
     with plot_style():

@@ -214,9 +214,6 @@ class Run:
         """Return the description with a schedule whose end is a number, so that ``run.json`` has it.
 
         The number is that of the run to resume, or follows from the length of this one.
-
-        Raises:
-            ConfigError: A warm-up as long as the run.
         """
         training = self.spec.training
         schedule = training.schedule
@@ -267,11 +264,7 @@ class Run:
         return RankShare(rank=self.ranks.rank, size=self.ranks.size, is_span=is_span)
 
     def _valid_reader(self) -> BatchReader | None:
-        """Return a reader of the split to evaluate on, or None if there is none.
-
-        Raises:
-            ConfigError: The data set lacks the split, and it is not the default one.
-        """
+        """Return a reader of the split to evaluate on, or None if there is none."""
         split, patience = self.spec.training.eval_split, self.spec.training.patience
         # Runs that were described before None was accepted turned the evaluation off by a split that is not there.
         if split in (None, "none") or (split == DEFAULT_EVAL_SPLIT and split not in self.dataset.splits):

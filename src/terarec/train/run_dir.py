@@ -84,9 +84,6 @@ class RunDirectory:
         metrics: The curves, as JSON lines.
         tensorboard: The curves, as events of TensorBoard.
         holds_work: Whether steps were trained, so that the directory stays whatever happens.
-
-    Args:
-        path: The directory.
     """
 
     def __init__(self, path: Path) -> None:

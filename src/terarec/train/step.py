@@ -154,15 +154,7 @@ class TrainingStep:
         *,
         part: float = 1.0,
     ) -> Tensor:
-        """Add the gradients of `batch`; return its share of the loss.
-
-        Args:
-            batch: The batch, or the samples of it that are this rank's.
-            share: Share of the whole batch in the step's samples.
-            step: The step.
-            during: Context of the backward pass.
-            part: This rank's part of the samples of the batch.
-        """
+        """Add the gradients of `batch`; return its share of the loss."""
         with autocast(self._spec.precision, self._device):
             output = self.module(batch)
             loss = training_loss(self._model, output, batch, self._objective, share=part)
@@ -221,9 +213,6 @@ class HostCopy:
     """Numbers on their way from a device, behind the work that gives them.
 
     While the host waits for them the device does what was launched since.
-
-    Args:
-        numbers: The numbers.
     """
 
     def __init__(self, numbers: Tensor) -> None:

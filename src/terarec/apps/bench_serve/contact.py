@@ -112,12 +112,7 @@ class GrpcContact(Contact):
 
 
 class ServerClock:
-    """The server's own account of the requests of a model; that of an ensemble is that of its stages.
-
-    Args:
-        contact: The server.
-        model: Name of the model.
-    """
+    """The server's own account of the requests of a model; that of an ensemble is that of its stages."""
 
     def __init__(self, contact: Contact, model: str) -> None:
         self._contact = contact

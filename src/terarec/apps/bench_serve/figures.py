@@ -137,18 +137,7 @@ class LoadFigures:
         seconds: float,
         processes: int,
     ) -> LoadFigures:
-        """Compute the figures.
-
-        Args:
-            measured: What the load has measured.
-            server: What the server has counted meanwhile.
-            protocol: Protocol of the load.
-            records: Records of a request.
-            clients: Clients of a closed loop.
-            rate: Rate of an open loop.
-            seconds: Duration of the load.
-            processes: Processes that sent it.
-        """
+        """Compute the figures."""
         latencies = np.frombuffer(measured.latencies, np.int64) / 1e6
         # Answers after the end belong to the latencies, not to the rate: an overloaded server is not faster for them.
         answered = int(np.count_nonzero(np.frombuffer(measured.ends, np.int64) <= seconds * 1e9))

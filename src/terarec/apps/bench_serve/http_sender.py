@@ -35,9 +35,6 @@ class HttpAddress:
 
     Args:
         url: Its URL, such as ``http://127.0.0.1:8000``.
-
-    Raises:
-        ConfigError: No such URL.
     """
 
     def __init__(self, url: str) -> None:
@@ -66,12 +63,7 @@ class HttpAddress:
 
 
 class HttpSender:
-    """Connections to an HTTP server; each has one request at a time. For one event loop.
-
-    Args:
-        address: Where the server is.
-        timeout_seconds: Time for an answer.
-    """
+    """Connections to an HTTP server; each has one request at a time. For one event loop."""
 
     def __init__(self, address: HttpAddress, timeout_seconds: float) -> None:
         self._address = address

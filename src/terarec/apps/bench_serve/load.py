@@ -95,13 +95,7 @@ class Measured:
 
 
 async def run_load(sender: Sender, bodies: Sequence[bytes], pace: Pace) -> Measured:
-    """Send requests for a while, and wait for all answers.
-
-    Args:
-        sender: Open connections.
-        bodies: Requests, sent in turn.
-        pace: How they follow each other.
-    """
+    """Send requests for a while, and wait for all answers."""
     measured = Measured()
     cpu, begin = time.process_time(), time.perf_counter_ns()
     if pace.rate is None:

@@ -312,11 +312,6 @@ _LONGEST_NAME, _LONGEST_SIDE = 18, 24
 def write_drift_report(report: DriftReport, path: Path, *, replace: bool = False) -> tuple[Path, Path]:
     """Write the page to `path` and the figures next to it, with the ending ``.json``.
 
-    Args:
-        report: Report.
-        path: Path of the page.
-        replace: Whether existing files are replaced.
-
     Returns:
         Both paths.
 

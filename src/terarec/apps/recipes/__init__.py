@@ -46,9 +46,6 @@ def load_recipe(data: str, model: str) -> RecipeSpec:
     Args:
         data: Name of the data, such as "frappe_x1".
         model: Name of the model, such as "deepfm".
-
-    Raises:
-        ConfigError: There is no such recipe.
     """
     models = _models_of(data)
     if model not in models:
@@ -78,9 +75,6 @@ def find_recipe_files(spec: AnyDataSpec, directory: Path) -> tuple[Path, ...]:
 
     Each may be compressed. Of several names that a file may have, the first one that is there counts. What matches a
     pattern is in the order of the numbers in the names.
-
-    Raises:
-        DataNotFoundError: There is no such directory, or a file is missing.
     """
     if not directory.is_dir():
         raise DataNotFoundError(directory, f"no such directory, expected the files of {spec.source}")

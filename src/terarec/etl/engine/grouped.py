@@ -66,13 +66,6 @@ def run_grouped(
 ) -> int:
     """Run all grouped steps; `GroupedRows` reads their outputs.
 
-    Args:
-        passes: The sources.
-        pipeline: Steps of the workflow.
-        directory: Directory of the files, which are made anew.
-        count: Files for each step.
-        earlier: Rows of earlier files.
-
     Returns:
         The number of late rows, which are allowed.
 
@@ -152,18 +145,7 @@ class _Scatter:
 def list_rows(
     passes: Passes, preprocess: Callable[[ReadRows], Rows], split: LeaveOneOut, count: int, path: Path
 ) -> None:
-    """Write the list of `terarec.etl.engine.left_out` for the split of all users.
-
-    Args:
-        passes: The sources.
-        preprocess: Function that returns the rows that take part.
-        split: The split.
-        count: Temporary files, each for the users that are in memory together.
-        path: File to write.
-
-    Raises:
-        OSError: The disk is full.
-    """
+    """Write the list of `terarec.etl.engine.left_out` for the split of all users."""
     partitions = Partitions.make(path.with_name(f"{path.name}-users"), count)
 
     def scatter(read: ReadRows) -> tuple[pa.RecordBatch, NDArray[np.int64]]:

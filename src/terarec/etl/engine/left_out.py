@@ -44,11 +44,7 @@ def listed_rows(split: LeaveOneOut, rows: Rows) -> NDArray[np.int64]:
 
 
 def write_listed(path: Path, parts: Iterable[NDArray[np.int64]]) -> None:
-    """Write the list of all users from parts of it.
-
-    Raises:
-        OSError: The disk is full.
-    """
+    """Write the list of all users from parts of it."""
     with path.open("w+b") as file:
         for part in chain(parts, [_END]):
             file.write(part.tobytes())

@@ -255,19 +255,7 @@ def _fit_pass(
     joined: JoinedRows | None,
     blocks: Iterable[RawBlock],
 ) -> dict[str, int]:
-    """Show the training rows of some blocks to the `statistics` of a phase.
-
-    Args:
-        passes: The sources.
-        pipeline: Steps of the workflow, with the states of earlier phases.
-        work: Pass of this phase.
-        statistics: Statistics of its steps.
-        joined: Outputs of the grouped steps.
-        blocks: Blocks to read.
-
-    Returns:
-        Split -> rows that were read.
-    """
+    """Show the training rows of some blocks to the `statistics` of a phase; return split -> rows that were read."""
 
     def observe(read: ReadRows) -> tuple[dict[int, Any], NDArray[np.int64]]:
         def partials_of(rows: Rows) -> dict[int, Any]:

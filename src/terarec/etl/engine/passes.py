@@ -121,11 +121,7 @@ class Passes:
         return counts
 
     def read_first(self) -> None:
-        """Parse the first rows.
-
-        Raises:
-            FormatError: Bad input in them, with the policy "raise".
-        """
+        """Parse the first rows."""
         for raw in self.source.raw_blocks():
             self.source.read_block(raw)
             return

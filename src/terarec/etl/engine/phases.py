@@ -63,9 +63,6 @@ OnProgress: TypeAlias = Callable[[Progress], None]
 class ProgressMeter:
     """Counts blocks, phase by phase.
 
-    Args:
-        on_progress: Callback, called after every block.
-
     Attributes:
         total_bytes: Bytes of the sources to read in all phases together.
     """
@@ -127,10 +124,6 @@ Result: TypeAlias = dict[str, Any]
 
 class Phases:
     """Runs phases and commits them, so that each is run once, by this run or by an interrupted one before it.
-
-    Args:
-        journal: Record of the phases that are done.
-        progress: Callback, called after every block.
 
     Attributes:
         meter: Progress meter, to be called for every block.

@@ -93,10 +93,6 @@ class EngineRun(ABC):
     def write(self, spec: DatasetSpec, location: Path) -> Result:
         """Write all rows, by the states that `fit` has fitted, into the directory of the run.
 
-        Args:
-            spec: The data set.
-            location: Its final place.
-
         Returns:
             "rows": split -> rows; "files": for each file split -> rows; "missing": column of the sources -> its missing
             and all values; "bad_input": "counts" of each kind, and the "first" faults.
@@ -179,12 +175,7 @@ StartRun: TypeAlias = Callable[[Workflow, Source, PrepareOptions, Phases, Path],
 
 
 class StateStore:
-    """Fitted states, in the files of the saved workflow, so that they survive a kill.
-
-    Args:
-        plan: Plan of the workflow.
-        directory: Directory of the saved workflow.
-    """
+    """Fitted states, in the files of the saved workflow, so that they survive a kill."""
 
     def __init__(self, plan: Plan, directory: Path) -> None:
         self._plan = plan
@@ -209,13 +200,7 @@ class StateStore:
 
 
 class _SpillingStatistics:
-    """Statistics of the steps of a phase, in bounded memory.
-
-    Args:
-        plan: Plan of the workflow.
-        directory: Directory for what does not fit in memory; created for each phase.
-        memory_bytes: Bound of the memory of all statistics of a phase together.
-    """
+    """Statistics of the steps of a phase, in bounded memory."""
 
     def __init__(self, plan: Plan, directory: Path, memory_bytes: int) -> None:
         self._plan = plan

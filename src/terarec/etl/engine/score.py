@@ -216,10 +216,6 @@ def scoring_plan(plan: Plan, results: Sequence[str]) -> ScoringPlan:
 
     Fitted steps transform rows as they do records that are served, so columns that they read in training alone are not
     needed. Grouped steps see the other rows that are scored.
-
-    Args:
-        plan: Plan of a fitted workflow.
-        results: Columns after the last step.
     """
     operators = [operator.for_scoring() for operator in plan.operators]
     steps: list[int] = []

@@ -55,9 +55,6 @@ def write_rows(
         joined: Outputs of the grouped steps.
         positives: Check that observes all rows.
         checkpoints: Checkpoint to begin at, and those to save.
-
-    Raises:
-        StorageError: The disk is full.
     """
     work = pipeline.plan.transform_pass()
 
@@ -160,10 +157,6 @@ class WriteCheckpoints:
     A checkpoint is saved whenever a shard is closed, or rows to shuffle are committed. Later rows of other splits that
     are on the disk are read again, but not written.
 
-    Args:
-        path: File of the last checkpoint.
-        source: The sources.
-
     Attributes:
         begin: Totals of the blocks before the first one to read.
         state: Output on the disk.
@@ -207,11 +200,6 @@ class WriteCheckpoints:
 
     def save(self, sink: Sink, positives: PositiveRows, *, at_end: bool = False) -> None:
         """Save a checkpoint if the output on the disk has changed.
-
-        Args:
-            sink: Files to write.
-            positives: Check that observed all rows so far.
-            at_end: Whether all sources were read.
 
         Raises:
             StorageError: The disk is full.

@@ -408,11 +408,6 @@ _INTEGER = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 def value_of(kind: Kind, value: float | str, where: str = "") -> Any:
     """Convert a value that a field spells to that of a column of `kind`.
 
-    Args:
-        kind: Kind of the column.
-        value: Value of the field.
-        where: Place for the error.
-
     Raises:
         ConfigError: A column of this kind cannot hold it.
     """

@@ -190,13 +190,7 @@ def _found_lists(tables: TablesOfColumns, each: Sequence[ValueIds], *columns: An
 
 
 class VocabularyStatistic(Statistic):
-    """Counts the values of all inputs of a `Categorify`.
-
-    Args:
-        op: The step.
-        types: Types of the columns before it.
-        memory: Bound of the counts, and of the vocabularies made of them.
-    """
+    """Counts the values of all inputs of a `Categorify`."""
 
     def __init__(self, op: Categorify, types: ColumnTypes, memory: SpillOptions) -> None:
         self._op = op

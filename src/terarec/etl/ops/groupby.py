@@ -181,11 +181,6 @@ class GroupbyStatistic(Statistic):
 
     Deviations are taken from squares of distances to one origin, the first number in training, which keeps their
     digits where numbers lie far from 0 (times, prices).
-
-    Args:
-        op: The step.
-        types: Types of the columns before it.
-        memory: Bound of the sums of all columns together, and of the statistics made of them.
     """
 
     def __init__(self, op: JoinGroupby, types: ColumnTypes, memory: SpillOptions) -> None:

@@ -336,13 +336,7 @@ class GroupedColumns(MappedColumns):
         return np.sort(groups.rows[(ids >= 0) & (places < np.repeat(last, lengths))])
 
     def _carried(self, rows: Rows, length: int, *, before_ties: bool) -> NDArray[np.int64]:
-        """Return the positions of the last row of each group, and of the last ones with items for `length` places.
-
-        Args:
-            rows: Rows of whole groups.
-            length: Rows with items.
-            before_ties: Whether as many are kept that are before the last order of their group.
-        """
+        """Return the positions of the last row of each group, and of the last ones with items for `length` places."""
         groups, is_item = row_groups(rows, self.group, self.order), self._are_items(rows)
         if not len(groups.rows):
             return groups.rows

@@ -109,9 +109,6 @@ def write_params(directory: Path, name: str, kind: str, state: Mapping[str, Any]
     """Write ``<name>.json``: the parameters of the step `name` of this `kind`; numbers are restored bit for bit.
 
     The file is not forced to the disk; see `State.save`.
-
-    Raises:
-        StorageError: The disk is full.
     """
     write_versioned_json(
         directory / f"{name}.json", STATE_FORMAT, STATE_VERSION, {"kind": kind, "state": state}, flushes=False
@@ -119,12 +116,7 @@ def write_params(directory: Path, name: str, kind: str, state: Mapping[str, Any]
 
 
 def read_params(directory: Path, name: str, kind: str) -> Mapping[str, Any]:
-    """Read the file of `write_params`.
-
-    Raises:
-        DataNotFoundError: No such file.
-        FormatError: Not a state, or one of another kind.
-    """
+    """Read the file of `write_params`."""
     path = directory / f"{name}.json"
     content = read_versioned_json(path, STATE_FORMAT, STATE_VERSION)
     if content.get("kind") != kind:
@@ -141,11 +133,7 @@ def table_path(directory: Path, name: str, part: str) -> Path:
 
 
 def write_table(path: Path, table: pa.Table) -> None:
-    """Write a Parquet file atomically, but do not force it to the disk; see `State.save`.
-
-    Raises:
-        StorageError: The disk is full.
-    """
+    """Write a Parquet file atomically, but do not force it to the disk; see `State.save`."""
     file = AtomicFile(path, flushes=False)
     with file.guard():
         # A flipped bit in a vocabulary would go unnoticed: other values would get ids, and scores would be wrong.

@@ -214,13 +214,7 @@ _Partial: TypeAlias = tuple[Mapping[str, pa.Table], list[tuple[int, Fraction]]]
 
 
 class TargetStatistic(Statistic):
-    """Sums the target by value and fold.
-
-    Args:
-        op: The step.
-        types: Types of the columns before it.
-        memory: Bound of the sums of all columns together, and of the encodings made of them.
-    """
+    """Sums the target by value and fold."""
 
     def __init__(self, op: TargetEncoding, types: ColumnTypes, memory: SpillOptions) -> None:
         self._op = op

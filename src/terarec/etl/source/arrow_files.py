@@ -322,11 +322,7 @@ class TypedReader:
 
 
 class ParquetReader(TypedReader):
-    """Reads Parquet files. ``content`` of a part is a batch.
-
-    Args:
-        spec: Spec of the files.
-    """
+    """Reads Parquet files. ``content`` of a part is a batch."""
 
     def parts(self, file: SourceFile, after: RawPart | None = None) -> Iterator[RawPart]:
         """Yield the rows of `file`, row group by row group, large ones in pieces."""
@@ -390,11 +386,7 @@ def _check_places(batch: pa.RecordBatch) -> None:
 
 
 class IpcReader(TypedReader):
-    """Reads Arrow files, of the random access or the stream format. ``content`` of a part is a batch.
-
-    Args:
-        spec: Spec of the files.
-    """
+    """Reads Arrow files, of the random access or the stream format. ``content`` of a part is a batch."""
 
     def parts(self, file: SourceFile, after: RawPart | None = None) -> Iterator[RawPart]:
         """Yield the batches of `file` that have rows."""
@@ -450,11 +442,7 @@ def _head(path: str) -> bytes:
 
 
 def read_schema(path: str, source_format: Literal["parquet", "arrow"]) -> pa.Schema:
-    """Return the schema of a Parquet or an Arrow file.
-
-    Raises:
-        FormatError: A damaged file.
-    """
+    """Return the schema of a Parquet or an Arrow file."""
     with _opened(path, source_format) as source:
         if source_format == "parquet":
             return pq.read_schema(source)

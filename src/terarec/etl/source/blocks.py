@@ -121,14 +121,7 @@ class BadInputLog:
     def add(
         self, first_row: int, counts: Mapping[str, int], faults: Sequence[InputFault], *, is_read: bool = False
     ) -> None:
-        """Take in the faults of a block.
-
-        Args:
-            first_row: Id of its first row.
-            counts: Faults of each kind.
-            faults: First ones.
-            is_read: Whether they were found once the block was read.
-        """
+        """Take in the faults of a block."""
         if not counts:
             return
         ordered = sorted(faults, key=lambda fault: fault.number)[:FAULTS_SHOWN]

@@ -92,12 +92,7 @@ _MARK = "\x1f"
 
 
 class DelimitedReader:
-    """Reads lines of delimited fields.
-
-    Args:
-        spec: Spec of the files.
-        block_bytes: Text read at once.
-    """
+    """Reads lines of delimited fields."""
 
     def __init__(self, spec: SourceSpec, block_bytes: int = BLOCK_BYTES) -> None:
         self._spec = spec

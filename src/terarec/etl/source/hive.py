@@ -83,11 +83,7 @@ def _check_alike(files: Sequence[SourceFile], columns: Sequence[SourceColumn], s
 
 
 def files_spec(spec: SourceSpec, files: Sequence[SourceFile]) -> SourceSpec:
-    """Return the spec of the columns that the files themselves have.
-
-    Raises:
-        FormatError: The first file is damaged.
-    """
+    """Return the spec of the columns that the files themselves have."""
     columns = _directory_columns(spec, files)
     if not columns or spec.format == "json_lines":
         return spec

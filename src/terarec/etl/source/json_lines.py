@@ -182,12 +182,7 @@ def _finite(value: int | float) -> float:
 
 
 class JsonLinesReader:
-    """Reads lines of JSON objects. Fields of other names are ignored; an absent one is missing.
-
-    Args:
-        spec: Spec of the files.
-        block_bytes: Text read at once.
-    """
+    """Reads lines of JSON objects. Fields of other names are ignored; an absent one is missing."""
 
     def __init__(self, spec: SourceSpec, block_bytes: int = BLOCK_BYTES) -> None:
         self._spec = spec

@@ -38,12 +38,7 @@ def read_records(table: pa.Table, spec: SourceSpec) -> Rows:
 
 
 class TableReader(TypedReader):
-    """Reads a table in memory. ``content`` of a part is a batch.
-
-    Args:
-        spec: Spec of the columns.
-        table: The table.
-    """
+    """Reads a table in memory. ``content`` of a part is a batch."""
 
     def __init__(self, spec: SourceSpec, table: pa.Table) -> None:
         super().__init__(spec)

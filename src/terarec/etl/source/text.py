@@ -271,9 +271,6 @@ def count_text_rows(file: SourceFile, threads: int, quoting: Quoting = UNQUOTED)
     """Count the records of `file` that are not empty, a header included; `threads` share a plain file on a disk.
 
     Once a quote turns up that may hide line ends, one thread counts from the file's start.
-
-    Raises:
-        FormatError: A damaged file.
     """
     begins = _line_begins(file, min(threads, 1 + file.bytes // _PART_BYTES))
     with ThreadPoolExecutor(len(begins), thread_name_prefix="etl") as pool:

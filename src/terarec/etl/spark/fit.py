@@ -79,13 +79,6 @@ def fit_steps(
 ) -> Mapping[int, State]:
     """Return the states of the steps of a phase.
 
-    Args:
-        context: The application.
-        job: Description of the run.
-        pieces: All rows.
-        phase: Steps to fit.
-        directory: New directory for partial states, which every executor sees.
-
     Raises:
         FormatError: Bad input, or no row for training.
         StorageError: A state does not fit in memory.

@@ -68,10 +68,6 @@ def group_on_cluster(
 
     Returns:
         The number of late rows, which are allowed.
-
-    Raises:
-        FormatError: Bad input; a late row, unless they are allowed.
-        StorageError: The disk is full.
     """
     directory.mkdir()
     plan = Workflow.of(job.spec).plan
@@ -115,10 +111,6 @@ def list_on_cluster(
         parts: Number of parts that users are hashed to; a task holds one of them.
         directory: New directory that every executor sees.
         path: File to write.
-
-    Raises:
-        FormatError: Bad input.
-        OSError: The disk is full.
     """
     directory.mkdir()
     users = map_with_job(context, job, pieces, partial(_scatter_users, split, parts))

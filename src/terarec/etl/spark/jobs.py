@@ -28,11 +28,6 @@ _PROPERTIES = ("spark.jobGroup.id", "spark.job.description", "spark.job.interrup
 class JobWatch:
     """Reports the progress of a phase's jobs to a meter, by the completed tasks in Spark's status tracker.
 
-    Args:
-        context: The application.
-        meter: Progress meter.
-        num_bytes: Bytes of the sources.
-
     Attributes:
         num_rows: Rows of the sources, once they are counted.
     """
@@ -104,12 +99,7 @@ class _Report:
 
 
 class _Stages:
-    """The stages of the jobs of a group.
-
-    Args:
-        context: The application.
-        group: Group of the jobs.
-    """
+    """The stages of the jobs of a group."""
 
     def __init__(self, context: SparkContext, group: str) -> None:
         self._tracker = context.statusTracker()

@@ -187,11 +187,7 @@ def cut_parquet(files: Sequence[SourceFile], reader: ParquetReader, piece_bytes:
 def read_piece(
     reader: FormatReader, spec: SourceSpec, files: Sequence[SourceFile], piece: FilePart
 ) -> Iterator[RawBlock]:
-    """Yield the blocks of a piece, not parsed.
-
-    Raises:
-        FormatError: A damaged file.
-    """
+    """Yield the blocks of a piece, not parsed."""
     file = files[piece.file]
     if piece.end is None:
         parts = reader.parts(file)

@@ -222,11 +222,7 @@ class SparkRun(EngineRun):
 
 
 def _piece_bytes(size: str) -> int:
-    """Return the bytes of a size as Spark writes it, such as "128m" or "134217728b".
-
-    Raises:
-        FieldError: No size, or 0.
-    """
+    """Return the bytes of a size as Spark writes it, such as "128m" or "134217728b"."""
     match = re.fullmatch(r"([1-9]\d*)\s*([kmgt]?)b?", size.strip().lower())
     if match is None:
         problem = f"{_PIECE_SIZE}: got {quoted(size)}, expected a size of at least one byte such as '128m'"
@@ -235,13 +231,7 @@ def _piece_bytes(size: str) -> int:
 
 
 def even_pieces(num_bytes: int, most: int, parallelism: int) -> int:
-    """Return the size of pieces of at most `most` bytes that keep all cores busy in the last round of tasks, too.
-
-    Args:
-        num_bytes: Size of all files.
-        most: Largest size of a piece.
-        parallelism: Tasks that run at once.
-    """
+    """Return the size of pieces of at most `most` bytes that keep all cores busy in the last round of tasks, too."""
     rounds = -(-num_bytes // (most * parallelism))
     # Nine pieces of 128 MiB on two cores took 8 % longer than ten of equal size.
     return min(most, max(_LEAST_PIECE, -(-num_bytes // max(1, rounds * parallelism))))

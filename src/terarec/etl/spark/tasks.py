@@ -114,11 +114,7 @@ class PieceReport:
 
 
 class OpenJob:
-    """A job on an executor: its plan, the states that are fitted, and the readers of its files.
-
-    Args:
-        job: The job.
-    """
+    """A job on an executor: its plan, the states that are fitted, and the readers of its files."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -250,14 +246,7 @@ def map_items(context: SparkContext, items: Sequence[T], function: Callable[[int
 def reduce_parts(
     rows: RDD[Row], job: Job, partitions: int, function: Callable[[OpenJob, Any, Iterator[Row]], Iterable[Row]]
 ) -> RDD[Row]:
-    """Return rows: `function` of each key of `rows` and all rows that have it, in the order of their places.
-
-    Args:
-        rows: Rows of a key, a place and a part.
-        job: Description of the run.
-        partitions: Number of tasks.
-        function: Function of the opened job, the key and its rows.
-    """
+    """Return rows: `function` of each key of `rows` and all rows that have it, in the order of their places."""
 
     def on_sorted(sorted_pairs: Iterable[tuple[Row, Any]]) -> Iterator[Row]:
         with executor_errors():
@@ -271,11 +260,7 @@ def reduce_parts(
 
 
 class TableStreams:
-    """Writes Arrow tables, one stream after another, for tasks that read some of them by `read_table`.
-
-    Args:
-        path: New file.
-    """
+    """Writes Arrow tables, one stream after another, for tasks that read some of them by `read_table`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -73,19 +73,6 @@ def write_shards(
 
     Rows are in units whose order is known: the blocks of the sources or, shuffled, intervals of hashes of row ids.
     Counting the rows of units tells where shards begin, so nothing is sorted but the rows of a shuffled shard.
-
-    Args:
-        context: The application.
-        job: Description of the run.
-        spec: Columns and storage.
-        pieces: All rows.
-        encoded_to: New directory for encoded rows, which every executor sees.
-        directory: Directory of the data set, which every executor sees.
-        options: Size and order of shards.
-
-    Raises:
-        ConfigError, FormatError: Bad input, or no row.
-        StorageError: The disk is full.
     """
     seed = options.seed if options.shuffle else None
     total = sum(piece.num_rows for piece in pieces)
@@ -280,14 +267,6 @@ def store(
     """Make the files of a storage that no executor can write alone, as they depend on the rows before.
 
     The driver writes HugeCTR's files, with metadata and keysets, by the code of the local engine.
-
-    Args:
-        written: Data set of Parquet shards.
-        spec: Data set without shards.
-        shards: Directory of the shards.
-        directory: Directory of the data set.
-        location: Directory that it is renamed to.
-        options: The storage.
 
     Raises:
         ConfigError: Columns that the storage cannot hold.

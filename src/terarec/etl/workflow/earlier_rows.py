@@ -39,10 +39,6 @@ _TOGETHER = "all files together with earlier_rows='none' (--earlier-rows none)"
 class EarlierRows:
     """Earlier rows of the grouped steps of a workflow.
 
-    Args:
-        directory: Directory of their files.
-        plan: Plan of the workflow.
-
     Attributes:
         directory: As above.
         paths: Step -> its file.
@@ -129,11 +125,7 @@ class EarlierRows:
 
 
 def find_earlier_rows(directory: str | Path) -> Path:
-    """Return the directory of earlier rows of a data set, or of its workflow.
-
-    Raises:
-        DataNotFoundError: There is none.
-    """
+    """Return the directory of earlier rows of a data set, or of its workflow."""
     places = [Path(directory, *below, EARLIER_ROWS) for below in ((), ("workflow",))]
     for place in places:
         if not place.is_dir():
@@ -191,9 +183,6 @@ def write_earlier_rows(path: Path, plan: Plan, step: int, parts: Iterable[Rows])
     """Write the earlier rows of a step for later files, in the order of `parts`; return their number.
 
     The bytes depend on the rows alone and not on how they are cut into parts.
-
-    Raises:
-        StorageError: The disk is full.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     schema, file, count = _schema(plan, step), AtomicFile(path), 0

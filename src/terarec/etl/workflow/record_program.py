@@ -202,11 +202,7 @@ class NumberPlace(NamedTuple):
 
 
 class Operations:
-    """Operations in the order in which they were first requested, each of them once.
-
-    Args:
-        num_inputs: Slots that are filled before the first one.
-    """
+    """Operations in the order in which they were first requested, each of them once."""
 
     def __init__(self, num_inputs: int) -> None:
         self._num_slots = num_inputs
@@ -373,13 +369,7 @@ def _listed(value: Any, separator: str | None) -> Sequence[Any]:
 
 
 class RawReading:
-    """Adds the operations that read the requested raw columns.
-
-    Args:
-        plan: Plan of the workflow.
-        serving: Raw columns, whose values are in the first slots.
-        operations: Operations of the program.
-    """
+    """Adds the operations that read the requested raw columns."""
 
     def __init__(self, plan: Plan, serving: ServingPlan, operations: Operations) -> None:
         self._plan, self._types, self._operations = plan, serving.inputs, operations

@@ -119,11 +119,7 @@ def check_bag_lengths(lengths: NDArray[Any], most: int, where: str) -> None:
 
 
 class RecordStream:
-    """File under construction. As a context manager it removes the file unless `close` was called inside.
-
-    Args:
-        path: Path of the file, which appears when the stream is closed.
-    """
+    """File under construction. As a context manager it removes the file unless `close` was called inside."""
 
     def __init__(self, path: Path) -> None:
         self._file = AtomicFile(path)

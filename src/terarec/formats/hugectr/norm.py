@@ -121,10 +121,6 @@ class NormFile:
     def read_part(self, group: int, rows: Sequence[slice]) -> ColumnBlock:
         """Return some of the records that `read` returns, decoding no others.
 
-        Args:
-            group: The group.
-            rows: Spans of its records, without those whose checksum is wrong.
-
         Raises:
             FormatError: See `read`; of the records that are not decoded, the frames or counts alone are checked.
         """

@@ -97,11 +97,6 @@ def even_spans(stride: int, size: int, count: int, *, first: int = 0) -> Spans:
 def framed_spans(piece: NormBytes, count: int, total: int) -> tuple[Spans, int]:
     """Locate the payloads of the first `count` framed records of a piece, and the byte behind them.
 
-    Args:
-        piece: Piece that starts with a frame.
-        count: Number of records.
-        total: Number of records of the file.
-
     Raises:
         FormatError: A frame that leaves the file.
         CutShortError: More bytes are needed.

@@ -177,13 +177,7 @@ def _keys(records: Strided, layout: RecordLayout, types: FieldTypes, num_rows: i
 
 
 class FixedRecordWriter(RecordStream):
-    """Writer of a Raw or RawAsync file. As a context manager it removes the file unless `close` was called inside.
-
-    Args:
-        path: Path of the file, which appears when the writer is closed.
-        layout: Layout of the records.
-        types: Number types of the records.
-    """
+    """Writer of a Raw or RawAsync file. As a context manager it removes the file unless `close` was called inside."""
 
     def __init__(self, path: Path, layout: RecordLayout, types: FieldTypes) -> None:
         super().__init__(path)

@@ -155,9 +155,5 @@ def read_records(path: Path) -> RecordsSpec:
 
 
 def write_records(spec: RecordsSpec, path: Path) -> None:
-    """Write a ``records.json``, atomically.
-
-    Raises:
-        StorageError: The disk is full.
-    """
+    """Write a ``records.json``, atomically."""
     write_versioned_json(path, FORMAT, VERSION, {"records": to_data(spec)})

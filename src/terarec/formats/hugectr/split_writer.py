@@ -177,9 +177,6 @@ class SplitRecords:
         sizes: Rows of each file, without end; files that need no list take all rows.
         keysets: Whether to write keysets.
         closed: Rows of the data files that an interrupted run closed.
-
-    Raises:
-        FormatError: A keyset of the interrupted run is damaged.
     """
 
     def __init__(

@@ -23,11 +23,7 @@ _FLOAT = np.dtype("<f4")
 
 
 def write_floats(path: Path, arrays: Iterable[NDArray[np.float32]]) -> None:
-    """Write `arrays` end to end, each row-major; without arrays the file is empty.
-
-    Raises:
-        StorageError: The disk is full; nothing is left behind.
-    """
+    """Write `arrays` end to end, each row-major; without arrays the file is empty."""
     with atomic_file(path) as partial, partial.open("wb") as stream:
         for array in arrays:
             stream.write(as_bytes(array, _FLOAT))
@@ -35,10 +31,6 @@ def write_floats(path: Path, arrays: Iterable[NDArray[np.float32]]) -> None:
 
 def read_floats(path: Path, arrays: Sequence[tuple[str, tuple[int, ...]]]) -> list[NDArray[np.float32]]:
     """Read a file of `write_floats`.
-
-    Args:
-        path: Path of the file.
-        arrays: Name, for errors, and shape of each array.
 
     Raises:
         DataNotFoundError: No such file.
@@ -78,11 +70,7 @@ class BatchNormStatistics(NamedTuple):
 
 
 def write_statistics(path: Path, layers: Sequence[BatchNormStatistics]) -> None:
-    """Write the statistics of BatchNorm layers, in the order of the layers.
-
-    Raises:
-        StorageError: The disk is full; nothing is left behind.
-    """
+    """Write the statistics of BatchNorm layers, in the order of the layers."""
     described = [{"type": "BatchNorm", "mean": _numbers(mean), "var": _numbers(var)} for mean, var in layers]
     write_json(path, {"layers": described}, allow_nan=True)
 

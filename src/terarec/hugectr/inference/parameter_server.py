@@ -224,12 +224,6 @@ def start_updates(
     All tiers take the rows of a table that the filter of any of them lets through: a tier that went without would give
     old rows where the one before it has evicted the new one.
 
-    Args:
-        call: What errors name.
-        server: The tables.
-        params: Databases and queue.
-        models: Models of the server.
-
     Raises:
         WrongInputError: A filter that is no pattern.
     """

@@ -38,11 +38,6 @@ class SlotMap:
         owners: The row of each slot, its key and its table, [C] each; a row of `NO_ROW` for none.
         is_held: bool[C], whether the slot has a row.
         is_dirty: bool[C], whether the slot's row was changed since it was read.
-
-    Args:
-        capacity: As above.
-        device: As above.
-        is_sparse: Not used: all slots take memory.
     """
 
     def __init__(self, capacity: int, device: torch.device, *, is_sparse: bool = False) -> None:

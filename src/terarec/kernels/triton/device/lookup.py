@@ -80,13 +80,7 @@ def report_bad_keys(status, bad):
 
 @triton.jit
 def bag_factor(pooling, total, squares):
-    """Return the factor of each bag's sum: float32 [BAGS].
-
-    Args:
-        pooling: Code of the feature.
-        total: Sums of the keys' weights, or numbers of keys.
-        squares: Sums of their squares, or numbers of keys.
-    """
+    """Return the factor of each bag's sum: float32 [BAGS]."""
     # Rounded as IEEE 754 says (`_rn`), like the compiled core: plain / and sqrt of Triton are approximate on GPUs.
     divisor = tl.where(pooling == MEAN, total, tl.where(pooling == SQRTN, tl.sqrt_rn(squares), 1.0))
     one = tl.full(divisor.shape, 1.0, tl.float32)
