@@ -43,9 +43,6 @@ class RetrievalModel:
         loaded: The model, in `numbers`, and what describes it.
         workflow: Encodes raw values as they were for training.
         numbers: Numbers of rows and layers; None for those of the training.
-
-    Raises:
-        ConfigError: A model of another kind.
     """
 
     def __init__(self, loaded: LoadedModel, workflow: Workflow, numbers: Numbers | None = None) -> None:

@@ -86,13 +86,7 @@ class _UserVectors:
 
 
 class _Retrieval:
-    """One version of the retrieval model, and the index of its items.
-
-    Attributes:
-        model: The version.
-        recommender: The items and their index.
-        reader: Reads the raw columns of users.
-    """
+    """One version of the retrieval model, and the index of its items."""
 
     def __init__(self, model: ServedModel, retrieval: RetrievalModel, recommender: Recommender) -> None:
         self.model, self.recommender = model, recommender

@@ -105,9 +105,6 @@ def device_room(
         world_size: Number of ranks R.
         device_bytes: Memory of the device of each rank.
         allow_import: Packages from which the model may come by name.
-
-    Raises:
-        StorageError: Nothing is left.
     """
     memory = plan_run(spec, reads_keysets=False, allow_import=allow_import)
     parts = {

@@ -215,9 +215,6 @@ def raw_values(
         values: The tensor.
         lengths: Length of each list, [B, 1]; None as for `terarec.serve.padding.unpad`.
         is_missing: Which places are null, bool[B, K]; None for those whose values stand for it.
-
-    Raises:
-        ConfigError: Lengths or missing values that do not fit the tensor.
     """
     if column.kind == "string" and values.dtype == np.uint8:
         encoded = values.astype(np.uint8, copy=False)
@@ -260,9 +257,6 @@ def check_arrays(backend: ModuleType) -> None:
 
     One that was built with pybind11 before 2.12 finds the size of an element in NumPy 1's place. Under NumPy 2 it is 0
     there, and every element of an array is the first one; the lengths of texts are then wrong, which ends its process.
-
-    Raises:
-        ConfigError: They are others.
     """
     sent = torch.arange(3, dtype=torch.uint8)
     received = backend.Tensor.from_dlpack("sent", sent).as_numpy()

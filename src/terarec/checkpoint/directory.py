@@ -298,11 +298,7 @@ def mark_best(directory: Path, step: int) -> None:
 
 
 def best_step(directory: Path) -> int | None:
-    """Return the step that `mark_best` named last, or None.
-
-    Raises:
-        FormatError: The file is damaged.
-    """
+    """Return the step that `mark_best` named last, or None."""
     path = directory / BEST
     if not path.is_file():
         return None
@@ -409,9 +405,5 @@ def _remove_leftovers(directory: Path) -> None:
 
 
 def remove_checkpoint(path: Path) -> None:
-    """Remove a complete checkpoint.
-
-    Raises:
-        ConfigError: It has files of others.
-    """
+    """Remove a complete checkpoint."""
     remove_tree(path, names=_ENTRIES, first=MANIFEST)

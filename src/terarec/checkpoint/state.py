@@ -51,9 +51,6 @@ def flatten(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], str]:
     Returns:
         The tensors, named "<parameter index>.<name>", and the rest as JSON text: the parameter groups and those state
         entries that are plain numbers. Floats survive JSON to the bit.
-
-    Raises:
-        ConfigError: The state holds what neither a tensor nor JSON can carry.
     """
     tensors: dict[str, Tensor] = {}
     plain: dict[str, dict[str, Any]] = {}

@@ -87,11 +87,7 @@ def _piece(table: Store, table_rows: int, removed: NDArray[np.int64], rows: RowV
 
 
 class TableChain:
-    """The tables of a complete checkpoint with the changes of deltas.
-
-    Attributes:
-        names: Names of the tables.
-    """
+    """The tables of a complete checkpoint with the changes of deltas."""
 
     def __init__(self, chain: Sequence[tuple[Path, Manifest]]) -> None:
         self._path, manifest = chain[0]
@@ -149,11 +145,7 @@ class TableChain:
         return {name: self.num_rows(name) for name in self.names} if self._deltas else {}
 
     def num_rows(self, table: str) -> int:
-        """Return the rows of a table, those that the files leave out included; of its files only a header is read.
-
-        Raises:
-            FormatError: A damaged file.
-        """
+        """Return the rows of a table, those that the files leave out included; of its files only a header is read."""
         if not self._deltas:
             return self._base.num_rows(table)
         path, files = self._deltas[-1]
@@ -182,9 +174,6 @@ class TableChain:
 
         Yields:
             Keys int64[m] that lose their rows; then keys and weights of rows that are set, None for none.
-
-        Raises:
-            FormatError: A damaged file.
         """
         for path, files in self._deltas[len(self._deltas) - num_deltas :]:
             for entry in files[table]:

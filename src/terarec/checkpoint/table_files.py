@@ -183,12 +183,7 @@ class TableShape:
 
 
 class TableFiles:
-    """The tables of a checkpoint; each file is compared with its checksum when it is read.
-
-    Attributes:
-        path: Directory of the checkpoint.
-        names: Names of the tables, in the order of the manifest.
-    """
+    """The tables of a checkpoint; each file is compared with its checksum when it is read."""
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path = path
@@ -258,19 +253,11 @@ class TableFiles:
         return vectors_of(self.pieces(table))
 
     def memories(self, table: str) -> Iterator[Arrays]:
-        """Yield the pieces of a dynamic table's memory.
-
-        Raises:
-            FormatError: A damaged file.
-        """
+        """Yield the pieces of a dynamic table's memory."""
         return (self._read(entry)[0] for entry in self._memories.get(table, []))
 
     def num_rows(self, table: str) -> int:
-        """Return the rows of a table, those that the files leave out included; of its files only a header is read.
-
-        Raises:
-            FormatError: A damaged file.
-        """
+        """Return the rows of a table, those that the files leave out included; of its files only a header is read."""
         shape, entry = self.shape(table), self._row_files.get(table)
         if entry is not None:
             return shape.num_rows if entry.of_rows is None else entry.of_rows

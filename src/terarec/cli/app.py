@@ -67,11 +67,7 @@ class Group(TyperGroup):
 
 
 def reject_repeated(command: Any, ctx: Any, args: Sequence[str]) -> None:
-    """Raise if an option of one value is given several times.
-
-    Raises:
-        ConfigError: Names the option.
-    """
+    """Raise if an option of one value is given several times."""
     if not args or ctx.resilient_parsing:  # a shell completes a line that is not complete
         return
     # Click itself keeps the last value of an option; its parser alone knows how often each was typed.

@@ -294,9 +294,6 @@ def pairs(option: str, texts: Sequence[str], expected: str, *, last: bool = Fals
         texts: The texts.
         expected: Their form, for the error.
         last: Whether the last equals sign separates, for names that may have one; otherwise the first.
-
-    Raises:
-        ConfigError: A text of another form.
     """
     split_texts = []
     for text in texts:
@@ -313,9 +310,6 @@ def check_unset(is_set: Mapping[str, bool], purpose: str) -> None:
     Args:
         is_set: Option -> whether it is given.
         purpose: End of the message, such as ``"for raw files"``.
-
-    Raises:
-        ConfigError: One of them is given.
     """
     for option, is_given in is_set.items():
         if is_given:
@@ -330,11 +324,7 @@ def changed(options: object, *names: str) -> dict[str, bool]:
 
 
 def numbers_by_name(option: str, texts: Sequence[str], expected: str) -> dict[str, int]:
-    """Split texts such as ``NAME=N``, each of another name; see `pairs`.
-
-    Raises:
-        ConfigError: A text of another form, or a name twice.
-    """
+    """Split texts such as ``NAME=N``, each of another name; see `pairs`."""
     numbers = distinct_pairs(option, texts, expected, last=True)
     for name, count in numbers.items():
         if not is_count(count):
@@ -343,11 +333,7 @@ def numbers_by_name(option: str, texts: Sequence[str], expected: str) -> dict[st
 
 
 def distinct_pairs(option: str, texts: Sequence[str], expected: str, *, last: bool = False) -> dict[str, str]:
-    """Split texts such as ``NAME=VALUE``, each of another name; see `pairs`.
-
-    Raises:
-        ConfigError: A text of another form, or a name twice.
-    """
+    """Split texts such as ``NAME=VALUE``, each of another name; see `pairs`."""
     values: dict[str, str] = {}
     for name, value in pairs(option, texts, expected, last=last):
         if name in values:

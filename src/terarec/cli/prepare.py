@@ -100,11 +100,7 @@ def prepare(
 
 
 def last_rows(fraction: float) -> Split | None:
-    """Return the split for ``--valid-fraction``.
-
-    Raises:
-        FieldError: No share from 0 to below 1.
-    """
+    """Return the split for ``--valid-fraction``."""
     if not 0 <= fraction < 1:
         raise FieldError("", "valid_fraction", f"got {fraction}, expected a number from 0 to below 1")
     return SplitByFraction(valid=fraction) if fraction else None

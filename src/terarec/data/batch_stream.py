@@ -41,9 +41,6 @@ class BatchStream(IterableDataset[Batch]):
     Args:
         feed: Input of the stream; None for no rows until `replace_feed`.
         options: Options for cutting and ordering it.
-
-    Raises:
-        FormatError: No rows that could repeat.
     """
 
     def __init__(self, feed: Feed | None, options: StreamOptions) -> None:

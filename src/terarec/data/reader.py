@@ -161,11 +161,7 @@ class DatasetSource(SampleSource):
 
     @override
     def read(self, group: int) -> ColumnBlock:
-        """Return the rows of row group `group`, counted over all shards.
-
-        Raises:
-            KeysetError: The keyset of its part lacks a key.
-        """
+        """Return the rows of row group `group`, counted over all shards."""
         shard = bisect_right(self._first_group, group) - 1
         block = self._shards[shard].read_group(group - self._first_group[shard])
         if self.keysets is not None:

@@ -168,11 +168,7 @@ class LookupGradients:
         return deposit
 
     def keep(self, index: int, generation: int, pin: Pin | None, gradient: BagGradient) -> None:
-        """Keep a gradient of rows that were found in a `generation` of their arena.
-
-        Raises:
-            StorageError: The rows have been evicted or moved since.
-        """
+        """Keep a gradient of rows that were found in a `generation` of their arena."""
         arena = self._arenas[index]
         if arena.generation != generation:
             raise StorageError(

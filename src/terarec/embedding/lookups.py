@@ -24,9 +24,6 @@ from terarec.spec import FeatureSpec
 class FoundRows:
     """The rows of the tables of one arena for N keys, table by table.
 
-    Attributes:
-        tables: Names of the tables, in the order of the keys.
-
     Args:
         weights: Weights [V, D] of the arena, as they are at the lookup.
         keys: int64[N], as gradients name them: keys of static tables, else arena rows.
@@ -68,9 +65,6 @@ class FoundRows:
             counts: int64[T], the positions of each table.
             counts_here: The same in host memory.
             grad: float32[n, D], the gradients of the vectors at `order`.
-
-        Raises:
-            StorageError: The rows have been evicted or moved since.
         """
         keys, slots = self._keys, self._slots
         if order is not None:
@@ -115,9 +109,6 @@ class LookupCollection(nn.Module):
         tables: The tables.
         features: Features of these tables.
         lookups: Table -> its rows; None to `connect` them later.
-
-    Raises:
-        ConfigError: Repeated names, or a feature of an unknown table.
     """
 
     def __init__(
@@ -144,9 +135,6 @@ class LookupCollection(nn.Module):
         Args:
             lookups: Table -> its rows.
             bags: Looks up the bags of tables of one width at once, in place of `lookups`.
-
-        Raises:
-            ConfigError: A table is missing.
         """
         missing = [table.name for table in self.specs if table.name not in lookups]
         if missing:

@@ -151,9 +151,6 @@ class PendingGradients:
         """Return the L2 norm over the summed gradients of all rows, without those of frozen tables.
 
         Where tables are on several ranks, all of these call it and get the same.
-
-        Raises:
-            ConfigError: Some rows of a table have copies on all ranks.
         """
         if not self.has_norm:
             raise ConfigError(
@@ -228,11 +225,7 @@ class RowGradient(Tensor):
 
     @property
     def pending(self) -> PendingGradients:
-        """The gradients that this tensor represents.
-
-        Raises:
-            ConfigError: The module of the tables was deleted.
-        """
+        """The gradients that this tensor represents."""
         pending = self._pending()
         if pending is None:
             raise ConfigError(

@@ -256,9 +256,6 @@ def entries(table: AnyTable, prefix: str) -> dict[str, Tensor]:
     """Return the entries of `table` in ``state_dict``: shared weights, or copies of its sorted keys and weights.
 
     Of a static table in tiers it is a copy of all rows.
-
-    Raises:
-        StorageError: Not enough memory for that copy.
     """
     if isinstance(table, StaticTable):
         values: tuple[Tensor, ...] = (table.weights,)
@@ -311,12 +308,7 @@ def load_entries(table: AnyTable, prefix: str, state: Mapping[str, Any]) -> tupl
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedTables:
-    """The tables of one collection.
-
-    Attributes:
-        tables: Tables as the model describes them.
-        features: Features that look them up.
-    """
+    """The tables of one collection."""
 
     tables: tuple[TableSpec | DynamicTableSpec, ...]
     features: tuple[FeatureSpec, ...]

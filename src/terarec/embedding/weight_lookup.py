@@ -62,11 +62,7 @@ def bags_of_input(
 
 
 def single_keys(input: Tensor) -> Ragged[Tensor, Tensor]:  # noqa: A002
-    """Return a bag for each key of ``input``, int32 or int64 of any shape.
-
-    Raises:
-        ConfigError: An input of another type.
-    """
+    """Return a bag for each key of ``input``, int32 or int64 of any shape."""
     keys = _as_keys(input, "input").reshape(-1)
     return Ragged(keys, torch.arange(keys.shape[0] + 1, device=keys.device))
 
@@ -148,9 +144,6 @@ class ParameterArena(FixedRows):
         Args:
             shapes: Name and shape of each state tensor, as ``ops.row_update.state_shapes`` returns them.
             fills: State -> its initial value; 0 for other states.
-
-        Raises:
-            ConfigError: A weight that is not contiguous.
         """
         if not self.parameter.is_contiguous():
             shape, strides = list(self.parameter.shape), self.parameter.stride()

@@ -42,11 +42,7 @@ class Partitions:
 
     @classmethod
     def reopen(cls, directory: Path, sizes: Sequence[int], *, discarded: int) -> Self:
-        """Return the files of an interrupted run, without rows that were appended after `sizes` were taken.
-
-        Raises:
-            FormatError: A file is shorter.
-        """
+        """Return the files of an interrupted run, without rows that were appended after `sizes` were taken."""
         opened = cls(directory, len(sizes))
         for index, size in enumerate(sizes):
             path = opened._path(index)
@@ -75,11 +71,7 @@ class Partitions:
             self.flush()
 
     def flush(self) -> None:
-        """Write the buffered rows.
-
-        Raises:
-            OSError: The disk is full.
-        """
+        """Write the buffered rows."""
         if not self._waiting_rows:
             return
         batch = pa.Table.from_batches([batch for batch, _ in self._waiting]).combine_chunks().to_batches()[0]
@@ -94,11 +86,7 @@ class Partitions:
             start = end
 
     def append(self, index: int, batch: pa.RecordBatch) -> None:
-        """Append `batch` to file `index`.
-
-        Raises:
-            OSError: The disk is full.
-        """
+        """Append `batch` to file `index`."""
         # Serialise first, because Python's own write reports a full disk by its error number.
         buffer = pa.BufferOutputStream()
         with pa.ipc.new_stream(buffer, batch.schema) as stream:
@@ -204,11 +192,7 @@ class GroupSums:
         self._rows_matter = any(map(pa.types.is_floating, sums))
 
     def add(self, rows: pa.Table) -> None:
-        """Add rows, in their order; missing numbers are null, not NaN.
-
-        Raises:
-            OSError: The disk is full.
-        """
+        """Add rows, in their order; missing numbers are null, not NaN."""
         self._pending.append(rows.select(self._summed.column_names))
         self._pending_rows += rows.num_rows
         self._pending_bytes += rows.nbytes

@@ -62,9 +62,6 @@ class Sink(Protocol):
             split: Split: "train", "valid" or "test".
             rows: Row ids, int64[n].
             block: Rows.
-
-        Raises:
-            StorageError: The disk is full.
         """
         ...
 
@@ -73,11 +70,7 @@ class Sink(Protocol):
         ...
 
     def finish(self) -> Iterator[None]:
-        """Write the rows that waited for the last one; yield whenever `state` may have changed.
-
-        Raises:
-            StorageError: The disk is full.
-        """
+        """Write the rows that waited for the last one; yield whenever `state` may have changed."""
         ...
 
     def close_split(self, split: str) -> None:

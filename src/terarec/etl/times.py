@@ -118,11 +118,7 @@ def parse_times(texts: pa.LargeStringArray, form: str) -> Times:
 
 
 def read_time(text: str, form: str) -> tuple[int, int]:
-    """Return the seconds of a text written as `form`, rounded down, and the nanoseconds of the second.
-
-    Raises:
-        ValueError: Another text, or no such time.
-    """
+    """Return the seconds of a text written as `form`, rounded down, and the nanoseconds of the second."""
     if form == ISO_FORMAT:
         return iso_time(text)
     rest = 0

@@ -90,11 +90,7 @@ class ValueIds:
 
     @cached_property
     def table(self) -> Hex32Ids | Int64Ids | TextIds:
-        """Compiled table that finds ids, made at first use.
-
-        Raises:
-            ValueError: A value occurs twice.
-        """
+        """Compiled table that finds ids, made at first use."""
         if self.kind == "text":
             return TextIds(*text_buffers(self.values), hash_buckets=self.hash_buckets)
         numbers = numpy_values(self.values)
@@ -110,11 +106,7 @@ class ValueIds:
         return table.find_all(numpy_values(values), validity(values))
 
     def find_values(self, values: list[Any] | NDArray[np.int64] | pa.Array) -> NDArray[np.int64]:
-        """Find ids int64[m] of Python values, of raw values as `RecordFunction` has them, or of ids int64[m].
-
-        Raises:
-            InvalidValueError: A value that the table does not take.
-        """
+        """Find ids int64[m] of Python values, of raw values as `RecordFunction` has them, or of ids int64[m]."""
         if isinstance(values, list):
             return self.table.find_list(values)
         if isinstance(values, pa.Array):
@@ -257,11 +249,7 @@ class SpilledCounts:
         return bool(self._files)
 
     def append(self, counted: pa.Table) -> None:
-        """Write the result of `CountTable.drain`.
-
-        Raises:
-            StorageError: The disk is full.
-        """
+        """Write the result of `CountTable.drain`."""
         file = AtomicFile(self._directory / f"{len(self._files):06d}.arrow")
         with file.guard(), pa.OSFile(str(file.partial), "wb") as sink, pa.ipc.new_file(sink, counted.schema) as writer:
             for chunk in counted.to_batches(_CHUNK_VALUES):

@@ -43,9 +43,6 @@ class DensePart:
             model: Model that takes a `Batch`, on the CPU; in evaluation mode.
             dataset: The columns that it reads.
             scores: Scores of logits.
-
-        Raises:
-            ConfigError: A model whose lookups cannot be separated from its layers.
         """
         if isinstance(model, GraphModel):
             return cls.of_graph(model, scores)

@@ -124,9 +124,6 @@ def save_aotinductor(program: ExportedProgram, path: Path, *, loads_weights: boo
         program: The program.
         path: The package.
         loads_weights: Whether other weights can be loaded into it: no constant becomes part of the code.
-
-    Raises:
-        ConfigError: The compiler fails, or there is none.
     """
     from torch._inductor import aoti_compile_and_package  # loads the compiler
 
@@ -139,11 +136,7 @@ def save_aotinductor(program: ExportedProgram, path: Path, *, loads_weights: boo
 
 
 def save_torchscript(scoring: Scoring, path: Path) -> None:
-    """Trace `scoring` and write it as a TorchScript file, for servers that load nothing else.
-
-    Raises:
-        ConfigError: The model computes something that a trace cannot hold.
-    """
+    """Trace `scoring` and write it as a TorchScript file, for servers that load nothing else."""
     with exportable(scoring.model, tables=scoring.tables, row_type=scoring.row_type), torch.no_grad(), quiet():
         try:
             traced = torch.jit.trace(  # type: ignore[no-untyped-call]

@@ -92,9 +92,6 @@ def quantize_onnx(path: Path) -> None:
     Weights have 7 bits and a scale for each output: sums of two products of 8 bits overflow the 16 bits in which
     processors without VNNI add them. Inputs have 8 bits, and a scale and an offset for each row: with one scale for all
     rows of a call, as the dynamic quantization of ONNX Runtime has, the scores of a record depend on those beside it.
-
-    Raises:
-        ConfigError: Weights that are not finite.
     """
     onnx = onnx_library()
     data = path.with_name(f"{path.name}.data")

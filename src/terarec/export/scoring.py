@@ -121,9 +121,6 @@ class BatchScoring(Scoring):
         key_inputs: Sources of the keys; by default an input for each column that the model reads.
         scores: Scores of logits.
         numbers: Numbers as in `Scoring`.
-
-    Raises:
-        ConfigError: Key inputs that lack a column, or name one twice.
     """
 
     def __init__(
@@ -252,11 +249,7 @@ def _key_inputs(model: nn.Module, dataset: DatasetSpec, chosen: Sequence[KeyInpu
 def check_key_inputs(
     sources: Sequence[KeyInput], read: Collection[str], *, known: Collection[str] | None = None
 ) -> None:
-    """Check that the inputs have each column that a model reads once, and no other than the known ones.
-
-    Raises:
-        ConfigError: They do not.
-    """
+    """Check that the inputs have each column that a model reads once, and no other than the known ones."""
     columns = [column for source in sources for column in source.columns]
     for column in (*columns, *sorted(read)):
         if columns.count(column) != 1 or (known is not None and column not in known):

@@ -94,9 +94,6 @@ def workflow_files(spec: DatasetSpec, directory: Path) -> tuple[str, ...]:
 
     Those of `EARLIER_ROWS`, which no record needs, are not among them: they may be large, and hold rows of the logs.
     Nor are hidden ones, such as a save that was killed leaves.
-
-    Raises:
-        DataNotFoundError: The workflow that the data set names is missing.
     """
     if spec.workflow is None:
         return ()

@@ -35,9 +35,6 @@ class RawShardWriter(ShardWriter):
     Args:
         path: ``<data set>/<split>/<file>.bin``.
         spec: Columns of the data set.
-
-    Raises:
-        FormatError: A column has more rows than int32 keys reach.
     """
 
     def __init__(self, path: Path, spec: DatasetSpec) -> None:

@@ -22,13 +22,7 @@ from terarec.spec.registry import Registry
 
 
 class Shard(Protocol):
-    """Data file, read group by group.
-
-    Attributes:
-        path: Path of the file.
-        num_rows: Samples in the file.
-        group_rows: Samples in each row group.
-    """
+    """Data file, read group by group."""
 
     path: Path
     num_rows: int
@@ -246,11 +240,7 @@ class SplitFiles:
         return [rows for _, rows in (self.files if is_closed else self.files[:-1])]
 
     def write(self, block: ColumnBlock) -> None:
-        """Append the rows of `block`.
-
-        Raises:
-            StorageError: The disk is full.
-        """
+        """Append the rows of `block`."""
         start = 0
         while start < block.num_rows:
             if self._open is None:
@@ -265,11 +255,7 @@ class SplitFiles:
                 self._finish()
 
     def close(self) -> None:
-        """Finish the last file.
-
-        Raises:
-            StorageError: The disk is full.
-        """
+        """Finish the last file."""
         self._finish()
         self._wait()
         self._finisher.shutdown()

@@ -72,11 +72,7 @@ class CapacityCheck(Callback):
 
     @override
     def on_step(self, trainer: Trainer) -> None:
-        """Count the keys.
-
-        Raises:
-            OutOfBoundError: There are too many.
-        """
+        """Count the keys."""
         for name, num_keys, most in self._checks:
             count = sum(map(len, num_keys))
             # Each rank holds a part of the rows only.

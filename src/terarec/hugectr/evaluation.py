@@ -54,9 +54,6 @@ class SolverMetrics:
         metrics: The solver's ``metrics_spec``.
         num_labels: Columns of all labels.
         ranks: Processes that evaluate together, each its span of a batch; None for this alone.
-
-    Raises:
-        WrongInputError: A metric other than AUC for several labels.
     """
 
     def __init__(self, metrics: Mapping[MetricsType, float], *, num_labels: int, ranks: Ranks | None = None) -> None:
@@ -77,11 +74,7 @@ class SolverMetrics:
 
     @torch.no_grad()
     def score(self, model: GraphModel, batch: Batch, precision: Precision, *, total: int) -> None:
-        """Update the metrics with the predictions of `model` for `batch`; dynamic tables do not change.
-
-        Raises:
-            LossCannotConvergeError: Predictions are NaN.
-        """
+        """Update the metrics with the predictions of `model` for `batch`; dynamic tables do not change."""
         self.tensors = {}  # frees the last batch's tensors before this one's are made
         model.eval()
         # All ranks get the tensors of the whole batch: metrics such as AUC are not means over parts of a batch.

@@ -130,11 +130,7 @@ class Iterations(Callback):
 
     @override
     def on_step(self, trainer: Trainer) -> None:
-        """Display, evaluate and save if they are due after an iteration.
-
-        Raises:
-            LossCannotConvergeError: The loss that a display shows is NaN.
-        """
+        """Display, evaluate and save if they are due after an iteration."""
         self.index += 1
         self._log_progress(trainer)
         # HugeCTR's loop returns at its target, so the iteration that reaches it writes no snapshot.

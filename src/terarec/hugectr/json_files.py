@@ -30,9 +30,6 @@ class JsonObject:
     Args:
         data: The object.
         where: Path to it, such as ``graph.json: layers[3]``.
-
-    Raises:
-        WrongInputError: Anything else than an object.
     """
 
     def __init__(self, data: object, where: str) -> None:
@@ -48,11 +45,7 @@ class JsonObject:
         return key in self._data
 
     def take(self, key: str, kind: Type[Value], default: Any = REQUIRED) -> Value:
-        """Return the value of `key`, or `default`.
-
-        Raises:
-            WrongInputError: No value without a default, or one of another kind.
-        """
+        """Return the value of `key`, or `default`."""
         self._known.add(key)
         if key not in self._data:
             if default is REQUIRED:
@@ -81,11 +74,7 @@ class JsonObject:
         return dict(self._data)
 
     def children(self, key: str) -> list[JsonObject]:
-        """Return the objects in the list of `key`.
-
-        Raises:
-            WrongInputError: No list.
-        """
+        """Return the objects in the list of `key`."""
         self.accept(key)
         self._left.discard(key)
         entries = self._data.get(key)
@@ -94,11 +83,7 @@ class JsonObject:
         return [JsonObject(item, f"{self.where}.{key}[{place}]") for place, item in enumerate(entries)]
 
     def finish(self, ignored: Collection[str] = ()) -> None:
-        """Raise if a key was not taken and is not among `ignored`.
-
-        Raises:
-            WrongInputError: Naming the first one.
-        """
+        """Raise if a key was not taken and is not among `ignored`."""
         # HugeCTR passes over keys that it does not know, so that a misspelt one silently has no effect.
         left = sorted(self._left - set(ignored))
         if left:

@@ -125,9 +125,6 @@ def summary_lines(spec: GraphSpec, parts: Sequence[Part]) -> list[str]:
     Args:
         spec: The model's graph.
         parts: Its parts, the `Input` first.
-
-    Raises:
-        ConfigError: Shapes or options of layers that do not fit.
     """
     shapes_of, inputs = tensor_shapes(spec), parts[0]
     assert isinstance(inputs, Input)

@@ -64,9 +64,6 @@ class NetworkPlan:
 class Network:
     """The parts of a model in the order in which they were added.
 
-    Attributes:
-        parts: The parts.
-
     Args:
         solver: The `CreateSolver` object.
         optimizer: The model's optimizer, which embeddings without one of their own take.
@@ -79,11 +76,7 @@ class Network:
 
     @property
     def inputs(self) -> Input:
-        """The `Input`.
-
-        Raises:
-            IllegalCallError: None was added yet.
-        """
+        """The `Input`."""
         if not self.parts:
             raise IllegalCallError("Model", "got no Input, expected one before everything else")
         first = self.parts[0]
@@ -139,9 +132,6 @@ class Network:
 
         Args:
             loss_weights: Label -> weight of its loss, in place of what the `Input` says.
-
-        Raises:
-            WrongInputError: Names, labels, slots or regularizers that do not fit.
         """
         rules: dict[str, SparseOptimizerSpec] = {}
         embeddings = self._sparse_embeddings(rules)
@@ -241,11 +231,7 @@ class Network:
 
 
 def tensors_of(part: Part) -> tuple[list[str], list[str]]:
-    """Return the tensors that `part` reads, and those that it makes.
-
-    Raises:
-        WrongInputError: An object that is not a part of a model.
-    """
+    """Return the tensors that `part` reads, and those that it makes."""
     if isinstance(part, Input):
         return [], [*part.label_names, *([part.dense_name] if part.dense_dim else [])]
     if isinstance(part, SparseEmbedding):
@@ -359,11 +345,7 @@ def sparse_embedding(params: SparseEmbedding, *, slots: int, optimizer: str) -> 
 
 
 def slot_sizes(params: SparseEmbedding, slots: int) -> Sequence[int]:
-    """Return ``slot_size_array`` of an embedding over an input of `slots` slots.
-
-    Raises:
-        WrongInputError: It has another length.
-    """
+    """Return ``slot_size_array`` of an embedding over an input of `slots` slots."""
     sizes: Sequence[int] = params.slot_size_array
     if len(sizes) != slots:
         raise WrongInputError(

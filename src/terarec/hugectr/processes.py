@@ -23,11 +23,7 @@ Number = TypeVar("Number", int, float)
 
 @cache
 def ranks() -> Ranks:
-    """Return the ranks of this process, which join at the first call; all processes have to make it.
-
-    Raises:
-        IllegalCallError: Ranks that cannot talk, or that run other code.
-    """
+    """Return the ranks of this process, which join at the first call; all processes have to make it."""
     from terarec.dist import join  # loads torch
 
     with as_hugectr_errors("start"):

@@ -42,9 +42,6 @@ class DataReader(BatchStream):
 
     It continues where it stopped: only `set_source` starts over. It has no batch before.
 
-    Attributes:
-        name: Name of the data to read.
-
     Args:
         open_source: Function that opens the data of a name.
         name: Name of the first data.
@@ -131,11 +128,7 @@ class DataReader(BatchStream):
         return self._is_eof
 
     def next_batch(self) -> Batch | None:
-        """Return the next batch; None from the end of the data on, until `set_source` starts over.
-
-        Raises:
-            BrokenFileError: A file is damaged. The next call starts over.
-        """
+        """Return the next batch; None from the end of the data on, until `set_source` starts over."""
         # At the end it stays: HugeCTR's loops call once more and see the same answer.
         if not self._is_started or self._is_eof:
             return None
@@ -198,9 +191,6 @@ def record_layout(solver: Solver, reader: DataReaderParams, inputs: Input, *, ad
         reader: The `DataReaderParams`.
         inputs: The `Input`.
         adds_offsets: Whether the sizes of the slots before are added to keys, where the format needs that.
-
-    Raises:
-        WrongInputError: Sizes of more or fewer slots than there are.
     """
     sizes = tuple(reader.slot_size_array) if adds_offsets else ()
     slots = sum(int(part.slot_num) for part in inputs.data_reader_sparse_param_array)
@@ -259,11 +249,7 @@ def drops_short_batches(solver: Solver, reader: DataReaderParams) -> tuple[bool,
 
 
 def check_sample_counts(reader: DataReaderParams) -> None:
-    """Check that files which do not hold the number of their samples come with it.
-
-    Raises:
-        WrongInputError: Raw or RawAsync files, of which a number is 0.
-    """
+    """Check that files which do not hold the number of their samples come with it."""
     if reader.data_reader_type in (DataReaderType_t.Raw, DataReaderType_t.RawAsync):
         for field, count in (("num_samples", reader.num_samples), ("eval_num_samples", reader.eval_num_samples)):
             if not count:

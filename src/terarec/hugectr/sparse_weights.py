@@ -45,12 +45,7 @@ def pieces(keys: Tensor) -> Iterator[Tensor]:
 
 
 class Part(NamedTuple):
-    """Rows of one table, to be written to a file.
-
-    Attributes:
-        slot: Number of the table.
-        rows: With their keys in the table.
-    """
+    """Rows of one table, to be written to a file."""
 
     slot: int
     rows: RowValues
@@ -116,11 +111,7 @@ class EmbeddingFile:
         return SparseRows(keys, vectors, slots)
 
     def slot_of(self, keys: NDArray[np.int64], slots: NDArray[Any] | None, path: Path) -> NDArray[np.int64]:
-        """Return the table of each key of a file.
-
-        Raises:
-            BrokenFileError: Slots are missing, or one is none of this embedding's.
-        """
+        """Return the table of each key of a file."""
         count = len(self.tables)
         # One table serves all slots, so slots in the file say nothing.
         if count == 1:

@@ -189,9 +189,6 @@ class TrainingCache:
             names: File names there.
             single_file: Write one file there, as releases up to 3.0 did.
             files: The embeddings with all of their rows; None for those of one process.
-
-        Raises:
-            StorageError: The disk is full.
         """
         for number, file in enumerate(self._files if files is None else files):
             if self._folders:
@@ -229,11 +226,7 @@ class TrainingCache:
 
 
 class _Pass:
-    """Pass of an embedding, which rejects keys of training batches that are not in its keyset.
-
-    Attributes:
-        collection: The tables.
-    """
+    """Pass of an embedding, which rejects keys of training batches that are not in its keyset."""
 
     def __init__(self, file: EmbeddingFile, collection: EmbeddingCollection) -> None:
         self._name = file.name
@@ -412,9 +405,6 @@ def with_cache_tiers(
         num_devices: Devices that share an embedding.
         device: Device of the tables.
         folder: Folder of files of a `CreateMOS` object; None for those of its sparse models.
-
-    Raises:
-        WrongInputError: A remote path.
     """
     places = _places(params, len(parts), folder)
     if len(places) != len(parts):  # which `TrainingCache` reports

@@ -55,9 +55,6 @@ def decode_message(content: bytes, width: int) -> UpdatedRows:
     Args:
         content: Value of the message.
         width: Length D of the table's vectors.
-
-    Raises:
-        FormatError: Another layout or width.
     """
     if len(content) < _HEAD.size or content[:4] != _MARK:
         raise FormatError("message", f"begins with {content[:8]!r}, expected {_MARK!r} and the bytes of a vector")

@@ -95,11 +95,7 @@ class ArenaTiers:
         self.first.fills = fills
 
     def check_device(self, device: torch.device) -> None:
-        """Check that the fast tier can be on a device.
-
-        Raises:
-            ConfigError: A device without memory, or tiers without a budget for it.
-        """
+        """Check that the fast tier can be on a device."""
         check_has_memory(device)
         if self.sizes.tiers.device is None:
             raise ConfigError(

@@ -37,10 +37,6 @@ class Cache:
     Rows that are read below are kept only if no row of their part changed since: so a row that is older than what a
     write has left is never kept.
 
-    Attributes:
-        below: Level of the rows that do not fit.
-        parts: The rows, in one part or by table.
-
     Args:
         row_bytes: Bytes of a row.
         capacities: Slots of each part, or of a table's partitions; None for as many as memory has.

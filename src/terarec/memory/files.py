@@ -98,9 +98,6 @@ class TierFiles:
 
         Returns:
             The store; None if there is no file tier, or the file has rows of another format.
-
-        Raises:
-            StorageError: The file is damaged, or the disk is full.
         """
         if self._directory is None or not self._open:
             return None

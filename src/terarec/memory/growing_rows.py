@@ -36,10 +36,6 @@ class GrowingTensor:
     In host memory it keeps its address: it reserves as much address space as the machine has memory, and commits
     memory as rows are appended. On other devices growing allocates and copies.
 
-    Attributes:
-        tensor: Rows.
-        row_bytes: Bytes of a row.
-
     Args:
         row_shape: Shape of a row, ``()`` for a number.
         dtype: Element type, one of `_NUMPY_TYPES`.
@@ -80,11 +76,7 @@ class GrowingTensor:
             self._reserved.discard(begin, end)
 
     def to(self, device: torch.device) -> GrowingTensor:
-        """Return a copy on `device`.
-
-        Raises:
-            StorageError: Not enough memory there.
-        """
+        """Return a copy on `device`."""
         return _copied(self._row_shape, self.tensor, device)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GrowingTensor:
@@ -169,9 +161,6 @@ class GrowingRows:
         Args:
             shapes: Name and shape [V, ...] of each state tensor, as ``ops.row_update.state_shapes`` gives them.
             fills: State -> its first value, of later rows too; 0 for those that are not named.
-
-        Raises:
-            StorageError: Not enough memory.
         """
         self._state = {}
         for name, shape in shapes:

@@ -109,9 +109,6 @@ class RedisFence:
         Args:
             accepted: `accepted` when the lookup began.
             replies: The marks.
-
-        Raises:
-            StaleRowsError: The rows are of another state.
         """
         if accepted is None:
             return

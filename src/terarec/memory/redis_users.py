@@ -51,11 +51,7 @@ class RedisUsers:
                 self._saying = RepeatedCall("terarec-redis-users", self._say_again, USE_SECONDS / 3)
 
     def leave(self, name: str) -> bool:
-        """Say that this process has a table no more; return whether others have it.
-
-        Raises:
-            StorageError: The server cannot be reached.
-        """
+        """Say that this process has a table no more; return whether others have it."""
         with self._lock:
             self._joined.discard(name)
             (now,) = self._times([name])

@@ -44,13 +44,7 @@ class RowSource(Protocol):
 
 
 class StaleTable(NamedTuple):
-    """A table of a level that misses changes, or has rows of another time.
-
-    Attributes:
-        level: The level.
-        table: Number of the table.
-        row_bytes: Bytes of a row.
-    """
+    """A table of a level that misses changes, or has rows of another time."""
 
     level: Guarded
     table: int
@@ -116,9 +110,6 @@ class Replacement:
         table: Number of the table.
         state: Name of the state of the new rows.
         may_keep: Whether rows that are of that state already, or of none, may stay.
-
-    Raises:
-        StorageError: The level cannot be reached.
     """
 
     def __init__(self, level: Guarded, table: int, state: str | None, *, may_keep: bool = False) -> None:

@@ -357,11 +357,7 @@ class RowFile:
             self._native.compact()
 
     def refresh(self) -> bool:
-        """Read the writer's newest commit, if opened for reading only; return whether there was a new one.
-
-        Raises:
-            StorageError: It was opened for writing, or is damaged.
-        """
+        """Read the writer's newest commit, if opened for reading only; return whether there was a new one."""
         with self._errors():
             return self._native.refresh()
 

@@ -55,11 +55,7 @@ class RowColumn:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the column in a row.
-
-        Raises:
-            ConfigError: NumPy has no such element type.
-        """
+        """Bytes of the column in a row."""
         try:
             item_bytes = 2 if self.dtype == "bfloat16" else np.dtype(self.dtype).itemsize
         except TypeError:
@@ -79,9 +75,6 @@ class RowFileLayout:
         columns: Parts of a row; bytes that they leave at its end are not used. Empty: nothing is known of them.
         page_bytes: Bytes of a page, the unit of reading and of checksums: 4,096 times a power of two.
         segment_pages: Maximum number of pages of a segment.
-
-    Raises:
-        ConfigError: Rows, columns, pages or segments of impossible sizes.
     """
 
     table: str
@@ -225,11 +218,7 @@ class RowFormat:
 
     @classmethod
     def of_columns(cls, columns: Sequence[RowColumn]) -> RowFormat:
-        """Return the format whose `columns` these are.
-
-        Raises:
-            FormatError: Columns of something else.
-        """
+        """Return the format whose `columns` these are."""
         shapes = [column.shape for column in columns]
         if not columns or columns[0].name != _WEIGHTS or len(shapes[0]) != 1 or any(len(shape) > 1 for shape in shapes):
             names = ", ".join(f"{column.name} {list(column.shape)}" for column in columns)

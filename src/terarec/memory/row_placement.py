@@ -123,9 +123,6 @@ class RowPlacement:
 
     Methods may be called by several threads.
 
-    Attributes:
-        batch: Number of trained batches that were placed.
-
     Args:
         tiers: The tiers.
         loader: Finds rows that have no slot.
@@ -151,9 +148,6 @@ class RowPlacement:
             batch: Rows, which may repeat.
             purpose: What needs them, for the error.
             is_trained: Whether the batch is one of those that `ComingRows.ahead` counts.
-
-        Raises:
-            BudgetError: They do not fit next to the rows that pending gradients need.
         """
         with self._tiers.lock:
             memory = self._tiers.opened()
@@ -240,9 +234,6 @@ class RowPlacement:
 
         Returns:
             The slots of all and, held, each new one once.
-
-        Raises:
-            BudgetError: They do not fit next to the rows that are pinned.
         """
         self._tiers.sizes.fit(memory, self._tiers.device)
         if memory.below is not None:

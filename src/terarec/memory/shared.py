@@ -43,9 +43,6 @@ class SharedDirectory:
     Each process holds a lock in it, which ends with the process, whatever ends it: so a directory without a process can
     be told from one in use. What processes do to the directory itself, they do one after the other.
 
-    Attributes:
-        path: The directory.
-
     Raises:
         StorageError: The system has no such memory, or the directory belongs to another user.
     """
@@ -189,11 +186,7 @@ class SharedStores(TableStores):
             return super().read(batch, out)
 
     def write(self, batch: RowBatch, values: Tensor) -> None:
-        """Set rows; see `Level.write`.
-
-        Raises:
-            NoSpaceError: The rows take more than the bound.
-        """
+        """Set rows; see `Level.write`."""
         if sum(file.file_bytes for file in self._files()) + values.numel() > self._spec.max_bytes:
             raise NoSpaceError(self._directory.path, f"the rows take more than {self._spec.max_bytes:,} bytes")
         super().write(batch, values)
@@ -269,9 +262,6 @@ def mapped_rows(rows: Tensor, path: Path) -> Tensor:
     Args:
         rows: Rows [n, D] in host memory, which are written to the file if there is none.
         path: The file. Processes that have mapped it keep it when it is removed.
-
-    Raises:
-        StorageError: The file system has too little room.
     """
     if not path.is_file():
         size, available = rows.numel() * rows.element_size(), shutil.disk_usage(path.parent).free

@@ -314,9 +314,6 @@ class Stack:
         From the first call on lookups see such commits by these calls alone.
 
         Faster levels forget what they kept, unless the rows are of `state` now: the caller then knows what has changed.
-
-        Raises:
-            StorageError: A level is damaged.
         """
         self._looking = []
         for place, level in enumerate(self.levels):

@@ -64,11 +64,7 @@ class TableStore:
         return self.file if self.form is None else None
 
     def writable(self) -> RowStore:
-        """Return the store, which is created if there is none.
-
-        Raises:
-            StorageError: It is read-only.
-        """
+        """Return the store, which is created if there is none."""
         if not self.is_writable:
             raise StorageError("row store", "is open for reading only, expected no write")
         # Two writers at the same time must not create the store twice.
@@ -106,9 +102,6 @@ class TableStore:
 
 class TableStores:
     """A row store for each table. Implements `terarec.memory.level.FileLevel`.
-
-    Attributes:
-        tables: The stores by the number of the table.
 
     Args:
         tables: As above.

@@ -57,11 +57,7 @@ class TieredRows:
         self.find_rows: dict[int, Callable[[Tensor], Tensor]] = {}
 
     def __reduce__(self) -> NoReturn:
-        """Refuse to be copied or pickled: files belong to one object.
-
-        Raises:
-            ConfigError: Always.
-        """
+        """Refuse to be copied or pickled: files belong to one object."""
         raise ConfigError(
             described(self.tiers.specs),
             "in tiers, which are not copied or pickled; expected a model made anew, with "
@@ -224,11 +220,7 @@ class TieredRows:
             return weights, state
 
     def write(self, table: int, rows: Tensor, keys: Tensor, weights: Tensor, state: Mapping[str, Tensor]) -> None:
-        """Set distinct rows int64[n] of keys int64[n], in any tier; without `state`, their states do not change.
-
-        Raises:
-            BudgetError: No tier has room.
-        """
+        """Set distinct rows int64[n] of keys int64[n], in any tier; without `state`, their states do not change."""
         there = {name: values.to(rows.device) for name, values in state.items()}
         self._write(_batch(table, rows, keys), weights.to(rows.device), there)
 
@@ -332,9 +324,6 @@ class TieredRows:
 
         Returns:
             Whether there is a tier in files and the rows have the present format; if not, nothing changes.
-
-        Raises:
-            StorageError: The file is damaged, or the disk is full.
         """
         with self.tiers.lock:
             is_held = self.tiers.adopt(table, directory)

@@ -22,9 +22,6 @@ class WrittenBehind:
 
     Changes are visible to all calls except `read_others`. What the level did not take, of the thread or of `erase`,
     the next call does again, since a full disk may have room by then; it raises if that fails, too.
-
-    Attributes:
-        level: The level.
     """
 
     def __init__(self, level: FileLevel) -> None:

@@ -313,9 +313,6 @@ def best_items(scores: Tensor, k: int) -> Tensor:
 
     Returns:
         int64[B, k].
-
-    Raises:
-        ConfigError: A NaN score.
     """
     # One more than `k` shows whether the last place is tied.
     beyond = min(k + 1, scores.shape[1])

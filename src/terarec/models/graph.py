@@ -257,11 +257,7 @@ def graph_model(
 
 
 def tensor_shapes(spec: GraphSpec) -> dict[str, TensorShape]:
-    """Return the shape of every tensor of a graph but the losses; no table is made.
-
-    Raises:
-        ConfigError: Shapes or options of layers that do not fit.
-    """
+    """Return the shape of every tensor of a graph but the losses; no table is made."""
     return _build(spec, torch.Generator())[0]
 
 

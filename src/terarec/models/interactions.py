@@ -164,9 +164,6 @@ class FFM(LinearTerms):
         dataset: Columns, m in all; a dense one contributes its value times learned vectors.
         num_outputs: Number of outputs C; None for one a label.
         seed: Seed of the initial weights.
-
-    Raises:
-        ConfigError: Rows wider than tables take.
     """
 
     def __init__(self, spec: FFMSpec, dataset: DatasetSpec, *, num_outputs: int | None = None, seed: int = 0) -> None:
@@ -198,9 +195,6 @@ class FiBiNET(LinearTerms):
         dataset: Columns.
         num_outputs: Number of outputs C; None for one a label.
         seed: Seed of the initial weights.
-
-    Raises:
-        ConfigError: One column alone.
     """
 
     def __init__(
@@ -238,9 +232,6 @@ class FinalMLP(nn.Module):
         dataset: Columns.
         num_outputs: Number of outputs C; None for one a label.
         seed: Seed of the initial weights.
-
-    Raises:
-        ConfigError: A context column that is not there.
     """
 
     def __init__(
@@ -355,9 +346,6 @@ class PNN(nn.Module):
         dataset: Columns.
         num_outputs: Number of outputs C; None for one a label.
         seed: Seed of the initial weights.
-
-    Raises:
-        ConfigError: One column alone for inner products.
     """
 
     def __init__(self, spec: PNNSpec, dataset: DatasetSpec, *, num_outputs: int | None = None, seed: int = 0) -> None:

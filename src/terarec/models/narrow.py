@@ -24,9 +24,6 @@ class Int8Linear(nn.Module):
 
     Args:
         layer: The trained layer.
-
-    Raises:
-        ConfigError: Weights that are not finite.
     """
 
     _bias: Tensor

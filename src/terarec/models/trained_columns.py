@@ -78,9 +78,6 @@ def check_added_ids(dataset: DatasetSpec, directory: Path, trained_on: DatasetSp
 
     The arguments are those of `check_columns`. The error names the first difference: the column, the id, and what it
     stood for.
-
-    Raises:
-        FormatError: A vocabulary that cannot be read.
     """
     _check_names(dataset, trained_on)
     where = f"data set {dataset.name!r}"

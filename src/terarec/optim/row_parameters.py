@@ -46,13 +46,7 @@ class PendingRows(Protocol):
 
 @runtime_checkable
 class RowParameters(Protocol):
-    """A module with tables, such as `terarec.embedding.EmbeddingCollection`.
-
-    Attributes:
-        arenas: The arenas of the tables.
-        tables: The tables by name.
-        pending: The gradients that wait for a step.
-    """
+    """A module with tables, such as `terarec.embedding.EmbeddingCollection`."""
 
     arenas: tuple[AnyArena, ...]
     tables: Mapping[str, AnyTable]

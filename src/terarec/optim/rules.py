@@ -50,11 +50,7 @@ class TableRule(NamedTuple):
 
 
 def table_rules(spec: SparseOptimizerSpec | Mapping[str, SparseOptimizerSpec]) -> dict[str, TableRule]:
-    """Return the rules by name; one spec is the rule "default".
-
-    Raises:
-        ConfigError: No rule, or what is not the spec of one.
-    """
+    """Return the rules by name; one spec is the rule "default"."""
     specs = spec if isinstance(spec, Mapping) else {DEFAULT_OPTIMIZER: spec}
     if not specs:
         raise ConfigError("row optimizer", "got no rule, expected at least one, such as {'default': AdamSpec()}")
@@ -118,9 +114,6 @@ class RowRules:
     Attributes:
         by_name: The rules by name.
         are_named: Whether arenas name the rule that they follow; otherwise one rule updates all.
-
-    Raises:
-        ConfigError: No rule, or what is not the spec of one.
     """
 
     def __init__(self, spec: SparseOptimizerSpec | Mapping[str, SparseOptimizerSpec]) -> None:
@@ -132,11 +125,7 @@ class RowRules:
         return arena.optimizer if self.are_named else DEFAULT_OPTIMIZER
 
     def tables(self, owners: Sequence[RowParameters]) -> dict[str, list[str]]:
-        """Return the tables of each rule that arenas of `owners` name, rules in the order of the arenas.
-
-        Raises:
-            ConfigError: A rule that is not there.
-        """
+        """Return the tables of each rule that arenas of `owners` name, rules in the order of the arenas."""
         tables: dict[str, list[str]] = {}
         for arena in (arena for owner in owners for arena in owner.arenas):
             name = self.name_of(arena)

@@ -21,11 +21,6 @@ from terarec.spec import CacheSpec
 class EmbeddingCache:
     """Rows of a table in the memory of a device, alone or in a cache that other tables share.
 
-    Attributes:
-        table: The tiers behind it.
-        shared: The rows.
-        place: Place of the table there.
-
     Args:
         table: As above.
         rows: Maximum number of rows C; not used in a cache that tables share.
@@ -127,9 +122,6 @@ class ModelCaches:
         rows: Table -> most rows of its cache.
         spec: Form and policies.
         device: Device of the rows and of results; the CPU by default.
-
-    Raises:
-        StorageError: Not enough memory for the rows.
     """
 
     def __init__(
@@ -162,9 +154,6 @@ class ModelCaches:
 
         Returns:
             As `terarec.ops.bag_lookup`.
-
-        Raises:
-            ConfigError: Keys of another shape or type.
         """
         batch_size = (offsets.numel() - 1) // len(layout.feature_names)
         # Bags are feature-major, so that each B-th offset is the end of a feature's keys.

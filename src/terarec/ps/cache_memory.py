@@ -16,17 +16,11 @@ from terarec.ops.layout import single_layout
 class CacheMemory:
     """Rows of one width, as float32 or as 8-bit codes with a scale and an offset.
 
-    Attributes:
-        device: Device of the rows.
-
     Args:
         num_rows: Number of rows V.
         width: Length D of a vector.
         device: As above.
         is_coded: Whether rows are 8-bit codes.
-
-    Raises:
-        StorageError: Not enough memory for the rows.
     """
 
     def __init__(self, num_rows: int, width: int, device: torch.device, *, is_coded: bool) -> None:

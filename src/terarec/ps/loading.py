@@ -61,9 +61,6 @@ def source_identity(path: Path) -> str:
     """Return what tells the rows of the source at `path` from others.
 
     That is the state of a checkpoint, and path, size and time of other sources.
-
-    Raises:
-        DataNotFoundError: It does not exist, or is being removed.
     """
     if (path / MANIFEST).is_file():
         return state_name(state_id(path, step_of(path)))

@@ -124,11 +124,7 @@ class TableGroup:
         self._num_keys, self._num_defaults = [0] * len(self.names), [0] * len(self.names)
 
     def find(self, batch: RowBatch) -> Found:
-        """Look up keys of the tables, which come one after the other, rising; keys may repeat.
-
-        Raises:
-            StorageError: The tables were closed or unloaded.
-        """
+        """Look up keys of the tables, which come one after the other, rising; keys may repeat."""
         self._check_use()
         # Large results come from memory that the core keeps, on pages that were touched before.
         rows = empty_floats(batch.keys.numel(), self.width)
@@ -181,10 +177,6 @@ class TableTiers:
 
     A tier that cannot take a change while another one with all rows does is stale: so is one whose fence notices rows
     of another time. Lookups pass it over until `renew` has brought it up to date.
-
-    Attributes:
-        group: The tables in the same tiers.
-        number: Number of the table in the group.
     """
 
     def __init__(self, group: TableGroup, number: int) -> None:
@@ -262,27 +254,15 @@ class TableTiers:
         self.group.stack.erase(batch_of(torch.from_numpy(np.unique(keys.numpy())), self.number))
 
     def count(self) -> int:
-        """Return the number of rows in the slowest tier, which has all of them.
-
-        Raises:
-            StorageError: The tier cannot be reached.
-        """
+        """Return the number of rows in the slowest tier, which has all of them."""
         return self.group.stack.levels[-1].level.count(self.number)
 
     def clear(self) -> None:
-        """Remove all rows from all tiers that can be written; see `terarec.memory.stack.Stack.clear`.
-
-        Raises:
-            StorageError: A tier cannot be written.
-        """
+        """Remove all rows from all tiers that can be written; see `terarec.memory.stack.Stack.clear`."""
         self.group.stack.clear(self.number)
 
     def flush(self) -> None:
-        """Make inserted and erased rows durable, where there is a disk.
-
-        Raises:
-            StorageError: A tier cannot be written.
-        """
+        """Make inserted and erased rows durable, where there is a disk."""
         self.group.stack.commit(self.number)
 
     def statistics(self) -> TableStatistics:

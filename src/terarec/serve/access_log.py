@@ -37,9 +37,6 @@ class AccessLog(QueuedSink[Call]):
 
     Args:
         spec: File and share; its `access_log` is not None.
-
-    Raises:
-        ConfigError: The file cannot be opened.
     """
 
     def __init__(self, spec: WatchingSpec) -> None:

@@ -63,9 +63,6 @@ def decode_elements(raw: bytes | bytearray | memoryview, datatype: str, count: i
 
     Returns:
         A list of few elements, an array of many, as the workflow encodes them fastest. NaN is a missing number.
-
-    Raises:
-        ConfigError: Other bytes than those of so many elements.
     """
     if datatype == "BYTES":
         texts = _text_array(raw, count) if count > SMALL_ROWS else None
@@ -171,11 +168,7 @@ def _not_unicode(text: bytes, index: int, where: str) -> ConfigError:
 
 
 def encode_elements(elements: Elements, datatype: str) -> bytes:
-    """Return the bytes of elements, none of which is missing.
-
-    Raises:
-        ConfigError: A missing element, which bytes have none for.
-    """
+    """Return the bytes of elements, none of which is missing."""
     if datatype == "BYTES":
         texts = elements.to_pylist() if isinstance(elements, pa.Array) else list(elements)
         encoded = [_as_bytes(text) for text in texts]
@@ -229,11 +222,7 @@ class TensorBytes:
         return decode_elements(raw, datatype, count, f"{where}.data")
 
     def check_end(self) -> None:
-        """Check that all bytes belong to a tensor.
-
-        Raises:
-            ConfigError: Some do not.
-        """
+        """Check that all bytes belong to a tensor."""
         rest = len(self._raw) - self._at
         if rest:
             raise ConfigError("the body", f"got {rest} bytes behind the last tensor, expected none")

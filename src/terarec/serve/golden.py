@@ -42,11 +42,7 @@ class GoldenRecords:
 
     @classmethod
     def of(cls, batch: Batch, score: Score) -> GoldenRecords:
-        """Score samples.
-
-        Raises:
-            ConfigError: No samples, or a score that is not a finite number.
-        """
+        """Score samples."""
         if not batch.batch_size:
             raise ConfigError("golden records", "got no samples, expected a split that has some")
         scores = score(batch)
@@ -108,9 +104,6 @@ class GoldenRecords:
 
         Returns:
             The largest difference from the scores of the run.
-
-        Raises:
-            ConfigError: A difference beyond the bound.
         """
         scores = score(self.batch)
         if scores.shape != self.scores.shape:

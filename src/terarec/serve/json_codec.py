@@ -248,11 +248,7 @@ def _plain(value: Any) -> Any:
 
 
 def json_elements(elements: Elements) -> Any:
-    """Return elements of a tensor as `encode` takes them.
-
-    Raises:
-        ValueError: NaN or infinity, for which JSON has no words.
-    """
+    """Return elements of a tensor as `encode` takes them."""
     if isinstance(elements, np.ndarray) and elements.dtype.kind == "f" and not np.isfinite(elements).all():
         raise ValueError("got NaN or infinity, which is not JSON")  # orjson would write null
     return elements.to_pylist() if isinstance(elements, pa.Array) else elements

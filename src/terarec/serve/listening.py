@@ -26,9 +26,6 @@ def bind(host: str, port: int, owner: str, prefix: str = "") -> socket.socket:
         port: TCP port; 0 lets the system choose a free one.
         owner: Spec that has both, for errors.
         prefix: What the names of its fields begin with.
-
-    Raises:
-        FieldError: The address is not one of this machine, or the port is taken.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(

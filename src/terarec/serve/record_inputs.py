@@ -25,11 +25,6 @@ from terarec.spec import DatasetSpec
 class RecordInputs:
     """A workflow and the columns that a model reads of what it gives. Does not change.
 
-    Attributes:
-        workflow: Encodes raw values as they were for training.
-        dataset: Columns that the model reads.
-        batches: Makes batches of what the workflow has encoded.
-
     Args:
         workflow: As above.
         dataset: As above.
@@ -77,11 +72,7 @@ def _stamps(directory: Path, dataset: DatasetSpec) -> tuple[tuple[str, int, int,
 
 
 class RecordBatches:
-    """Makes batches of records that a workflow has encoded, as a model reads them.
-
-    Raises:
-        ConfigError: A column that the workflow does not make.
-    """
+    """Makes batches of records that a workflow has encoded, as a model reads them."""
 
     def __init__(self, workflow: Workflow, dataset: DatasetSpec) -> None:
         self._features = tuple(column.name for column in dataset.categorical)

@@ -66,33 +66,21 @@ def now() -> str:
 
 
 class ModelRepository:
-    """Models in a directory. Several processes may use it at the same time.
-
-    Attributes:
-        path: The directory.
-    """
+    """Models in a directory. Several processes may use it at the same time."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the models: of the directories that hold a version, a pointer or a description.
-
-        Raises:
-            DataNotFoundError: There is no such directory.
-        """
+        """Names of the models: of the directories that hold a version, a pointer or a description."""
         if not self.path.is_dir():
             raise DataNotFoundError(self.path, "no such directory, expected a model repository")
         entries = sorted(entry for entry in self.path.iterdir() if checks.is_name(entry.name) and entry.is_dir())
         return tuple(entry.name for entry in entries if RepositoryModel(entry).is_model)
 
     def model(self, name: str) -> RepositoryModel:
-        """Return a model, which may be one that has no version yet.
-
-        Raises:
-            ConfigError: A name that is none.
-        """
+        """Return a model, which may be one that has no version yet."""
         # Part of a path: it must not lead out of the repository.
         if not checks.is_name(name) or name.startswith("."):
             raise ConfigError("model", f"got {checks.quoted(name)}, expected a name without slashes")
@@ -114,12 +102,7 @@ class ModelRepository:
 
 
 class RepositoryModel:
-    """A model of a repository.
-
-    Attributes:
-        path: Its directory.
-        name: Its name.
-    """
+    """A model of a repository."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -163,19 +146,11 @@ class RepositoryModel:
         return path
 
     def spec(self) -> RepositoryModelSpec:
-        """Return the description of the model.
-
-        Raises:
-            FormatError: The file is damaged.
-        """
+        """Return the description of the model."""
         return _read(self.path / MODEL_FILE, RepositoryModelSpec) or RepositoryModelSpec()
 
     def pointer(self) -> PointerSpec:
-        """Return the pointer; of a model that was not promoted, an empty one.
-
-        Raises:
-            FormatError: The file is damaged.
-        """
+        """Return the pointer; of a model that was not promoted, an empty one."""
         return _read(self.path / POINTER_FILE, PointerSpec) or PointerSpec()
 
     def identity(self, version: int) -> object:
@@ -213,9 +188,6 @@ class RepositoryModel:
         """Keep other promotions away in the block, and yield the number of the next version.
 
         What a promotion that was killed has left is removed. A model that is new goes again if the block fails.
-
-        Raises:
-            ConfigError: Another promotion of the model runs.
         """
         with ensure_parents(self.path / _PROMOTING), file_lock(self.path / _PROMOTING) as is_held:
             if not is_held:

@@ -81,9 +81,6 @@ class ServedRecords(QueuedSink[_Scored]):
     Args:
         spec: Directory, share and size of the files; None as the directory for no files.
         drift: What compares the records with the training data; None for nothing.
-
-    Raises:
-        ConfigError: The directory cannot be made.
     """
 
     def __init__(self, spec: WatchingSpec, drift: DriftWatch | None = None) -> None:
@@ -176,11 +173,7 @@ class ServedRecords(QueuedSink[_Scored]):
 
 
 class _RecordFile:
-    """A file under construction.
-
-    Attributes:
-        rows: Its rows so far.
-    """
+    """A file under construction."""
 
     def __init__(self, directory: Path, schema: pa.Schema) -> None:
         self.rows = 0
@@ -251,9 +244,6 @@ def check_record_directory(spec: WatchingSpec) -> None:
     """Make the directory of served records, before a model is loaded, which may take minutes.
 
     What a process that was killed has left there of unfinished files, which nothing can read, is removed.
-
-    Raises:
-        ConfigError: It cannot be made, or written to.
     """
     if spec.record_directory is None:
         return

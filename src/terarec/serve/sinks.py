@@ -33,11 +33,7 @@ class SinkCounts(NamedTuple):
 
 
 class Sink(Protocol):
-    """Where something about requests goes.
-
-    Attributes:
-        label: Its name in metrics.
-    """
+    """Where something about requests goes."""
 
     label: str
 
@@ -50,9 +46,6 @@ class QueuedSink(Repeating, Generic[Item]):
 
     No lock is taken for an item, and no thread is woken: the thread looks for items several times a second.
     `_lock` guards the counts.
-
-    Attributes:
-        label: Name in metrics and in the log.
     """
 
     def __init__(self, label: str, most_waiting: int, every_seconds: float) -> None:

@@ -39,9 +39,6 @@ from terarec.spec import (
 class TableOverlay:
     """The changed rows of a table. They take their own memory once, and some 24 bytes a key.
 
-    Attributes:
-        changes: The changes, in their order.
-
     Args:
         changes: As above.
         width: Length D of a vector.
@@ -139,13 +136,7 @@ class TableUse(NamedTuple):
 
 
 class ServedRun:
-    """The tables of a run in a parameter server.
-
-    Attributes:
-        server: The parameter server.
-        name: Name of the model there.
-        version: Version of the model.
-    """
+    """The tables of a run in a parameter server."""
 
     def __init__(
         self, described: ServedTables, tables: Mapping[str, TableSpec | DynamicTableSpec], device: torch.device
@@ -205,11 +196,7 @@ class ServedRun:
         return version, True
 
     def lookups(self) -> ServedLookups:
-        """Return the lookups of the tables of the version.
-
-        Raises:
-            StorageError: Not enough memory for the caches.
-        """
+        """Return the lookups of the tables of the version."""
         return self._lookups(self.version)
 
     def _lookups(self, version: int) -> ServedLookups:

@@ -26,9 +26,6 @@ class ChangedRows:
     Args:
         num_rows: Number of rows V.
         device: Device of the rows.
-
-    Raises:
-        StorageError: Not enough memory.
     """
 
     def __init__(self, num_rows: int, device: torch.device) -> None:

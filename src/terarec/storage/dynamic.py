@@ -218,11 +218,7 @@ class DynamicTable:
             self.import_(rows)
 
     def export(self, keys: Tensor) -> RowValues:
-        """Return copies of the rows of ``keys int64[n]``.
-
-        Raises:
-            KeyOutOfRangeError: A key without a row.
-        """
+        """Return copies of the rows of ``keys int64[n]``."""
         # The lock is held until the rows are copied: an eviction between would give a row to another key.
         keys = keys.to(self.arena.device)
         with self.arena.lock:
@@ -361,11 +357,7 @@ class DynamicTable:
             yield from rows.admission.export_chunks(chunk_keys)
 
     def import_memory(self, piece: Mapping[str, Tensor]) -> None:
-        """Import a piece that `export_memory` of a table of the same spec returned.
-
-        Raises:
-            StorageError: A piece of a table with another admission policy.
-        """
+        """Import a piece that `export_memory` of a table of the same spec returned."""
         rows = self._rows
         if set(piece) == {"clock", "num_evicted"}:
             rows.clock, rows.num_evicted = int(piece["clock"]), int(piece["num_evicted"])

@@ -202,9 +202,6 @@ class DynamicArena:
         Args:
             shapes: Name and shape [V, ...] of each state tensor, as ``ops.row_update.state_shapes`` returns them.
             fills: State -> its initial value, also of rows that are inserted later; 0 for other states.
-
-        Raises:
-            StorageError: Not enough memory.
         """
         discard_changes(self)
         self.data.attach_state(shapes, fills=fills)

@@ -47,9 +47,6 @@ def keys_to_evict(
         clock: Number of training batches so far.
         most: Largest number of keys to evict.
         spared: bool[n], keys that are not evicted.
-
-    Raises:
-        ConfigError: A score function that does not return a number for each key.
     """
     scores = _scores(policy, keys, uses)
     # A time to live has a limit of its own; other policies rank all rows that are not spared.
@@ -165,9 +162,6 @@ class KeyRows:
         """Insert the keys of a training batch that ``spec.admit`` admits, then `find` all.
 
         Part of the arena's `transaction`, which can roll it back.
-
-        Raises:
-            StorageError: Memory or table is full.
         """
         # Before insertion, so that rows that go make room for new keys.
         self._evict_expired(keys)
@@ -202,9 +196,6 @@ class KeyRows:
         """Insert the keys that have no row, without eviction; return the rows int64[n] of ``keys int64[n]``.
 
         Part of the arena's `transaction`, which can roll it back.
-
-        Raises:
-            StorageError: Memory or table is full.
         """
         return self._insert(keys, None)
 
@@ -215,11 +206,7 @@ class KeyRows:
         return keys
 
     def size_after_eviction(self, policy: EvictionSpec) -> int:
-        """Return the number of rows that a full table evicts down to.
-
-        Raises:
-            ConfigError: The table has no largest size.
-        """
+        """Return the number of rows that a full table evicts down to."""
         most = self.spec.max_rows
         if most is None:
             raise ConfigError(

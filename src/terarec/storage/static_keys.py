@@ -99,11 +99,7 @@ class StaticKeys(ABC):
         return torch.arange(len(self), device=self.arena.device)
 
     def rows(self, keys: Tensor, *, train: bool) -> Tensor:
-        """Return arena rows int64[n] of ``keys int64[n]``.
-
-        Raises:
-            KeyOutOfRangeError: A key outside 0 <= key < rows.
-        """
+        """Return arena rows int64[n] of ``keys int64[n]``."""
         outside = (keys < 0) | (keys >= self.spec.rows)
         if outside.any():
             key = int(keys[outside][0])

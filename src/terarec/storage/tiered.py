@@ -143,11 +143,7 @@ class TieredTable(StaticKeys):
         return self.arena.data.count(self.number)
 
     def copied_weights(self) -> Tensor:
-        """Return a copy of all weights [rows, D].
-
-        Raises:
-            StorageError: Not enough memory.
-        """
+        """Return a copy of all weights [rows, D]."""
         num_bytes = len(self) * self.width * self.arena.dtype.itemsize
         memory.require(2 * num_bytes, f"a copy of table {self.name!r}, which is in tiers")
         weights = torch.empty(len(self), self.width, dtype=self.arena.dtype, device=self.arena.device)

@@ -68,9 +68,6 @@ class Checkpointing(Callback):
         keep: Number of the newest checkpoints that stay.
         keep_best: Whether the step of the best evaluation is saved, marked and kept as well.
         extends: Whether the training extends the chain of another one.
-
-    Attributes:
-        newest: The newest checkpoint, if any.
     """
 
     def __init__(

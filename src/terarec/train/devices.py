@@ -51,11 +51,7 @@ T = TypeVar("T")
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return the device called `name`: "auto", "cpu", "cuda" or "cuda:N".
-
-    Raises:
-        ConfigError: A GPU that is not there.
-    """
+    """Return the device called `name`: "auto", "cpu", "cuda" or "cuda:N"."""
     if name == "auto":
         return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else CPU
     if name == "cpu":
@@ -79,9 +75,6 @@ def select_device(name: str, launched: Launch | None, *, is_shared: bool = False
 
     Returns:
         The device, which "cuda" and "auto" mean from now on in this process.
-
-    Raises:
-        ConfigError: A GPU that is not there, or more ranks than GPUs.
     """
     device = resolve_device(name)
     if launched is None or device.type != "cuda":
@@ -113,9 +106,6 @@ def check_room(rank_bytes: int | None, device: torch.device) -> None:
     Args:
         rank_bytes: Bytes of tables that the plan allows on a rank; None for no bound.
         device: Device of this rank.
-
-    Raises:
-        ConfigError: Less is free: the plan was made for other devices.
     """
     free = free_bytes(device)
     if rank_bytes is not None and free is not None and rank_bytes > free:

@@ -309,9 +309,6 @@ class Evaluator:
             labels: Names of the labels; numbers for none.
             ranks: Processes that evaluate together; None for this alone.
             names: Names of the ids in slice columns; None to report the ids.
-
-        Raises:
-            ConfigError: See the class.
         """
         return cls(
             objective,

@@ -26,9 +26,6 @@ def with_extended_checkpoint(spec: RunSpec, directory: RunDirectory) -> RunSpec:
     """Return a description whose ``init_from`` names the checkpoint that it extends: the newest one of a RUN.
 
     If `directory` has a run to resume that extends that RUN, it is the one that this run extends.
-
-    Raises:
-        DataNotFoundError: The RUN has none.
     """
     if not spec.extend_chain or spec.init_from is None:
         return spec

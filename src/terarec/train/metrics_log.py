@@ -145,11 +145,7 @@ def read_log(path: Path) -> RunLog:
 
 
 def read_point(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    """Read one line of ``metrics.jsonl``, the `number`-th of `path`.
-
-    Raises:
-        FormatError: It is not a JSON object with a step and samples.
-    """
+    """Read one line of ``metrics.jsonl``, the `number`-th of `path`."""
     try:
         point = parse_json(line)
     except json.JSONDecodeError as error:

@@ -26,9 +26,6 @@ class RanksCallbacks(Callback):
         callbacks: The callbacks of this rank; those of the first rank alone are left out on others.
         ranks: The processes that train together.
         save: Saves the last step; called on all ranks.
-
-    Raises:
-        CollectiveError: The ranks have other callbacks.
     """
 
     def __init__(self, callbacks: Sequence[Callback], ranks: Ranks, save: Callable[[Trainer], None]) -> None:

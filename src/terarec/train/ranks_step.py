@@ -123,9 +123,6 @@ def share_batches(model: nn.Module, objective: Objective, ranks: Ranks) -> None:
     """Let layers and losses that compare the samples of a batch, of which each rank has a part, see those of all.
 
     torch's batch norm of columns is replaced by `terarec.nn.normalization.BatchNorm1d` with the same parameters.
-
-    Raises:
-        ConfigError: Another batch norm of torch.
     """
     if ranks.size > 1:
         norms = [module for module in model.modules() if type(module) is nn.BatchNorm1d]

@@ -378,11 +378,7 @@ class Run:
         return dataclasses.replace(report, checkpoint=self._checkpointing.newest, served_step=served)
 
     def _check_same(self, train_reader: BatchReader) -> None:
-        """Check that all ranks have the same data, reader position and layers.
-
-        Raises:
-            CollectiveError: A rank has others; the message has the first differences.
-        """
+        """Check that all ranks have the same data, reader position and layers."""
         directory, splits = Path(self.spec.data), self.dataset.splits
         paths = {shard.file: directory / shard.file for shards in splits.values() for shard in shards}
         sizes = {file: path.stat().st_size for file, path in paths.items() if path.is_file()}

@@ -214,11 +214,7 @@ def _comparable(spec: RunSpec) -> dict[str, object]:
 
 
 def check_run(path: Path) -> None:
-    """Raise unless `path` looks like a RUN.
-
-    Raises:
-        DataNotFoundError: There is no such directory, or it is not a run; names the run if `path` lies within one.
-    """
+    """Raise unless `path` looks like a RUN."""
     if not path.is_dir():
         raise DataNotFoundError(
             path, f"no such directory, expected a RUN made by 'terarec train', which holds {RUN_FILE}"

@@ -65,11 +65,7 @@ class SeedResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SeedsReport:
-    """Results of `fit_seeds`.
-
-    Attributes:
-        results: The runs in the order of their seeds.
-    """
+    """Results of `fit_seeds`."""
 
     results: tuple[SeedResult, ...]
 

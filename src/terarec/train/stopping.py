@@ -53,11 +53,7 @@ class EarlyStopping:
 
     @classmethod
     def of(cls, spec: TrainingSpec, monitors: Sequence[str]) -> EarlyStopping:
-        """Return early stopping by ``spec.monitor``, or else by the first of the `monitors` that evaluations compute.
-
-        Raises:
-            ConfigError: A monitor that is none of them.
-        """
+        """Return early stopping by ``spec.monitor``, or else by the first of the `monitors`."""
         monitor = spec.monitor or monitors[0]
         if monitor not in monitors:
             raise ConfigError(
@@ -94,11 +90,7 @@ class EarlyStopping:
             self._num_without_improvement += 1
 
     def check_defined(self) -> None:
-        """Check that an evaluation had a value to compare, if comparing them was requested.
-
-        Raises:
-            ConfigError: The metric was undefined or infinite in every evaluation.
-        """
+        """Check that an evaluation had a value to compare, if comparing them was requested."""
         spec = self._spec
         uses = [
             *(["patience"] if spec.patience is not None else []),

@@ -213,9 +213,6 @@ def planned_tables(
         counts: Distinct keys in its data.
         sizes: Table -> expected rows.
         is_gpu: Whether it trains on a GPU.
-
-    Raises:
-        ConfigError: Rows of a table that the model does not have.
     """
     rules = table_rules({"default": spec.sparse_optimizer, **spec.row_optimizers})
     tables: dict[str, _Rows] = {}

@@ -212,11 +212,7 @@ def _synthetic(column: TensorMetadata, records: int, list_length: int, draws: np
 
 
 def file_records(metadata: ModelMetadata, table: pa.Table) -> Callable[[int, int], list[Tensor]]:
-    """Return a function that makes the tensors of a request of rows of a table, which follow each other.
-
-    Raises:
-        ConfigError: It has no rows, or lacks a column.
-    """
+    """Return a function that makes the tensors of a request of rows of a table, which follow each other."""
     if not table.num_rows:
         raise ConfigError("--records", "got no rows, expected at least one")
     columns = [column.name for column in _columns(metadata)]

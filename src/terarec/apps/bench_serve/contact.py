@@ -19,11 +19,7 @@ class Contact(Protocol):
     """A server, by any of its protocols. The calls are those of every server of Triton's."""
 
     def metadata(self) -> ModelMetadata:
-        """Return the inputs of the model.
-
-        Raises:
-            InferenceError: The server cannot be reached, or does not serve it.
-        """
+        """Return the inputs of the model."""
 
     def config(self) -> Mapping[str, Any]:
         """Return the model's configuration as Triton writes it in JSON."""

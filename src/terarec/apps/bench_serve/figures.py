@@ -48,9 +48,6 @@ class ServerTimes(NamedTuple):
         Args:
             statistics: Objects of Triton's ``model_stats``.
             model: Name of the model whose requests are counted.
-
-        Raises:
-            FormatError: They lack a field.
         """
         requests = records = batches = 0
         times = [0, 0, 0, 0]
@@ -221,9 +218,6 @@ def write_rows(path: Path, figures: Sequence[LoadFigures], *, replace: bool = Fa
         path: Path of the file; its suffix selects the format.
         figures: The measurements.
         replace: Whether an existing file is replaced.
-
-    Raises:
-        ConfigError: Another suffix, or a file that may not be replaced.
     """
     kinds = {"str": pa.string(), "int": pa.int64(), "float": pa.float64()}
     schema = pa.schema(

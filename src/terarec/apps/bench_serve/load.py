@@ -37,11 +37,7 @@ class Sender(Protocol):
         """Connect; further connections are made when they are needed, up to this number."""
 
     async def send(self, body: bytes) -> None:
-        """Send a request and wait for its answer.
-
-        Raises:
-            RequestError: No answer, or an error.
-        """
+        """Send a request and wait for its answer."""
 
     async def close(self) -> None:
         """Close the connections."""

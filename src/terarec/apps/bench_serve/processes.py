@@ -77,9 +77,6 @@ def measure(
         processes: Processes that share the load; there are never more than clients.
         cores: Cores for them; empty for any.
         ready: Callback between the two loads, while no request is in flight.
-
-    Raises:
-        LoadError: The server cannot be reached, or a process failed.
     """
     processes = min(processes, pace.clients)
     if processes == 1 and not cores:

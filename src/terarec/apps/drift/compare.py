@@ -149,15 +149,7 @@ class ColumnDrift:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DriftReport:
-    """Drift of current data from a reference: columns in the order of the reference.
-
-    Attributes:
-        reference: Data before.
-        current: Data to compare with it.
-        columns: Columns that both have.
-        only_in_reference: Columns that the current data lack.
-        only_in_current: Columns that the reference lacks.
-    """
+    """Drift of current data from a reference: columns in the order of the reference."""
 
     reference: DataSummary
     current: DataSummary
@@ -167,11 +159,7 @@ class DriftReport:
 
 
 def compare(reference: DataSummary, current: DataSummary) -> DriftReport:
-    """Compare the columns that both have under one name and of one kind.
-
-    Raises:
-        ConfigError: There is none, or either has no rows.
-    """
+    """Compare the columns that both have under one name and of one kind."""
     for side in (reference, current):
         # Nothing differs from nothing: every distance would be 0.
         if not side.rows:

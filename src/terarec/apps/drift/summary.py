@@ -161,9 +161,6 @@ class DataSummary:
 class RowSummary:
     """Summarizes rows that come block by block. For one thread.
 
-    Attributes:
-        rows: Rows so far.
-
     Args:
         spec: Spec of their columns.
         workflow: Workflow that made them; it knows the values behind ids and the scales of numbers.

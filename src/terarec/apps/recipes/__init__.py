@@ -58,11 +58,7 @@ def load_recipe(data: str, model: str) -> RecipeSpec:
 
 
 def load_recipe_data(data: str) -> AnyDataSpec:
-    """Read the description of the files of the recipes for `data`, and of their preparation.
-
-    Raises:
-        ConfigError: There are no such recipes.
-    """
+    """Read the description of the files of the recipes for `data`, and of their preparation."""
     import terarec.etl.ops  # noqa: F401  the operators of a recipe's workflow register themselves
 
     _models_of(data)

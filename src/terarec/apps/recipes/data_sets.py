@@ -58,9 +58,6 @@ def prepare_sequences(file: Path, out: Path) -> None:
         file: A line a user: the user's number, and at least three numbers of items, which are 1 or higher, in the order
             of time. Plain or compressed.
         out: Directory to write.
-
-    Raises:
-        FormatError: A line of another form, with its number.
     """
     sequences = _read_sequences(file)
     lengths, items = np.array(list(map(len, sequences))), np.concatenate(sequences)

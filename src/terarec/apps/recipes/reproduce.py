@@ -40,12 +40,7 @@ SOURCE_FILE = "source.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReproduceReport:
-    """Results of `reproduce`.
-
-    Attributes:
-        recipe: Settings and published figures.
-        seeds: The trained runs, evaluated on the test split.
-    """
+    """Results of `reproduce`."""
 
     recipe: RecipeSpec
     seeds: SeedsReport

@@ -321,11 +321,7 @@ class ColumnSource(RecordSource):
 
     @override
     def read(self, group: int) -> tuple[ColumnBlock, int]:
-        """Read the records of a group, and the number of those left out.
-
-        Raises:
-            FormatError: A damaged file, or a key outside its slot.
-        """
+        """Read the records of a group, and the number of those left out."""
         block, left_out = self._source.read(group)
         return self._by_column(block), left_out
 

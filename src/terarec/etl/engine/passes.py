@@ -83,14 +83,7 @@ class InvalidRowHandler:
 
 @dataclass(frozen=True, slots=True)
 class ReadRows:
-    """A block of the sources.
-
-    Attributes:
-        raw: The block before it was parsed.
-        rows: Its rows as they were read.
-        joined: The joined rows that belong to it.
-        invalid: Handler of invalid rows.
-    """
+    """A block of the sources."""
 
     raw: RawBlock
     rows: Rows
@@ -140,9 +133,6 @@ class Passes:
             function: Work on a block.
             joined: Rows to join.
             blocks: Blocks in order, iterated in a thread of its own; None for all.
-
-        Raises:
-            FormatError: A damaged source, or with the policy "raise" bad input in it.
         """
 
         def work(item: tuple[RawBlock, Rows | None]) -> tuple[Result, int, int]:

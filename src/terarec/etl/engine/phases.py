@@ -61,11 +61,7 @@ OnProgress: TypeAlias = Callable[[Progress], None]
 
 
 class ProgressMeter:
-    """Counts blocks, phase by phase.
-
-    Attributes:
-        total_bytes: Bytes of the sources to read in all phases together.
-    """
+    """Counts blocks, phase by phase."""
 
     def __init__(self, on_progress: OnProgress | None) -> None:
         self.total_bytes = 0
@@ -123,13 +119,7 @@ Result: TypeAlias = dict[str, Any]
 
 
 class Phases:
-    """Runs phases and commits them, so that each is run once, by this run or by an interrupted one before it.
-
-    Attributes:
-        meter: Progress meter, to be called for every block.
-        reports: Report of each phase.
-        results: Result of each phase.
-    """
+    """Runs phases and commits them, so that each is run once, by this run or by an interrupted one before it."""
 
     def __init__(self, journal: Journal, progress: OnProgress | None) -> None:
         self.meter = ProgressMeter(progress)

@@ -138,11 +138,7 @@ class PrepareReport:
     phases: tuple[PhaseReport, ...]
 
     def save(self, directory: Path) -> None:
-        """Write ``report.json``.
-
-        Raises:
-            StorageError: The disk is full.
-        """
+        """Write ``report.json``."""
         write_versioned_json(directory / REPORT_FILE, FORMAT, VERSION, {"report": to_data(self)})
 
 

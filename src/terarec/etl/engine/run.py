@@ -183,11 +183,7 @@ class StateStore:
         self._states: dict[int, State] = {}
 
     def save(self, states: Mapping[int, State]) -> None:
-        """Save the states of these steps on the disk.
-
-        Raises:
-            StorageError: The disk is full.
-        """
+        """Save the states of these steps on the disk."""
         save_states(self._plan, states, self._directory)
         self._states.update(states)
 
@@ -220,11 +216,7 @@ class _SpillingStatistics:
         return statistics
 
     def finish(self, statistics: Statistics) -> tuple[dict[int, State], list[str]]:
-        """Return the states, and the names of the steps that did not fit in memory.
-
-        Raises:
-            StorageError: The disk is full, or a state does not fit in memory.
-        """
+        """Return the states, and the names of the steps that did not fit in memory."""
         # Before `finish`, since sums remove each file once its groups are merged.
         spilled = [step for step in statistics if any((self._directory / str(step)).iterdir())]
         states = {step: statistic.finish() for step, statistic in statistics.items()}

@@ -236,11 +236,7 @@ def counted_bounds(split: SplitByFiles | SplitByFraction, passes: Passes, counts
 
 
 def row_bounds(split: SplitByFiles | SplitByFraction, counts: Sequence[int], item_bits: int) -> RowBounds:
-    """Return the bounds of the split of files with these numbers of rows.
-
-    Raises:
-        ConfigError: No row would be left for training.
-    """
+    """Return the bounds of the split of files with these numbers of rows."""
     if isinstance(split, SplitByFiles):
         return _file_bounds(split, counts, item_bits)
     total = sum(counts)
@@ -280,9 +276,6 @@ def time_bounds(
         count: Number of rows.
         at: Function from a rank to the time of that rank.
         empty_splits: See `PrepareOptions`.
-
-    Raises:
-        ConfigError: A split would get no row.
     """
     valid, test = share_counts(count, split.valid, split.test)
     training = count - valid - test
@@ -464,11 +457,7 @@ class OrderStatistics:
         self.count = 0
 
     def add(self, values: OrderedTimes) -> None:
-        """Append ``values[n]``, none of them NaN; all are of one type.
-
-        Raises:
-            OSError: The disk is full.
-        """
+        """Append ``values[n]``, none of them NaN; all are of one type."""
         self._dtype = values.dtype
         self._file.write(values.tobytes())
         self.count += len(values)

@@ -187,11 +187,7 @@ class WriteCheckpoints:
         self._marks = [self.begin]
 
     def update(self, totals: WriteTotals, sink: Sink, positives: PositiveRows) -> None:
-        """Take the totals after a block into account; save a checkpoint if the output on the disk has changed.
-
-        Raises:
-            StorageError: The disk is full.
-        """
+        """Take the totals after a block into account; save a checkpoint if the output on the disk has changed."""
         self._marks.append(totals.copy())
         if len(self._marks) > self._MOST_MARKS:
             # A mark left out costs no rows, only that a resumed run reads some blocks again.
@@ -199,11 +195,7 @@ class WriteCheckpoints:
         self.save(sink, positives)
 
     def save(self, sink: Sink, positives: PositiveRows, *, at_end: bool = False) -> None:
-        """Save a checkpoint if the output on the disk has changed.
-
-        Raises:
-            StorageError: The disk is full.
-        """
+        """Save a checkpoint if the output on the disk has changed."""
         state = sink.state()
         # Without output on the disk there is nothing to resume at.
         if state == self._saved or not (state.spilled_rows or any(state.closed.values())):

@@ -200,11 +200,7 @@ class VocabularyStatistic(Statistic):
 
     @override
     def observe(self, rows: Rows) -> None:
-        """Count the values of some training rows.
-
-        Raises:
-            StorageError: The disk is full.
-        """
+        """Count the values of some training rows."""
         for name in self._op.columns:
             # Into tables that all threads share: partial counts of each block would have to be merged by one thread.
             self._counts.add(self._op.vocabulary(name), rows.columns[name])

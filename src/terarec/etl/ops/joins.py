@@ -233,11 +233,7 @@ class SideTableStatistic(Statistic):
 
     @override
     def merge(self, partial: pa.Table) -> None:
-        """Take in those of a block.
-
-        Raises:
-            StorageError: The table passes the bound of memory.
-        """
+        """Take in those of a block."""
         self._rows.append(partial)
         self._num_bytes += partial.nbytes
         if self._memory_bytes is not None and _PEAK * self._num_bytes > self._memory_bytes:
@@ -249,11 +245,7 @@ class SideTableStatistic(Statistic):
 
     @override
     def finish(self) -> SideTable:
-        """Return the table.
-
-        Raises:
-            FormatError: A key occurs twice.
-        """
+        """Return the table."""
         rows = pa.concat_tables(self._rows).combine_chunks()
         self._rows = []
         return _checked(SideTable(rows), f"table {self._table!r}")

@@ -230,13 +230,7 @@ def _chunk_sum(numbers: NDArray[np.float64]) -> Fraction:
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """Exact sums of numbers: the moments of a column are those of its parts added up, bit for bit.
-
-    Attributes:
-        count: Number of numbers.
-        total: Their sum.
-        squares: Sum of their squares.
-    """
+    """Exact sums of numbers: the moments of a column are those of its parts added up, bit for bit."""
 
     count: int = 0
     total: Fraction = Fraction(0)

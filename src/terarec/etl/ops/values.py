@@ -211,11 +211,7 @@ def python_of_values(values: Any, kind: Kind) -> list[Any]:
 
 
 def values_of_python(values: list[Any], kind: Kind) -> Any:
-    """Return the values that `python_of_values` makes such Python values of, which are not lists.
-
-    Raises:
-        InvalidValueError: A value of another kind.
-    """
+    """Return the values that `python_of_values` makes such Python values of, which are not lists."""
     if kind == "number":
         return numbers_of_list(values)
     if kind == "text":

@@ -28,11 +28,7 @@ def hour_and_weekday_of_record(seconds: int | None) -> tuple[int | None, int | N
 
 
 def avazu_hour_and_weekday(hours: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Return the same of Avazu's integers YYMMDDHH, of this century.
-
-    Raises:
-        ValueError: An integer that is no hour, such as one of 30 February.
-    """
+    """Return the same of Avazu's integers YYMMDDHH, of this century."""
     digits = pc.utf8_lpad(hours.cast(pa.string()), width=8, padding="0")
     # Arrow's `strptime` takes 30 February for 1 March.
     texts = pc.binary_join_element_wise("20", digits, "").cast(pa.large_string())

@@ -177,13 +177,7 @@ class RawPart:
 
 @dataclass(frozen=True, slots=True)
 class RawBlock:
-    """Rows of the sources before they are parsed.
-
-    Attributes:
-        file: Position of their file among the sources.
-        first_row: Row id of the first.
-        part: Rows.
-    """
+    """Rows of the sources before they are parsed."""
 
     file: int
     first_row: int
@@ -259,11 +253,7 @@ class FormatReader(Protocol):
     place: Place
 
     def parts(self, file: SourceFile, after: RawPart | None = None) -> Iterator[RawPart]:
-        """Yield the rows of `file` in order, or those behind a part that was yielded before.
-
-        Raises:
-            ConfigError, FormatError: A file that does not fit the spec.
-        """
+        """Yield the rows of `file` in order, or those behind a part that was yielded before."""
         ...
 
     def head(self, part: RawPart, rows: int) -> RawPart:

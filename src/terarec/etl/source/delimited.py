@@ -218,11 +218,7 @@ class DelimitedReader:
 
 
 def first_record(file: SourceFile, spec: SourceSpec) -> bytes:
-    """Return the first line of a file in UTF-8, without its end: the header, or without one the first row.
-
-    Raises:
-        FormatError: The file is damaged, or has no rows.
-    """
+    """Return the first line of a file in UTF-8, without its end: the header, or without one the first row."""
     quoting = Quoting(spec.delimiter.encode(), spec.quote, spec.trim)
     text = next((block.text for block in read_text(file, _FIRST_BYTES, quoting=quoting)), b"")
     check_rows(file, len(text))
@@ -235,11 +231,7 @@ def _in_utf8(text: bytes, spec: SourceSpec) -> bytes:
 
 
 def split_header(path: str, header: bytes, spec: SourceSpec) -> list[str]:
-    """Return the names in a header line, without white space around them.
-
-    Raises:
-        FormatError: An empty line, one that is too long, or not UTF-8.
-    """
+    """Return the names in a header line, without white space around them."""
     check_text(path, header)
     if not header.strip():
         raise FormatError(f"{path}: line 1", "empty, expected the names of columns")

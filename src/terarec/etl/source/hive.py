@@ -25,11 +25,7 @@ from terarec.spec.preparation import BadInputPolicy
 
 
 def directory_values(path: str, names: Collection[str]) -> Mapping[str, str | None]:
-    """Return the columns among `names` in the names of the directories of a file, decoded; None is a missing value.
-
-    Raises:
-        FormatError: A value that is not UTF-8.
-    """
+    """Return the columns among `names` in the names of the directories of a file, decoded; None is a missing value."""
     # The last directory of a name counts. Others may have any name: one of no column is no error.
     parts = (part for part in PurePosixPath(path).parent.parts if "=" in part)
     segments = {name: part for part in parts if (name := part.partition("=")[0]) in names}

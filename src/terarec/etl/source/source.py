@@ -58,9 +58,6 @@ class Source:
         policy: Policy for bad input.
         threads: Threads that parse in `blocks`.
         limit: Maximum number of rows, the first ones of all files; None for all.
-
-    Attributes:
-        files, spec, limit: As above.
     """
 
     def __init__(
@@ -135,9 +132,6 @@ class Source:
             raw: Block.
             rows: Ids, int64[k].
             fault: Invalid value of each.
-
-        Raises:
-            FormatError: The policy is "raise".
         """
         first = rows[: len(fault.got)] - raw.first_row
         numbers = self._reader.numbers(raw.part, first)
@@ -226,11 +220,7 @@ Sources: TypeAlias = str | Path | Sequence[str | Path] | Frame
 
 
 def check_sources(sources: Sources) -> Sequence[str | Path] | pa.Table:
-    """Return paths as a list, and a table in memory as an Arrow table, which may be read several times.
-
-    Raises:
-        ConfigError: Anything else, or data that is no table of Arrow.
-    """
+    """Return paths as a list, and a table in memory as an Arrow table, which may be read several times."""
     if isinstance(sources, str | Path):
         return [sources]
     if is_frame(sources):

@@ -67,11 +67,7 @@ class TableReader(TypedReader):
 
 
 def describe_table(table: pa.Table) -> SourceFile:
-    """Return what a source knows of a table in memory, whose content is its version.
-
-    Raises:
-        FormatError: It has no rows.
-    """
+    """Return what a source knows of a table in memory, whose content is its version."""
     if not table.num_rows:
         raise FormatError(TABLE_PATH, "has no rows, expected at least one")
     digest = _Digest()

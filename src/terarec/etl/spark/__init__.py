@@ -85,9 +85,6 @@ def spark_session(master: str | None, settings: Mapping[str, str]) -> Iterator[S
         master: Spark's master URL; None takes the running application, the one that ``spark-submit`` names, or all
             cores of this machine.
         settings: Further settings of Spark.
-
-    Raises:
-        ClusterError: No master answers.
     """
     from pyspark.sql import SparkSession
 

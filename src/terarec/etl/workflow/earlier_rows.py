@@ -73,19 +73,11 @@ class EarlierRows:
         )
 
     def rows(self, step: int) -> Iterator[Rows]:
-        """Yield the rows of a step, with the ids -n to -1, which put them before all rows of files.
-
-        Raises:
-            FormatError: The file is damaged.
-        """
+        """Yield the rows of a step, with the ids -n to -1, which put them before all rows of files."""
         yield from (self.block(step, number) for number in range(self.num_blocks(step)))
 
     def block(self, step: int, number: int) -> Rows:
-        """Return one of the blocks of `rows`.
-
-        Raises:
-            FormatError: The file is damaged.
-        """
+        """Return one of the blocks of `rows`."""
         path, names, types = self.paths[step], self._plan.operators[step].reads, self._plan.types[step]
         with arrow_errors(str(path)), arrow_file(path) as source:
             table = pq.ParquetFile(source, page_checksum_verification=True).read_row_group(number)

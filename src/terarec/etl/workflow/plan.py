@@ -276,9 +276,6 @@ def check_times(spec: WorkflowSpec) -> None:
     """Raise if a dense column is a time as the source has it, or where a step needs such a time and gets none.
 
     float32 holds seconds since 1970 to 128 s only, so a step has to rescale them first, which works on float64.
-
-    Raises:
-        ConfigError: Names the column.
     """
     steps = operators(spec.steps)
 

@@ -221,9 +221,6 @@ def read_raw_values(
         source: Description of the column in files: its separator cuts text into a list, its format reads times; None
             for a column that is in no file.
         cleaning: Cleaning of texts.
-
-    Raises:
-        ConfigError: A value of another type.
     """
     offsets: NDArray[np.int64] | None = None
     try:

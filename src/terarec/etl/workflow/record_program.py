@@ -83,9 +83,6 @@ class RecordProgram:
 
         Args:
             columns: Raw values of each of ``serving.inputs``.
-
-        Raises:
-            InvalidValueError: A step, or the type of a column, rejects a value.
         """
         slots: list[Any] = list(columns)
         for fetch, call in self._operations:

@@ -58,9 +58,6 @@ class RecordEncoder:
         plan: Plan of the workflow.
         states: States of its fitted steps.
         results: Columns that are read; the others are zeros, or empty lists. None for all.
-
-    Raises:
-        ConfigError: A step cannot be done to a record.
     """
 
     def __init__(self, plan: Plan, states: Mapping[int, State], results: Collection[str] | None = None) -> None:
@@ -247,9 +244,6 @@ def serving_plan(plan: Plan, states: Mapping[int, State], results: Sequence[str]
 
     Steps that choose rows are left out: every record is kept, and is one item of an exploded list already. A record
     brings along what a grouped step makes of other rows; if these are ids, the step checks them.
-
-    Raises:
-        ConfigError: A record would need two columns of one name.
     """
     brought: dict[str, ColumnType] = {}
     twice = set[str]()

@@ -100,11 +100,7 @@ def run_steps(
 
 
 def state_of(plan: Plan, step: int, states: Mapping[int, State]) -> State | None:
-    """Return the state of a step; None for one that is not to be fitted.
-
-    Raises:
-        ConfigError: It is not fitted yet.
-    """
+    """Return the state of a step; None for one that is not to be fitted."""
     if plan.operators[step].is_fitted and step not in states:
         kind = type(plan.spec.steps[step]).__name__
         raise ConfigError(f"steps[{step}] {kind}", "is not fitted yet, expected a fitted workflow")
@@ -219,11 +215,7 @@ def keys_of(rows: Rows, names: Sequence[str]) -> tuple[Keys, ...]:
 
 
 def dense_values(names: Sequence[str], rows: Rows) -> NDArray[np.float32]:
-    """Return the columns `names` as float32[n, F], column after column in memory, as most storages take them.
-
-    Raises:
-        FormatError: A missing number, or one that float32 does not hold.
-    """
+    """Return the columns `names` as float32[n, F], column after column in memory, as most storages take them."""
     # What float32 does not hold becomes infinite, and is rejected with missing numbers below.
     dense = np.empty((len(names), rows.num_rows), dtype=np.float32)
     with np.errstate(over="ignore"):
@@ -263,11 +255,7 @@ def label_values(label: LabelSpec, rows: Rows) -> NDArray[np.float32]:
 
 
 def weight_values(name: str, rows: Rows) -> NDArray[np.float32]:
-    """Return the sample weights of the column `name`, float32[n].
-
-    Raises:
-        FormatError: One that is missing, negative, or beyond what float32 holds.
-    """
+    """Return the sample weights of the column `name`, float32[n]."""
     with np.errstate(over="ignore"):
         weights = numbers_of(rows.columns[name]).astype(np.float32)
     right = (weights >= 0) & (weights < np.inf)
@@ -287,11 +275,7 @@ def _keys(array: pa.Array) -> Keys:
 
 
 def validate_rows(plan: Plan, states: Mapping[int, State], rows: Rows) -> None:
-    """Check rows after the row steps as far as `plan.validation` can; `states` has those of steps on side tables.
-
-    Raises:
-        RowFaultError: A step, or the data set, does not accept a value.
-    """
+    """Check rows after the row steps as far as `plan.validation` can; `states` has those of steps on side tables."""
     if not rows.num_rows:
         return
     for step in plan.validation.steps:

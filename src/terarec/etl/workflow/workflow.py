@@ -137,9 +137,6 @@ def check_functions(spec: WorkflowSpec, allow_import: Sequence[str], where: str)
         spec: Workflow that was read.
         allow_import: Packages and modules, such as "shop" or "shop.features", with all below them.
         where: File that `spec` was read from.
-
-    Raises:
-        ConfigError: Names the step, the function, and what would allow it.
     """
     if isinstance(allow_import, str):
         raise ConfigError("allow_import", f"got the text {allow_import!r}, expected a list of packages")

@@ -177,11 +177,7 @@ class PlainFile:
     count: int
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
-        """Return the records ``start <= i < stop``, which must exist.
-
-        Raises:
-            FormatError: The file has become shorter since it was opened.
-        """
+        """Return the records ``start <= i < stop``, which must exist."""
         offset = self.header_bytes + start * self.dtype.itemsize
         # No memory map: a mapped file that is cut short while it is read kills the process.
         with open_file(self.path, is_buffered=False) as file:

@@ -102,11 +102,6 @@ class ParquetRecordFile:
         metadata: Roles of the columns.
         piece_rows: Maximum number of rows of a group.
 
-    Attributes:
-        num_records: Number of rows.
-        group_rows: Rows of each group.
-        runs: Groups of each row group, which are decoded one after the other.
-
     Raises:
         DataNotFoundError: No such file.
         FormatError: No Parquet file, another number of rows than the metadata promises, columns that are not there or

@@ -41,11 +41,7 @@ class FieldTypes:
 
 
 def raw_types(layout: RecordLayout, *, float_label_dense: bool) -> FieldTypes:
-    """Return the types of Raw files.
-
-    Raises:
-        ConfigError: 8-byte keys.
-    """
+    """Return the types of Raw files."""
     return _one_hot_types(layout, "Raw", is_float=float_label_dense, adds_offsets=True)
 
 
@@ -100,9 +96,6 @@ class FixedRecordFile:
         layout: Layout of the records.
         types: Number types of the records.
         num_records: Records to take from the file; None for all.
-
-    Attributes:
-        num_records: Number of records.
 
     Raises:
         DataNotFoundError: No such file.

@@ -85,9 +85,6 @@ def describe_dataset(
         name: Name of the data set.
         storage: Format of its shards.
         splits: Split name -> its shards.
-
-    Raises:
-        ConfigError: Names or sizes that a data set cannot have.
     """
     layout = records.layout
     has_sizes = bool(layout.slot_sizes) and records.keys != "with_offsets"

@@ -108,11 +108,7 @@ class RecordWriter(Protocol):
 
 
 def create_writer(path: Path, spec: RecordsSpec) -> RecordWriter:
-    """Create a writer of one file of `spec`'s type, layout and names. Keys are written without changes.
-
-    Raises:
-        ConfigError: A layout that the format cannot have.
-    """
+    """Create a writer of one file of `spec`'s type, layout and names. Keys are written without changes."""
     layout, is_float = spec.layout, spec.float_label_dense
     if spec.kind == "norm":
         return NormWriter(path, layout, checksum=spec.checksum)

@@ -161,9 +161,6 @@ def served_model(
         widths: Width of each table.
         names: Name of each table; those of `params` by default.
         has_slots: Whether single files of each table have slots; folders say it themselves.
-
-    Raises:
-        WrongInputError: Another number of files or names than tables.
     """
     files, defaults = params.sparse_model_files, params.default_value_for_each_table or [0.0]
     if len(defaults) != len(widths):  # HugeCTR's rule
@@ -223,9 +220,6 @@ def start_updates(
 
     All tiers take the rows of a table that the filter of any of them lets through: a tier that went without would give
     old rows where the one before it has evicted the new one.
-
-    Raises:
-        WrongInputError: A filter that is no pattern.
     """
     source = params.update_source
     if source is None or source.type is UpdateSourceType_t.null:

@@ -143,9 +143,6 @@ class Scorer:
             dense_feature: The dense numbers, sample by sample.
             embeddingcolumns: Keys, table by table.
             row_ptrs: For each table the first key of each bag and the end, from 0 on; bags sample by sample.
-
-        Raises:
-            WrongInputError: Numbers that do not fit each other.
         """
         inputs = self.graph.inputs
         dense = _floats("dense_feature", dense_feature)

@@ -28,9 +28,6 @@ from terarec.spec.parameter_server import TierSpec
 class LoadedParameterServer(ParameterServer):
     """The tables of models: `inference.ParameterServer` of releases 3.2 to 3.4.
 
-    Attributes:
-        server: The tables.
-
     Raises:
         WrongInputError: Files, tables or databases that do not fit together.
         FileCannotOpenError: A file does not exist.
@@ -102,9 +99,6 @@ class LoadedParameterServer(ParameterServer):
         Args:
             model_name: Name of the model.
             device_id: Number of the GPU; the CPU if there is no such GPU.
-
-        Raises:
-            WrongInputError: No such model.
         """
         params = self._params_of("get_embedding_cache", model_name)
         return LoadedEmbeddingCache.of_model(self, model_name, device_id, cache_of(params))

@@ -93,11 +93,7 @@ class Record(metaclass=_RecordType):
         self._values.update({**values, **changed})
 
     def with_values(self, **changes: object) -> Self:
-        """Return a copy with other values.
-
-        Raises:
-            WrongInputError: A value that its parameter does not take.
-        """
+        """Return a copy with other values."""
         owner = type(self).__name__
         known = {one.name: one for form in reversed(forms()[self.CALL]) for one in form.parameters}
         accepted = {

@@ -96,11 +96,7 @@ class Parameter:
         return release_number(self.since) <= release <= release_number(self.until)
 
     def accept(self, owner: str, value: object) -> Any:
-        """Return `value` in the form that is stored.
-
-        Raises:
-            WrongInputError: The value has another type, or is rejected.
-        """
+        """Return `value` in the form that is stored."""
         try:
             read = self.type.read(value)
         # Types convert by `operator.index`, `float`, unpacking and iteration, which raise any of these.
@@ -170,11 +166,7 @@ class Form:
         return values
 
     def check(self, values: Mapping[str, Any]) -> None:
-        """Check the values of all parameters together.
-
-        Raises:
-            WrongInputError: They do not fit together.
-        """
+        """Check the values of all parameters together."""
         for rule in self.rules:
             problem = rule(values)
             if problem:
