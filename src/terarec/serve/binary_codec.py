@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from terarec.errors import ConfigError
 from terarec.etl.columns import texts_of
@@ -175,7 +176,16 @@ def encode_elements(elements: Elements, datatype: str) -> bytes:
         return b"".join(piece for text in encoded for piece in (_LENGTH.pack(len(text)), text))
     if not isinstance(elements, np.ndarray) and None in elements:
         raise ConfigError("data", f"got a missing element, which {datatype} has no bytes for, expected JSON")
+    if datatype == "BF16":
+        return _upper_halves(np.ascontiguousarray(elements, dtype="<f4")).tobytes()
     return np.ascontiguousarray(elements, dtype=DTYPES[datatype]).tobytes()
+
+
+def _upper_halves(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Return float32 rounded to the nearest even number of 16 bits; NaN stays NaN."""
+    bits = values.view("<u4").astype(np.uint64)
+    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+    return np.where(np.isnan(values), 0x7FC0, rounded).astype("<u2")
 
 
 def _as_bytes(text: Any) -> bytes:
