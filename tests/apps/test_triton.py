@@ -47,6 +47,7 @@ from tests.errors import at
 from tests.params import in_every_run
 from tests.programs import lacks
 from tests.serve.conftest import DENSE, TrainedRun
+from tests.waiting import PATIENCE
 
 TRITON = importlib.util.find_spec("pytriton")
 
@@ -250,7 +251,7 @@ def running(repository: Path, log: Path) -> Iterator[str]:
         finally:
             process.terminate()
             try:
-                process.wait(30)
+                process.wait(PATIENCE)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

@@ -22,6 +22,7 @@ from torch import distributed
 
 from terarec.dist import Ranks, join
 from tests.processes import CONTEXT
+from tests.waiting import PATIENCE
 
 _MOST_SECONDS = 600.0
 _FORK = multiprocessing.get_context("fork")
@@ -119,7 +120,7 @@ def _result(reader: Connection, process: BaseProcess, end: float) -> bytes:
     try:
         return reader.recv_bytes()
     except EOFError:
-        process.join(10)
+        process.join(PATIENCE)
         return pickle.dumps(f"ended with status {process.exitcode}")
 
 

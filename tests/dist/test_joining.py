@@ -45,9 +45,9 @@ def answering() -> list[threading.Thread]:
 
 
 def test_a_rank_answers_after_an_error_of_accept(listeners: list[Exhausted]) -> None:
-    links = check_links(HashStore(), 0, 1, timeout=30)
+    links = check_links(HashStore(), 0, 1, timeout=PATIENCE)
     caller = type(links)(1, [("127.0.0.1", listeners[0].getsockname()[1], "host")], listeners[0])
-    assert caller.unreachable([0], timeout=30) == {}
+    assert caller.unreachable([0], timeout=PATIENCE) == {}
     assert listeners[0].num_failed == 1
     links.close()
     for thread in answering():

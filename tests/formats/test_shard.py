@@ -11,6 +11,7 @@ from terarec.errors import StorageError
 from terarec.formats.shard import SplitFiles
 from tests.errors import at
 from tests.formats.samples import make_block, make_spec
+from tests.waiting import PATIENCE
 
 
 class File:
@@ -24,7 +25,7 @@ class File:
         self.rows += block.num_rows
 
     def close(self):
-        self._ready.wait(10)
+        self._ready.wait(PATIENCE)
         if self._error:
             raise self._error
         self.closed = True

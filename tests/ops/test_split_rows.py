@@ -15,6 +15,7 @@ from terarec.ops.layout import BagLayout
 from terarec.ops.row_update import BagGradient, RowRule, row_rule, row_update_, state_shapes
 from terarec.ops.split_rows import split_row_update_, takes_whole_rows
 from tests.errors import at
+from tests.waiting import PATIENCE
 
 ROWS, WIDTH, SIZE = 40, 36, 3
 RULES = {
@@ -49,9 +50,9 @@ class Threads:
 
     def parts(self, values: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
         self._held[self._rank.number] = values
-        self._barrier.wait(30)
+        self._barrier.wait(PATIENCE)
         found = {name: [self._held[rank][name] for rank in range(SIZE)] for name in values}
-        self._barrier.wait(30)
+        self._barrier.wait(PATIENCE)
         return found
 
     def place(self, table: str) -> int:

@@ -56,6 +56,7 @@ from terarec.train.run import build
 from tests.errors import at
 from tests.params import examples
 from tests.serve.conftest import running
+from tests.waiting import PATIENCE
 
 Records = dict[str, list[Any]]
 TYPES = {
@@ -166,7 +167,7 @@ def server(run: Path) -> Iterator[RunningServer]:
     finally:
         for running in servers:
             running.stop()
-        thread.join(timeout=30)
+        thread.join(timeout=PATIENCE)
 
 
 class TritonStages:
@@ -344,7 +345,7 @@ def request(*others: dict[str, Any], tags: list[Any], width: int) -> dict[str, A
 
 
 def post(server: RunningServer, body: dict[str, Any]) -> Any:
-    connection = http.client.HTTPConnection(server.host, server.port, timeout=30)
+    connection = http.client.HTTPConnection(server.host, server.port, timeout=PATIENCE)
     connection.request("POST", "/v2/models/lists/infer", json.dumps(body), {"Content-Type": "application/json"})
     answer = json.loads(connection.getresponse().read())
     connection.close()

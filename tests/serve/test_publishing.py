@@ -129,7 +129,7 @@ def test_a_replica_follows_a_trainer_through_evictions_and_crashes(
     assert publish() == 1
     assert publish() == 0
     with UpdateReceiver(open_stream(spec), replica.path, every_seconds=None) as receiver:
-        assert receiver.wait(30)
+        assert receiver.wait(PATIENCE)
     with (
         InferenceSession.open(replica.path, tables=TABLES) as session,
         LiveUpdates(session, replica.path, every_seconds=None) as updates,

@@ -21,6 +21,7 @@ from terarec.serve.json_codec import decode_infer_response, encode, float32_elem
 from terarec.serve.process import READY, notify
 from terarec.serve.protocol import InferRequest, Tensor
 from terarec.spec import ServingSpec
+from tests.addresses import own_address
 from tests.errors import at
 from tests.processes import Python
 from tests.serve.conftest import CATEGORICAL, DENSE, TrainedRun
@@ -180,7 +181,7 @@ def test_any_loopback_family_may_be_requested(trained: TrainedRun) -> None:
     answers: list[bytes] = []
 
     def call(running: RunningServer) -> None:
-        answers.append(urllib.request.urlopen(f"{running.url}/v2/health/ready", timeout=10).read())
+        answers.append(urllib.request.urlopen(f"{running.url}/v2/health/ready", timeout=PATIENCE).read())
 
     serve_while(trained.path, ServingSpec(host="::1", port=0), call)
     assert answers == [b'{"ready":true}']
@@ -196,7 +197,7 @@ def test_a_request_in_flight_is_answered_after_the_stop(trained: TrainedRun, ses
     answers: list[bytes] = []
 
     def call(running: RunningServer) -> None:
-        with socket.create_connection((running.host, running.port), timeout=30) as connection:
+        with socket.create_connection((running.host, running.port), timeout=PATIENCE) as connection:
             head = f"POST /v2/models/model/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
             connection.sendall(head.encode() + b"Expect: 100-continue\r\n\r\n")
             assert connection.recv(100).startswith(b"HTTP/1.1 100 ")  # the server reads the body by now
@@ -233,12 +234,10 @@ def test_a_foreign_address_is_reported_in_one_line(trained: TrainedRun) -> None:
 
 
 def test_a_directory_without_a_run_is_reported_and_frees_the_port(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    host, port = own_address()
     with pytest.raises(DataNotFoundError):
-        serve(tmp_path, ServingSpec(port=port))
-    with socket.create_server(("127.0.0.1", port)):
+        serve(tmp_path, ServingSpec(host=host, port=port))
+    with socket.create_server((host, port)):
         pass
 
 

@@ -3,7 +3,6 @@
 
 import contextlib
 import logging
-import socket
 import sys
 import threading
 import time
@@ -24,6 +23,7 @@ from terarec.serve.api import InferenceApi
 from terarec.serve.metrics import Metrics
 from terarec.serve.tracing import Traces
 from terarec.spec import ServingSpec, WatchingSpec
+from tests.addresses import own_address
 from tests.errors import at
 from tests.params import in_every_run
 from tests.serve.conftest import TrainedRun
@@ -189,10 +189,7 @@ def test_a_collector_that_takes_nothing_delays_no_request(
 ) -> None:
     monkeypatch.setattr("terarec.serve.tracing._TIMEOUT_SECONDS", 0.1)
     collector.status = 400
-    url = collector.url
-    if is_away:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            url = f"http://127.0.0.1:{probe.getsockname()[1]}"
+    url = "http://{}:{}".format(*own_address()) if is_away else collector.url
     with (
         caplog.at_level(logging.WARNING),
         traced(url) as traces,
