@@ -41,13 +41,14 @@ def main() -> int:
     print(table_of_rules(), flush=True)
     options = Options(checkout=checkout, release=release, timeout=arguments.timeout)
     with ExitStack() as stack:
-        folder = tempfile.mkdtemp(prefix="upstream-", dir=arguments.folder)
+        # Not relative: the files run in folders below it.
+        folder = Path(tempfile.mkdtemp(prefix="upstream-", dir=arguments.folder)).resolve()
         if not arguments.keep:
             stack.callback(shutil.rmtree, folder)
         with ThreadPoolExecutor(arguments.jobs) as pool:
             futures = []
             for number, chain in enumerate(in_chains(cases)):
-                base = Path(folder) / f"{number:03}"
+                base = folder / f"{number:03}"
                 base.mkdir()
                 futures.append(pool.submit(run_chain, chain, base, options))
             rows = []

@@ -15,7 +15,7 @@ from tools.upstream_files import probe
 from tools.upstream_files.cases import SOK, Case, find_cases, in_chains, stop_of
 from tools.upstream_files.changes import shrink
 from tools.upstream_files.data import generate, place_named_files
-from tools.upstream_files.pages import blocks, notebook_arguments, notebook_scripts, run_page
+from tools.upstream_files.pages import _last_error, blocks, notebook_arguments, notebook_scripts, run_page
 from tools.upstream_files.probe import table_sizes
 from tools.upstream_files.running import Folder, Options, Row, explain
 from tools.upstream_files.setups import prepare, write_scored_model
@@ -73,8 +73,8 @@ def test_each_file_gets_its_row_and_a_failure_the_exit_code(checkout, tmp_path):
     """Finding M: upstream's files are the test."""
     table = tmp_path / "table.csv"
     tool = Path(__file__).parents[2] / "tools" / "upstream.py"
-    command = [sys.executable, tool, checkout, "--jobs", "2", "--folder", tmp_path, "--csv", table]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    command = [sys.executable, tool, checkout, "--jobs", "2", "--folder", ".", "--csv", table]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 1
     rows = {row["file"]: row for row in csv.DictReader(table.open(newline=""))}
     assert {name: row["outcome"] for name, row in rows.items()} == {
@@ -319,8 +319,18 @@ def test_notebooks_end_before_what_comes_later_and_what_would_end_programs_of_ot
     assert stop_of(path, ["x = 1"]) is None
 
 
+def test_an_error_of_a_notebook_is_the_line_with_its_message():
+    head = "AssertionError" + " " * 28 + "Traceback (most recent call last)"
+    assert _last_error(["1\n", f"{head}\nCell In[3], line 1\nAssertionError: no GPU\n"]) == "AssertionError: no GPU"
+    assert _last_error(["1\n", "ValueError"]) == "ValueError"
+    assert _last_error(["1\n"]) == ""
+
+
 OURS = f'  File "{Path(hugectr.__file__).parent}/model.py", line 1, in fit\n'
-FRAME = 'nvidia-smi: not found\nTraceback (most recent call last):\n  File "{}/copy/test/a.py", line 7, in <module>\n'
+FRAME = (
+    f"nvidia-smi: not found\nTraceback (most recent call last):\n{OURS}"  # which runs the file
+    '  File "{}/copy/test/a.py", line 7, in <module>\n'
+)
 
 
 @pytest.mark.parametrize(

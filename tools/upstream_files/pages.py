@@ -166,10 +166,9 @@ def run_notebook(path: Path) -> int:
 
 
 def _last_error(outputs: list[str]) -> str:
-    lines = [
-        line for text in outputs for line in text.splitlines() if re.match(r"[A-Za-z_.]*(Error|Exception)\b", line)
-    ]
-    return lines[0] if lines else ""
+    # IPython writes the name of the error, and what it calls a traceback, above it, too.
+    error = re.compile(r"^[A-Za-z_.]*(?:Error|Exception)(?::.*)?$", re.M)
+    return next((found.group() for text in outputs for found in error.finditer(text)), "")
 
 
 def main() -> int:

@@ -273,8 +273,8 @@ def explain(code: int, output: str, folder: Folder, options: Options) -> tuple[s
     error = errors[-1] if errors else (output.strip().splitlines() or ["no output"])[-1]
     missing = _MISSING.search(error)
     last = output[output.rfind(_TRACEBACK) :] if _TRACEBACK in output else output
-    # What terarec itself imports or starts must not need what a CPU lacks.
-    is_upstreams = str(PROJECT / "src" / "terarec") not in last
+    # What terarec itself imports or starts must not need what a CPU lacks; its frames above the file's are what ran it.
+    is_upstreams = str(PROJECT / "src" / "terarec") not in last[last.rfind(str(folder.copy)) + 1 :]
     wanted = INSTALLABLE | (NOT_HERE if is_upstreams else {})
     if missing and (reason := wanted.get(missing.group(1))):
         return "not run", f"from {place} on: {reason}"
