@@ -258,10 +258,11 @@ def column_name(owner: object, field: str) -> None:
         fail(owner, field, "the name of a column")
 
 
-def column_names(owner: object, field: str) -> None:
-    """Raise unless ``owner.field`` is a tuple of at least one column name, all distinct."""
+def column_names(owner: object, field: str, *, allow_empty: bool = False) -> None:
+    """Raise unless ``owner.field`` is a tuple of at least one column name, all distinct; or () with `allow_empty`."""
     value = getattr(owner, field)
-    if not isinstance(value, tuple) or not value or not all(isinstance(one, str) and one for one in value):
+    is_tuple = isinstance(value, tuple) and bool(value or allow_empty)
+    if not is_tuple or not all(isinstance(one, str) and one for one in value):
         fail(owner, field, "a tuple of at least one column name")
     distinct(owner, field, value)
 
@@ -305,10 +306,14 @@ def choices(accepted: Collection[object]) -> Check:
 
 Name = Annotated[str, name]
 ColumnName = Annotated[str, column_name]
+ColumnNames = Annotated[tuple[str, ...], column_names]
+AnyColumnNames = Annotated[tuple[str, ...], partial(column_names, allow_empty=True)]
 MetricName = Annotated[str, monitor]
 InnerPath = Annotated[str, inner_path]
 PositiveInt = Annotated[int, whole()]
 NonNegativeInt = Annotated[int, whole(0)]
+Int64 = Annotated[int, int64]
+PositiveInt64 = Annotated[int, partial(int64, minimum=1)]
 NonNegativeInt64 = Annotated[int, partial(int64, minimum=0)]
 Width = Annotated[int, whole(1, MOST_WIDTH)]
 Widths = Annotated[tuple[int, ...], widths]

@@ -327,10 +327,10 @@ class ColumnsOperator(Operator):
         columns: The inputs.
     """
 
-    columns: tuple[str, ...]
+    columns: checks.ColumnNames
 
     def __post_init__(self) -> None:
-        checks.column_names(self, "columns")
+        checks.check_fields(self)
 
     @property
     @override
@@ -357,14 +357,12 @@ class MappedColumns(ColumnsOperator):
         outputs: Names of the outputs, one for each input; () replaces the inputs under their own names.
     """
 
-    outputs: tuple[str, ...] = ()
+    outputs: checks.AnyColumnNames = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.outputs:
-            checks.column_names(self, "outputs")
-            if len(self.outputs) != len(self.columns):
-                checks.fail(self, "outputs", f"{len(self.columns)} names, one for each of columns")
+        if self.outputs and len(self.outputs) != len(self.columns):
+            checks.fail(self, "outputs", f"{len(self.columns)} names, one for each of columns")
 
     @property
     @override

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -64,18 +64,10 @@ class Categorify(MappedColumns):
 
     stage: ClassVar[Stage] = "fitted"
     accepted: ClassVar[tuple[str, ...]] = ("text", "integer", "hex32")
-    min_count: int = 1
-    max_size: int | None = None
-    hash_buckets: int = 1
+    min_count: checks.PositiveInt = 1
+    max_size: checks.PositiveInt | None = None
+    hash_buckets: Annotated[int, checks.whole(1, 2**31 - 1)] = 1
     joint: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        checks.positive_int(self, "min_count")
-        checks.positive_int(self, "hash_buckets", maximum=2**31 - 1)
-        if self.max_size is not None:
-            checks.positive_int(self, "max_size")
-        checks.one_of(self, "joint", (False, True))
 
     @override
     def output_types(self, types: ColumnTypes) -> ColumnTypes:

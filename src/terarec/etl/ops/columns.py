@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, get_args
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -120,15 +120,13 @@ class LambdaOp(ColumnsOperator):
             as int; it gives a value, or a tuple for several outputs. It spares a served record Arrow's arrays.
     """
 
-    outputs: tuple[str, ...]
+    outputs: checks.ColumnNames
     function: str
     output_type: ValueType
     record_function: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.column_names(self, "outputs")
-        checks.one_of(self, "output_type", get_args(ValueType))
         for field in FUNCTION_FIELDS:
             value = getattr(self, field)
             if (value is not None or field == "function") and not (
@@ -212,20 +210,17 @@ class KeepRows(Operator):
 
     stage: ClassVar[Stage] = "rows"
     filters: ClassVar[bool] = True
-    column: str
+    column: checks.ColumnName
     values: tuple[str, ...] = ()
-    at_least: float | None = None
-    at_most: float | None = None
+    at_least: checks.Finite | None = None
+    at_most: checks.Finite | None = None
 
     def __post_init__(self) -> None:
-        checks.column_name(self, "column")
-        bounds = [bound for bound in ("at_least", "at_most") if getattr(self, bound) is not None]
-        if bool(self.values) is bool(bounds):
+        checks.check_fields(self)
+        if bool(self.values) is not (self.at_least is None and self.at_most is None):
             checks.reject(self, "", "expected either values, or at_least or at_most or both")
         if not isinstance(self.values, tuple) or not all(isinstance(value, str) and value for value in self.values):
             checks.fail(self, "values", "texts that are not empty")
-        for bound in bounds:
-            checks.finite_float(self, bound)
 
     @property
     @override
@@ -294,11 +289,7 @@ class DropLowCardinality(ColumnsOperator):
 
     stage: ClassVar[Stage] = "fitted"
     accepted: ClassVar[tuple[str, ...]] = ("text", "integer", "hex32", "id")
-    min_distinct: int = 2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        checks.positive_int(self, "min_distinct", minimum=2)
+    min_distinct: Annotated[int, checks.whole(2)] = 2
 
     @property
     @override

@@ -74,13 +74,11 @@ class JoinGroupby(ColumnsOperator):
 
     stage: ClassVar[Stage] = "fitted"
     accepted: ClassVar[tuple[str, ...]] = ("text", "integer", "hex32", "id")
-    values: tuple[str, ...] = ()
+    values: checks.AnyColumnNames = ()
     statistics: tuple[GroupStatistic, ...] = ("count",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.values:
-            checks.column_names(self, "values")
         if not self.statistics or any(statistic not in _STATISTICS for statistic in self.statistics):
             checks.fail(self, "statistics", f"some of {', '.join(map(repr, _STATISTICS))}")
         checks.distinct(self, "statistics", self.statistics)

@@ -51,13 +51,8 @@ class HashBucket(MappedColumns):
     """
 
     accepted: ClassVar[tuple[str, ...]] = ("text", "integer", "hex32")
-    buckets: int
-    seed: int = HASH_SEED
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        checks.int64(self, "buckets", minimum=1)
-        checks.int64(self, "seed", minimum=0)
+    buckets: checks.PositiveInt64
+    seed: checks.NonNegativeInt64 = HASH_SEED
 
     @override
     def output_types(self, types: ColumnTypes) -> ColumnTypes:
@@ -121,20 +116,17 @@ class GivenIds(MappedColumns):
     may_reject: ClassVar[bool] = True
     keeps_values: ClassVar[bool] = True
     rows: tuple[int | None, ...]
-    max_length: int | None = None
+    max_length: checks.Width | None = None
     zero_is_missing: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.one_of(self, "zero_is_missing", (False, True))
         if len(self.rows) != len(self.columns):
             checks.fail(self, "rows", f"{len(self.columns)} numbers, one for each of columns")
         try:
             checks.list_of(checks.integer(1, checks.MOST)).read([rows for rows in self.rows if rows is not None])
         except ValueError:
             checks.fail(self, "rows", "an integer >= 1 or None for each of columns")
-        if self.max_length is not None:
-            checks.positive_int(self, "max_length", maximum=checks.MOST_WIDTH)
 
     @property
     @override
@@ -231,11 +223,10 @@ class Cross(ColumnsOperator):
     """
 
     accepted: ClassVar[tuple[str, ...]] = ("text", "integer", "hex32")
-    output: str
+    output: checks.ColumnName
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.column_name(self, "output")
         if len(self.columns) < 2:
             checks.fail(self, "columns", "at least two column names")
 

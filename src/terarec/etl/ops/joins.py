@@ -80,14 +80,12 @@ class JoinTable(Operator):
 
     stage: ClassVar[Stage] = "fitted"
     accepted: ClassVar[tuple[str, ...]] = ("text", "integer", "hex32")
-    table: str
-    on: str
-    columns: tuple[str, ...]
+    table: checks.Name
+    on: checks.ColumnName
+    columns: checks.ColumnNames
 
     def __post_init__(self) -> None:
-        checks.name(self, "table")
-        checks.column_name(self, "on")
-        checks.column_names(self, "columns")
+        checks.check_fields(self)
         if self.on in self.columns:
             checks.fail(self, "columns", f"columns other than {self.on!r}, which both sides have")
 
@@ -271,22 +269,18 @@ class NegativeSampling(Operator):
     stage: ClassVar[Stage] = "rows"
     explodes: ClassVar[bool] = True
     samples: ClassVar[bool] = True
-    table: str
-    column: str
-    negatives: int
-    label: str = "label"
-    seed: int = HASH_SEED
+    table: checks.Name
+    column: checks.ColumnName
+    negatives: checks.Width
+    label: checks.ColumnName = "label"
+    seed: checks.NonNegativeInt64 = HASH_SEED
 
     def __post_init__(self) -> None:
-        checks.name(self, "table")
-        checks.column_name(self, "column")
-        checks.column_name(self, "label")
+        checks.check_fields(self)
         if self.label == self.column:
             checks.fail(self, "label", "a name other than that of column")
-        checks.positive_int(self, "negatives", maximum=checks.MOST_WIDTH)
         if self.negatives >= MAX_ITEMS:
             checks.fail(self, "negatives", f"less than {MAX_ITEMS}")
-        checks.int64(self, "seed", minimum=0)
 
     @property
     @override

@@ -145,12 +145,7 @@ class LogOp(NumberOperator):
     """
 
     fitted_params: ClassVar[type[FittedParams] | None] = ShiftParams
-    shift: float | None = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.shift is not None:
-            checks.finite_float(self, "shift")
+    shift: checks.Finite | None = 1.0
 
     @property
     @override
@@ -303,14 +298,11 @@ class Clip(NumberOperator):
     """
 
     keeps_integers: ClassVar[bool] = True
-    low: float | None = None
-    high: float | None = None
+    low: checks.Finite | None = None
+    high: checks.Finite | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for bound in ("low", "high"):
-            if getattr(self, bound) is not None:
-                checks.finite_float(self, bound)
         if self.low is None and self.high is None:
             checks.reject(self, "", "got neither low nor high, expected at least one")
         if self.low is not None and self.high is not None and self.low > self.high:

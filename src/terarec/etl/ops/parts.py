@@ -58,12 +58,11 @@ class SplitText(ColumnsOperator):
     accepted: ClassVar[tuple[str, ...]] = ("text",)
     may_reject: ClassVar[bool] = True
     separator: str
-    outputs: tuple[str, ...]
+    outputs: checks.ColumnNames
     types: tuple[ValueType, ...]
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.column_names(self, "outputs")
         if len(self.columns) != 1:
             checks.fail(self, "columns", "one column name")
         if not isinstance(self.separator, str) or not self.separator:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -176,14 +176,12 @@ class Bucketize(MappedColumns):
     accepted: ClassVar[tuple[str, ...]] = ("number", "integer")
     is_numeric: ClassVar[bool] = True
     boundaries: tuple[float, ...] = ()
-    intervals: int | None = None
+    intervals: Annotated[int, checks.whole(2, checks.MOST_WIDTH)] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if bool(self.boundaries) is (self.intervals is not None):
             checks.reject(self, "", "expected exactly one of boundaries and intervals")
-        if self.intervals is not None:
-            checks.positive_int(self, "intervals", minimum=2, maximum=checks.MOST_WIDTH)
         numbers = all(isinstance(bound, int | float) and math.isfinite(bound) for bound in self.boundaries)
         if not numbers or not all(a < b for a, b in itertools.pairwise(self.boundaries)):
             checks.fail(self, "boundaries", "rising numbers")
@@ -281,8 +279,6 @@ class FillMissing(NumberOperator):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.one_of(self, "median", (False, True))
-        checks.one_of(self, "indicator", (False, True))
         if (self.value is None) is not self.median:
             checks.reject(self, "", f"got value {self.value!r} and median {self.median}, expected exactly one of them")
         if self.value is not None and not isinstance(self.value, str):

@@ -50,16 +50,13 @@ class ListSlice(MappedColumns):
 
     takes_lists: ClassVar[bool] = True
     keeps_values: ClassVar[bool] = True
-    start: int = 0
-    stop: int | None = None
+    start: checks.Int64 = 0
+    stop: checks.Int64 | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.int64(self, "start")
-        if self.stop is not None:
-            checks.int64(self, "stop")
-            if (self.start < 0) is (self.stop < 0) and self.stop <= self.start:
-                checks.fail(self, "stop", f"a position above start, {self.start}")
+        if self.stop is not None and (self.start < 0) is (self.stop < 0) and self.stop <= self.start:
+            checks.fail(self, "stop", f"a position above start, {self.start}")
 
     @property
     def max_length(self) -> int | None:
@@ -124,12 +121,11 @@ class Pad(MappedColumns):
     takes_lists: ClassVar[bool] = True
     keeps_values: ClassVar[bool] = True
     has_missing_id: ClassVar[bool] = True
-    length: int
+    length: checks.Width
     value: float | str
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.positive_int(self, "length", maximum=checks.MOST_WIDTH)
         if not isinstance(self.value, str):
             checks.finite_float(self, "value")
         elif not self.value:
@@ -304,13 +300,8 @@ class GroupedColumns(MappedColumns):
 
     stage: ClassVar[Stage] = "grouped"
 
-    group: str
-    order: str
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        checks.column_name(self, "group")
-        checks.column_name(self, "order")
+    group: checks.ColumnName
+    order: checks.ColumnName
 
     @property
     @override
@@ -380,13 +371,8 @@ class DifferenceLag(GroupedColumns):
 
     accepted: ClassVar[tuple[str, ...]] = ("number", "integer")
     carries_rows: ClassVar[bool] = True
-    lag: int = 1
+    lag: checks.Width = 1
     unit: Literal["s", "ms", "us", "ns"] | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        checks.positive_int(self, "lag", maximum=checks.MOST_WIDTH)
-        checks.one_of(self, "unit", (None, *_PER_SECOND))
 
     @property
     @override
@@ -456,7 +442,7 @@ class History(GroupedColumns):
 
     keeps_values: ClassVar[bool] = True
     carries_rows: ClassVar[bool] = True
-    max_length: int
+    max_length: checks.Width
     where: str | None = None
     values: tuple[str, ...] = ()
     at_least: float | None = None
@@ -464,7 +450,6 @@ class History(GroupedColumns):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.positive_int(self, "max_length", maximum=checks.MOST_WIDTH)
         if self.where is None and (self.values, self.at_least, self.at_most) != ((), None, None):
             checks.reject(self, "where", "got none, expected the column that values, at_least and at_most are of")
         _ = self._condition

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import Annotated, Any, ClassVar, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -114,17 +114,10 @@ class TargetEncoding(MappedColumns):
 
     stage: ClassVar[Stage] = "fitted"
     accepted: ClassVar[tuple[str, ...]] = ("text", "integer", "hex32", "id")
-    target: str
-    folds: int = 5
-    smoothing: float = 20.0
-    seed: int = HASH_SEED
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        checks.column_name(self, "target")
-        checks.positive_int(self, "folds", minimum=2, maximum=checks.MOST_WIDTH)
-        checks.finite_float(self, "smoothing", low=0.0)
-        checks.int64(self, "seed", minimum=0)
+    target: checks.ColumnName
+    folds: Annotated[int, checks.whole(2, checks.MOST_WIDTH)] = 5
+    smoothing: checks.NonNegative = 20.0
+    seed: checks.NonNegativeInt64 = HASH_SEED
 
     @property
     @override
@@ -191,15 +184,11 @@ class TargetEncoding(MappedColumns):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Totals:
+class _Totals(checks.Checked):
     """Samples and sum of the target of each fold, as in the file."""
 
-    count: tuple[int, ...]
-    sum: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        checks.follow(self, "count", checks.list_of(checks.integer(0, checks.MOST)))
-        checks.follow(self, "sum", checks.list_of(checks.number()))
+    count: Annotated[tuple[int, ...], checks.list_of(checks.integer(0, checks.MOST))]
+    sum: Annotated[tuple[float, ...], checks.list_of(checks.number())]
 
 
 def _read_totals(path: Path, params: Mapping[str, object], folds: int) -> FoldTotals:
