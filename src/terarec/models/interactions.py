@@ -106,11 +106,7 @@ class DCN(nn.Module):
 
     DCN (Wang et al. 2017, arXiv 1708.05123) and DCN V2 (Wang et al. 2021, arXiv 2008.13535).
 
-    Args:
-        spec: Widths and layers.
-        dataset: Columns.
-        num_outputs: Number of outputs C; None for one a label.
-        seed: Seed of the initial weights.
+    The arguments are those of `terarec.models.build_model`.
     """
 
     def __init__(
@@ -190,11 +186,7 @@ class FiBiNET(LinearTerms):
 
     The products of both kinds share their kernels. The MLP reads the dense columns, too.
 
-    Args:
-        spec: Widths, layers and kernels.
-        dataset: Columns.
-        num_outputs: Number of outputs C; None for one a label.
-        seed: Seed of the initial weights.
+    The arguments are those of `terarec.models.build_model`.
     """
 
     def __init__(
@@ -227,11 +219,7 @@ class FinalMLP(nn.Module):
 
     A gate reads the vectors of its context columns, which are those of the columns themselves.
 
-    Args:
-        spec: Widths, layers and contexts.
-        dataset: Columns.
-        num_outputs: Number of outputs C; None for one a label.
-        seed: Seed of the initial weights.
+    The arguments are those of `terarec.models.build_model`.
     """
 
     def __init__(
@@ -287,11 +275,7 @@ class MaskNet(nn.Module):
 
     Wang et al. 2021, arXiv 2102.07619.
 
-    Args:
-        spec: Widths and layers.
-        dataset: Columns.
-        num_outputs: Number of outputs C; None for one a label.
-        seed: Seed of the initial weights.
+    The arguments are those of `terarec.models.build_model`.
     """
 
     def __init__(
@@ -341,11 +325,7 @@ class PNN(nn.Module):
 
     Product-based neural network (Qu et al. 2016, arXiv 1611.00144).
 
-    Args:
-        spec: Widths, layers and products.
-        dataset: Columns.
-        num_outputs: Number of outputs C; None for one a label.
-        seed: Seed of the initial weights.
+    The arguments are those of `terarec.models.build_model`.
     """
 
     def __init__(self, spec: PNNSpec, dataset: DatasetSpec, *, num_outputs: int | None = None, seed: int = 0) -> None:

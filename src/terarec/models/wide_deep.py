@@ -25,11 +25,7 @@ from terarec.spec import DatasetSpec, DeepFMSpec, DNNSpec, FMSpec, LRSpec, WideD
 class LR(LinearTerms):
     """Logistic regression: a weight for each key and dense column, and a bias.
 
-    Args:
-        spec: Tables and initial weights.
-        dataset: Columns.
-        num_outputs: Number of outputs C; None for one a label.
-        seed: Seed of the initial weights.
+    The arguments are those of `terarec.models.build_model`.
     """
 
     def __init__(self, spec: LRSpec, dataset: DatasetSpec, *, num_outputs: int | None = None, seed: int = 0) -> None:
@@ -43,11 +39,7 @@ class LR(LinearTerms):
 class DNN(nn.Module):
     """An MLP over the dense columns and all embeddings (Covington et al. 2016).
 
-    Args:
-        spec: Widths and layers.
-        dataset: Columns.
-        num_outputs: Number of outputs C; None for one a label.
-        seed: Seed of the initial weights.
+    The arguments are those of `terarec.models.build_model`.
     """
 
     def __init__(self, spec: DNNSpec, dataset: DatasetSpec, *, num_outputs: int | None = None, seed: int = 0) -> None:
@@ -122,11 +114,7 @@ class FactorizationTerms(LinearTerms):
 class FM(FactorizationTerms):
     """Factorization machine (Rendle 2010): linear terms, and the dots of all pairs of columns' vectors.
 
-    Args:
-        spec: Width, tables and initial weights.
-        dataset: Columns.
-        num_outputs: Number of outputs C; None for one a label.
-        seed: Seed of the initial weights.
+    The arguments are those of `terarec.models.build_model`.
     """
 
     def __init__(self, spec: FMSpec, dataset: DatasetSpec, *, num_outputs: int | None = None, seed: int = 0) -> None:
@@ -142,11 +130,7 @@ class FM(FactorizationTerms):
 class DeepFM(FactorizationTerms):
     """The sum of a factorization machine and an MLP over the same vectors.
 
-    Args:
-        spec: Widths and layers.
-        dataset: Columns.
-        num_outputs: Number of outputs C; None for one a label.
-        seed: Seed of the initial weights.
+    The arguments are those of `terarec.models.build_model`.
     """
 
     def __init__(
@@ -167,11 +151,7 @@ class DeepFM(FactorizationTerms):
 class XDeepFM(LinearTerms):
     """The sum of linear terms, a compressed interaction network with a linear layer, and an MLP.
 
-    Args:
-        spec: Widths and layers.
-        dataset: Columns.
-        num_outputs: Number of outputs C; None for one a label.
-        seed: Seed of the initial weights.
+    The arguments are those of `terarec.models.build_model`.
     """
 
     def __init__(

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -20,25 +19,16 @@ from terarec.memory.shared import mapped_rows
 from terarec.ops.row_update import state_dtype
 from terarec.spec import TableSpec
 from terarec.storage.changes import DirectWrites, discard_changes, mark_changes
-from terarec.storage.static_keys import FixedRows, StaticKeys
-from terarec.storage.store import RowValues, check_import, shared_row_type
+from terarec.storage.static_keys import StaticArena, StaticKeys
+from terarec.storage.store import RowValues, check_import
 
 
-class Arena(FixedRows):
+class Arena(StaticArena):
     """Rows of several tables, table after table.
 
     Attributes:
-        specs: The tables, all of one width, element type and optimizer.
-        width: Length D of a vector.
-        dtype: Element type of the weights: float32, bfloat16 or float16.
-        optimizer: Name of the optimizer that updates the tables.
-        num_rows: Rows V of all tables together.
-        table_names: The tables' names.
-        table_base: Arena row of each table's first row.
-        table_rows: Rows of each table.
         weights: dtype[V, D].
         state: Name -> optimizer state float32[V, D] or [V]; empty until `attach_state`.
-        attached: Token of the row optimizer that the state belongs to.
         direct: Writes to weights and states that are not updates.
 
     Args:
@@ -52,15 +42,9 @@ class Arena(FixedRows):
     """
 
     def __init__(self, specs: Sequence[TableSpec], *, seed: int = 0) -> None:
-        self.specs = tuple(specs)
-        self.width, self.dtype, self.optimizer = shared_row_type(specs)
-        self.table_names = tuple(spec.name for spec in specs)
-        self.table_rows = tuple(spec.rows for spec in specs)
-        self.table_base = (0, *accumulate(self.table_rows))[:-1]
-        self.num_rows = sum(self.table_rows)
+        super().__init__(specs)
         self.state: dict[str, Tensor] = {}
         self._fills: Mapping[str, float] = {}
-        self.attached: object = None
         self.direct = DirectWrites()
         self.weights = self._allocate("weights", (self.num_rows, self.width), torch.device("cpu"), self.dtype)
         for spec, base in zip(self.specs, self.table_base, strict=True):

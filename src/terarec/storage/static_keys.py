@@ -6,6 +6,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch import Tensor
 from terarec.errors import KeyOutOfRangeError
 from terarec.spec import TableSpec
 from terarec.storage.changes import ChangedRows, ChangingArena, changes_since, follow_changes
-from terarec.storage.store import RowValues
+from terarec.storage.store import RowValues, shared_row_type
 
 
 class FixedRows:
@@ -60,6 +61,37 @@ class FixedRows:
 
     def reset_defaults(self) -> None:
         """Do nothing: there are no default rows."""
+
+
+class StaticArena(FixedRows):
+    """Base of arenas of static tables, table after table.
+
+    Attributes:
+        specs: The tables, all of one width, element type and optimizer.
+        width: Length D of a vector.
+        dtype: Element type of the weights: float32, bfloat16 or float16.
+        optimizer: Name of the optimizer that updates the tables.
+        num_rows: Rows V of all tables together.
+        table_names: The tables' names.
+        table_base: Arena row of each table's first row.
+        table_rows: Rows of each table.
+        attached: Token of the row optimizer that the state belongs to.
+
+    Args:
+        specs: The tables.
+
+    Raises:
+        ConfigError: No table, or tables of several widths, element types or optimizers.
+    """
+
+    def __init__(self, specs: Sequence[TableSpec]) -> None:
+        self.specs = tuple(specs)
+        self.width, self.dtype, self.optimizer = shared_row_type(specs)
+        self.table_names = tuple(spec.name for spec in specs)
+        self.table_rows = tuple(spec.rows for spec in specs)
+        self.table_base = (0, *accumulate(self.table_rows))[:-1]
+        self.num_rows = sum(self.table_rows)
+        self.attached: object = None
 
 
 class StaticKeys(ABC):

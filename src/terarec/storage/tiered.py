@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -16,29 +15,20 @@ from terarec.kernels import memory
 from terarec.memory.tiered_rows import TieredRows
 from terarec.spec import TableSpec
 from terarec.storage.changes import discard_changes, mark_changes
-from terarec.storage.static_keys import FixedRows, StaticKeys
-from terarec.storage.store import RowValues, check_import, shared_row_type
+from terarec.storage.static_keys import StaticArena, StaticKeys
+from terarec.storage.store import RowValues, check_import
 
 _KEYS_AT_ONCE = 1 << 20
 
 
-class TieredArena(FixedRows):
+class TieredArena(StaticArena):
     """Rows of several static tables, table after table, of which only some are in the memory that kernels read.
 
     Attributes:
-        specs: The tables, all of one width, element type, optimizer and tiers.
-        width: Length D of a vector.
-        dtype: Element type of the weights.
-        optimizer: Name of the optimizer that updates the tables.
-        num_rows: Rows V of all tables together.
-        table_names: The tables' names.
-        table_base: Arena row of each table's first row.
-        table_rows: Rows of each table.
         data: Weights and optimizer state of the rows.
-        attached: Token of the row optimizer that the state belongs to.
 
     Args:
-        specs: The tables.
+        specs: The tables, of the same tiers.
         seed: Seed of the initial weights, which depend on table name, row and seed only.
 
     Raises:
@@ -46,16 +36,10 @@ class TieredArena(FixedRows):
     """
 
     def __init__(self, specs: Sequence[TableSpec], *, seed: int = 0) -> None:
-        self.specs = tuple(specs)
-        self.width, self.dtype, self.optimizer = shared_row_type(specs)
+        super().__init__(specs)
         tiers = specs[0].tiers
         if tiers is None or any(spec.tiers != tiers for spec in specs):
             raise ConfigError("arena", "got tables without tiers or with several, expected the same tiers for all")
-        self.table_names = tuple(spec.name for spec in specs)
-        self.table_rows = tuple(spec.rows for spec in specs)
-        self.table_base = (0, *accumulate(self.table_rows))[:-1]
-        self.num_rows = sum(self.table_rows)
-        self.attached: object = None
         self.data = TieredRows(specs, tiers, seed=seed)
         # Tiers ask for rows by their keys when they are made anew.
         self.data.find_rows = {number: partial(torch.add, base) for number, base in enumerate(self.table_base)}
