@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from terarec.errors import ConfigError
+from terarec.io.owned import own_directory
 from terarec.io.removal import work_directory
-from terarec.memory.files import TierFiles, own_directory
+from terarec.memory.files import TierFiles
 from terarec.memory.row_format import RowFormat
 from tests.errors import at
 from tests.processes import Python
@@ -20,7 +21,8 @@ import sys
 from pathlib import Path
 import torch
 from terarec.memory.row_format import RowFormat
-from terarec.memory.files import TierFiles, own_directory
+from terarec.io.owned import own_directory
+from terarec.memory.files import TierFiles
 
 directory = own_directory(Path(sys.argv[1]), "cache")
 files = TierFiles(str(directory), ["a", "b"])

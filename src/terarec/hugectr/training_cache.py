@@ -33,11 +33,11 @@ from terarec.hugectr.objects import (
 from terarec.hugectr.schema.table import bind_arguments
 from terarec.hugectr.sparse_weights import EmbeddingFile, held_rows, load_sparse, save_sparse
 from terarec.hugectr.update_messages import UpdatedRows
+from terarec.io.owned import own_directory
 from terarec.io.remote import is_remote
 from terarec.kernels import memory
 from terarec.kernels.hash_index import HashIndex, new_hash_index
 from terarec.kernels.slots import SLOT_BYTES
-from terarec.memory.files import own_directory
 from terarec.memory.row_store import MOST_ROW_BYTES
 from terarec.spec import GraphEmbedding, Tiers
 from terarec.train.passes import PartKeys, PartRows

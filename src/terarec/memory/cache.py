@@ -40,7 +40,7 @@ class Cache:
     Args:
         row_bytes: Bytes of a row.
         capacities: Slots of each part, or of a table's partitions; None for as many as memory has.
-        below: As above.
+        below: Level of the rows that do not fit; None for none.
         name: Name of the tier, for errors.
         slot_bytes: Bytes that a slot takes besides its row.
         keeps_read: Whether rows that are read from the level below stay here, as those do that are written; not above

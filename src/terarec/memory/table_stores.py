@@ -104,7 +104,7 @@ class TableStores:
     """A row store for each table. Implements `terarec.memory.level.FileLevel`.
 
     Args:
-        tables: As above.
+        tables: The stores by the number of the table.
         reader: The reader that all row files have in common; None for none.
     """
 

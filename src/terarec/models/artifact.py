@@ -25,7 +25,7 @@ from terarec.embedding.tables import record_tables
 from terarec.errors import ConfigError, FormatError
 from terarec.formats import read_dataset
 from terarec.formats.delta import StateId
-from terarec.memory.files import own_directory
+from terarec.io.owned import own_directory
 from terarec.models.registry import build_model
 from terarec.nn.objectives import build_objective
 from terarec.spec import DatasetSpec, DynamicTableSpec, RunSpec, TableSpec, Tiers

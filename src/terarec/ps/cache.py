@@ -22,12 +22,12 @@ class EmbeddingCache:
     """Rows of a table in the memory of a device, alone or in a cache that other tables share.
 
     Args:
-        table: As above.
+        table: The tiers behind it.
         rows: Maximum number of rows C; not used in a cache that tables share.
         spec: Form and policies; as `rows`.
         device: Device of the rows and of results; the CPU by default.
         shared: A cache that has the table; None for one of its own.
-        place: As above.
+        place: Place of the table in `shared`.
 
     Raises:
         ConfigError: A cache without rows.

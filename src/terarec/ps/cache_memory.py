@@ -19,7 +19,7 @@ class CacheMemory:
     Args:
         num_rows: Number of rows V.
         width: Length D of a vector.
-        device: As above.
+        device: Device of the rows.
         is_coded: Whether rows are 8-bit codes.
     """
 

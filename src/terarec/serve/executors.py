@@ -22,7 +22,7 @@ from terarec.errors import ConfigError, FormatError, MissingDependencyError, Sto
 from terarec.export.dense_part import DensePart
 from terarec.export.files import TOLERANCE, quiet, save_aotinductor, trace
 from terarec.export.onnx_file import save_onnx
-from terarec.memory.files import OwnedDirectory
+from terarec.io.owned import OwnedDirectory
 from terarec.serve.executor_file import ExecutorChoice, SizeChoice, keep_choice, kept_choices, this_machine
 
 SIZES = (1, 16, 256, 4096)

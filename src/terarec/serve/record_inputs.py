@@ -26,8 +26,8 @@ class RecordInputs:
     """A workflow and the columns that a model reads of what it gives. Does not change.
 
     Args:
-        workflow: As above.
-        dataset: As above.
+        workflow: Encodes raw values as they were for training.
+        dataset: Columns that the model reads.
         directory: ``RUN/dataset``, which both are from; None where they are from no run.
         allow_import: Packages whose functions the workflow may name.
     """

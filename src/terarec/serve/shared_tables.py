@@ -23,7 +23,7 @@ from terarec.embedding import EmbeddingCollection
 from terarec.errors import DataNotFoundError
 from terarec.io.directories import try_lock, wait_for_lock
 from terarec.io.opening import open_file
-from terarec.memory.files import OwnedDirectory
+from terarec.io.owned import OwnedDirectory
 
 _PREFIX = "terarec-tables"
 _LOADING = "loading.lock"

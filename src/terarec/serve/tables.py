@@ -40,7 +40,7 @@ class TableOverlay:
     """The changed rows of a table. They take their own memory once, and some 24 bytes a key.
 
     Args:
-        changes: As above.
+        changes: The changes, in their order.
         width: Length D of a vector.
         default: Vectors of keys that lose their rows.
     """

@@ -21,7 +21,7 @@ from typing import TypeAlias
 import grpc
 
 from terarec.errors import MissingDependencyError
-from terarec.memory.files import OwnedDirectory
+from terarec.io.owned import OwnedDirectory
 from terarec.parallel import available_threads
 from terarec.serve.calls import Call
 from terarec.serve.grpc.grpcio_server import OTHER_CALLS, CheckCall, GrpcioServer, GrpcLimits
