@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -212,11 +211,9 @@ class ShuffledSink(Sink):
         self._inner.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._committer.shutdown()
-        self._inner.__exit__(kind, error, traceback)
+        self._inner.__exit__(*error)
 
     def _commit(self) -> None:
         """Force the rows so far to the disk, in another thread."""

@@ -9,7 +9,6 @@ import time
 import uuid
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from terarec.io.directories import file_lock, remove_abandoned
@@ -59,7 +58,7 @@ class OwnedDirectory:
         except FileNotFoundError:
             return False
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

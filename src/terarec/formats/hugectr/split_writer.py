@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from itertools import repeat
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -102,9 +101,7 @@ class RecordWriter(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
 
 
 def create_writer(path: Path, spec: RecordsSpec) -> RecordWriter:
