@@ -99,14 +99,7 @@ class RunStage:
 
 
 class LookupStage:
-    """Keys -> the vectors that the model's collections give, from a parameter server.
-
-    Args:
-        run: The run.
-        checkpoint: Step of the checkpoint.
-        tables: Location of its rows.
-        allow_import: Packages whose code the model may name.
-    """
+    """Keys -> the vectors that the model's collections give, from a parameter server."""
 
     def __init__(
         self, run: Path, checkpoint: int | None, tables: ServedTables, allow_import: Sequence[str] = ()

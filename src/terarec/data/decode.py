@@ -31,12 +31,7 @@ def cut(
 ) -> Iterator[list[T]]:
     """Cut a stream of blocks into batches.
 
-    Args:
-        blocks: Blocks of any sizes.
-        batch_size: Samples in a batch.
-        slice_of: Function that returns the rows ``start <= i < stop`` of a block.
-        skip: Samples to skip first.
-        drop_last: Whether a last batch of fewer samples is left out.
+    `slice_of` returns the rows ``start <= i < stop`` of a block.
 
     Yields:
         The pieces of each batch, views that together have `batch_size` rows (the last batch may have fewer).

@@ -90,16 +90,6 @@ class ShuffledSink(Sink):
 
     The files are forced to the disk after every `rows_per_commit` rows. Each is removed when its rows are in closed
     shards.
-
-    Args:
-        inner: Sink of the ordered rows.
-        directory: Directory of the files.
-        num_labels: Labels of a row.
-        seed: Seed of the hash.
-        estimated_bytes: Approximate bytes of all rows.
-        memory_bytes: Memory for sorting.
-        rows_per_commit: Rows between two commits.
-        begin: Output of the interrupted run to resume.
     """
 
     def __init__(

@@ -66,11 +66,7 @@ class Scoring(nn.Module):
 
     Args:
         model: The model; in evaluation mode.
-        inputs: See above.
-        outputs: See above.
-        tables: See above.
         numbers: Numbers of the rows in the file, and of the layers' products; None for fp32.
-        batch_size: See above.
     """
 
     def __init__(

@@ -47,11 +47,7 @@ def load_dense(
 ) -> None:
     """Load the weights of the layers from `path`, and the running statistics of BatchNorm layers.
 
-    Args:
-        model: The model.
-        path: The file of weights.
-        statistics: The file of BatchNorm statistics; None takes the one next to `path`, if it exists.
-        needs_statistics: Whether a model with BatchNorm layers cannot do without that.
+    Without `statistics` the BatchNorm statistics come from the file next to `path`, if it exists.
 
     Raises:
         DataNotFoundError: No such file.

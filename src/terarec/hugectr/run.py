@@ -124,12 +124,7 @@ def run_parts(
 ) -> tuple[RecordsSpec, Training]:
     """Describe the data and the training of a compiled model.
 
-    Args:
-        compiled: The model.
-        params: Its data.
-        solver: Its solver.
-        scheduler: Its rates.
-        is_running: Whether a `fit` runs, whose reader may be ahead of the trainer.
+    While a `fit` runs, its reader may be ahead of the trainer.
 
     Raises:
         FileCannotOpenError: A file is not there.

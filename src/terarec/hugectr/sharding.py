@@ -38,13 +38,6 @@ def sharding_plan(
     embedding collection are where ``shard`` or a plan file puts them: "dp" is copies, "mp" on one GPU the whole table,
     on several its rows, and a table cut into as many column parts as it has ranks its columns.
 
-    Args:
-        network: The parts of the model.
-        graph: Its graph.
-        vvgpu: GPUs by node.
-        world_size: Number of ranks R.
-        batches: Batches in which keys are counted if there are hybrid embeddings.
-
     Returns:
         The plan, and messages about placements that are others than the script's.
     """

@@ -64,11 +64,7 @@ def write_dump(run: Path, out: Path, *, allow_import: Sequence[str] = ()) -> dic
 def _write_table(path: Path, name: str, chunks: Iterator[TableChunk], initial: set[float]) -> int:
     """Write the files of a table, and return the number of its rows.
 
-    Args:
-        path: What the names of the files begin with.
-        name: Name of the table.
-        chunks: Its rows.
-        initial: Initial sums of AdaGrad and FTRL, which rows have that training has not changed.
+    Rows that training has not changed have the `initial` sums of AdaGrad and FTRL.
     """
     count = 0
     with ExitStack() as opened:

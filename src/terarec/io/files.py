@@ -222,14 +222,6 @@ def write_versioned_json(
 ) -> None:
     """Write `content` atomically as indented JSON after ``"format": name`` and ``"version": version``.
 
-    Args:
-        path: Path of the file.
-        name: Name of the format.
-        version: Version of the format.
-        content: JSON data.
-        replace: Whether an existing file is replaced.
-        flushes: See `AtomicFile`.
-
     Raises:
         ConfigError: An existing file may not be replaced.
         StorageError: The disk is full.

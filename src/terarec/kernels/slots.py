@@ -356,7 +356,6 @@ class Pin:
         slots: int64[n], distinct.
 
     Args:
-        slots: As above.
         released: Queue of the slots to unpin.
     """
 

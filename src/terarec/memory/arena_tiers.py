@@ -39,7 +39,6 @@ class ArenaTiers:
         lock: Held by whoever uses the tiers.
 
     Args:
-        specs: As above.
         tiers: The budgets.
         seed: Seed of the initial weights.
         num_defaults: Rows at the start of the arena that belong to no key and are always in the fast tier.

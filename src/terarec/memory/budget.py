@@ -143,7 +143,6 @@ class TierSizes:
 
     Args:
         specs: The tables of the arena.
-        tiers: As above.
         num_defaults: Rows at the start of the arena that belong to no key and are always in the fast tier.
     """
 

@@ -326,11 +326,7 @@ class Cache:
     def _write_back(self, below: FileLevel, part: CachedPart, slots: Tensor, *, leaves: bool) -> None:
         """Write the changed rows of pinned slots below, and unpin them; the caller holds `writing` of the part alone.
 
-        Args:
-            below: The level.
-            part: The part.
-            slots: int64[n], table by table.
-            leaves: Whether the rows lose their slots.
+        `slots` int64[n] come table by table.
         """
         is_written = False
         try:

@@ -72,7 +72,6 @@ class FastTier:
         of: Bytes of a row.
         capacity: Number of slots C.
         device: Device of the rows.
-        below: As above.
         num_defaults: Number of rows at the start of the arena that belong to no key and are never written.
     """
 

@@ -111,12 +111,8 @@ class Guarded:
             is left to the caller.
 
     Args:
-        level: As above.
-        name: As above.
         num_tables: Number of tables.
         is_writable: As above; None for all of them.
-        keeps_found: As above.
-        share: As above.
         has_all: Whether all rows of a table are here, unless they come in when they are found.
         fences: As above; None for rows that no other process changes, with the state that their last commit notes.
         losses: Returns how many rows of a table were evicted, and how many were damaged; None where there are none.

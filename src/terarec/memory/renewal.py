@@ -105,11 +105,7 @@ class Replacement:
     Rows that several processes look up are overwritten, and those of other keys removed last, so that none is missing
     meanwhile; others are removed first.
 
-    Args:
-        level: The level.
-        table: Number of the table.
-        state: Name of the state of the new rows.
-        may_keep: Whether rows that are of that state already, or of none, may stay.
+    With `may_keep`, rows that are of that state already, or of none, may stay.
     """
 
     def __init__(self, level: Guarded, table: int, state: str | None, *, may_keep: bool = False) -> None:

@@ -125,13 +125,7 @@ class SharedStores(TableStores):
     The first process that loads rows of a source is their writer. Others see each of its commits 0.1 s later at most,
     and as a whole. Rows of another source are in another file, so that nobody's rows change their meaning.
 
-    Args:
-        spec: The memory.
-        model: Name and version of the model.
-        tables: Names of the tables.
-        states: The state of each table's source; "" for no source.
-        open_file: Opens the row file of a table.
-        reader: What reads the pages of all row files.
+    `states` are those of the source of each table; "" for no source.
 
     Raises:
         FormatError: Files of other rows.

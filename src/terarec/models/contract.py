@@ -83,11 +83,7 @@ def num_counted(model: nn.Module, objective: Objective) -> Tensor | None:
 def check_labels(model: nn.Module, objective: Objective, labels: Sequence[str], batch: Batch) -> None:
     """Check that the loss takes the labels of a batch in host memory, where this waits for no device.
 
-    Args:
-        model: The model.
-        objective: The loss for models that have none of their own.
-        labels: Names of the labels; numbers where there are none.
-        batch: The batch.
+    `labels` are numbers where there are no names.
 
     Raises:
         ConfigError: A label outside [0, 1] for a loss of probabilities, which falls without an end for it.

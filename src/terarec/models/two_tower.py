@@ -133,13 +133,7 @@ class TwoTower(RetrievalModel):
 class Tower(nn.Module):
     """An MLP over some columns.
 
-    Args:
-        spec: Layers.
-        names: Names of the columns.
-        dataset: All columns.
-        has_tables: Whether it has tables; otherwise those of both towers give its vectors.
-        generator: Source of the initial weights.
-        seed: Seed of the tables' initial weights.
+    Without tables of its own, those of both towers give its vectors.
     """
 
     _dense: Tensor

@@ -281,12 +281,8 @@ class GroupCache:
     def insert(self, place: int, keys: Tensor, rows: Tensor, seen: Sequence[int] | None = None) -> None:
         """Insert ``rows float32[n, D]`` of ``keys int64[n]``, distinct; others may lose their slots.
 
-        Args:
-            place: The table.
-            keys: As above.
-            rows: As above.
-            seen: The changes before the rows were read: they are left out after another one; None for rows that are as
-                new as any.
+        `seen` are the changes before the rows were read, which are left out after another one; None for rows that are
+        as new as any.
         """
         for begin in range(0, keys.numel(), SERVED_ROWS):
             part = slice(begin, begin + SERVED_ROWS)

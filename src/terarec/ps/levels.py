@@ -197,12 +197,6 @@ class _Vectors(NamedTuple):
 def open_row_files(spec: RowFileSpec, directories: Sequence[Path], tables: Sequence[str], width: int) -> TableStores:
     """Open or create the row files of tables of one width.
 
-    Args:
-        spec: Whether they are read-only.
-        directories: Directory of each file.
-        tables: Names of the tables.
-        width: Length D of a vector.
-
     Raises:
         FormatError: No row file, or one of other vectors.
         StorageError: It is open for writing already, or damaged.

@@ -107,8 +107,6 @@ class TableGroup:
         stack: The levels.
 
     Args:
-        names: As above.
-        width: As above.
         levels: The levels, the fastest first, with rows of 4 * D bytes.
         defaults: For each table, the vectors of keys that no level has; zeros by default.
     """

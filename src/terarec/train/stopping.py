@@ -73,11 +73,7 @@ class EarlyStopping:
     ) -> None:
         """Take in the metric `value` after `step` steps; an undefined one, NaN, changes nothing.
 
-        Args:
-            step: Steps done.
-            value: The metric of the model then.
-            counts: Whether the evaluation uses up patience. It may be the best one in any case.
-            metrics: All metrics of the evaluation.
+        An evaluation that does not count, which uses up no patience, may be the best one.
         """
         if self._is_better(value, self.best_value, 0.0):
             self.best_step, self.best_value, self.best_metrics = step, value, dict(metrics)

@@ -205,15 +205,7 @@ class _ArenaInTiers:
 def planned_tables(
     spec: RunSpec, records: Sequence[RecordedTables], *, counts: KeyCounts, sizes: Mapping[str, int], is_gpu: bool
 ) -> list[TableMemory]:
-    """Return the memory of each table of a run.
-
-    Args:
-        spec: The run.
-        records: The tables of its model.
-        counts: Distinct keys in its data.
-        sizes: Table -> expected rows.
-        is_gpu: Whether it trains on a GPU.
-    """
+    """Return the memory of each table of a run."""
     rules = table_rules({"default": spec.sparse_optimizer, **spec.row_optimizers})
     tables: dict[str, _Rows] = {}
     arenas: list[_ArenaInTiers] = []

@@ -88,7 +88,6 @@ class EncodedFiles:
         progress: Callback, called after every block.
 
     Attributes:
-        keep: As above.
         explodes: Whether a step cuts lists into rows.
 
     Raises:
@@ -271,11 +270,7 @@ def scoring_source(
 ) -> SourceSpec:
     """Return how to read files of which only some columns matter.
 
-    Args:
-        wanted: Steps for the rows.
-        plan: Plan of the complete workflow.
-        files: The files; None for a table in memory, which has the columns by name.
-        keep: Further columns to read.
+    A table in memory, without `files`, has the columns by name.
 
     Raises:
         ConfigError: A column of `keep` that the source cannot give.

@@ -197,13 +197,6 @@ def find_bounds(
 ) -> RowBounds | TimeBounds:
     """Count the sources for a `split` that needs bounds.
 
-    Args:
-        split: Split of the workflow.
-        passes: The sources.
-        preprocess: Function that returns the rows that take part.
-        directory: Directory for a file of the rows' times.
-        empty_splits: See `PrepareOptions`.
-
     Raises:
         ConfigError: Nothing would be left for training, or for another split that gets a share.
         OSError: The disk is full.
@@ -268,14 +261,7 @@ def _shifted(valid_from: int, test_from: int, end: int, item_bits: int) -> RowBo
 def time_bounds(
     split: SplitByTime, count: int, at: Callable[[int], float | int], empty_splits: EmptySplits
 ) -> TimeBounds:
-    """Return the bounds of shares of rows.
-
-    Args:
-        split: Split by shares.
-        count: Number of rows.
-        at: Function from a rank to the time of that rank.
-        empty_splits: See `PrepareOptions`.
-    """
+    """Return the bounds of shares of rows."""
     valid, test = share_counts(count, split.valid, split.test)
     training = count - valid - test
     check_shares(training, count)
@@ -320,14 +306,7 @@ def check_splits(
     time_range: Callable[[str], tuple[float, float]],
     limit: int | None = None,
 ) -> None:
-    """Raise `ConfigError` if a split of `named_splits` has no rows.
-
-    Args:
-        split: Split of the workflow.
-        rows: Split -> its rows.
-        time_range: Function of a column that returns its least and its last time.
-        limit: Maximum number of rows of the sources.
-    """
+    """Raise `ConfigError` if a split of `named_splits` has no rows."""
     for name in named_splits(split):
         if split is None or rows.get(name):
             continue

@@ -47,14 +47,7 @@ def write_rows(
 ) -> WriteTotals:
     """Write every row, or after an interrupted run the remaining rows.
 
-    Args:
-        passes: The sources.
-        pipeline: Steps of the workflow, all of them fitted.
-        encode: Function that makes the columns of the data set from those after the last step.
-        sink: Files to write.
-        joined: Outputs of the grouped steps.
-        positives: Check that observes all rows.
-        checkpoints: Checkpoint to begin at, and those to save.
+    `encode` makes the columns of the data set from those after the last step.
     """
     work = pipeline.plan.transform_pass()
 
@@ -326,12 +319,7 @@ class SinkOptions:
 def create_sink(spec: DatasetSpec, directory: Path, location: Path, work: Path, options: SinkOptions) -> Sink:
     """Return the sink for a data set of the columns of `spec`.
 
-    Args:
-        spec: Columns.
-        directory: Directory to write.
-        location: Final place of the directory.
-        work: Directory of temporary files, which the caller removes when the data set is complete.
-        options: Options of the files.
+    The caller removes the directory `work` of temporary files when the data set is complete.
 
     Raises:
         ConfigError: Columns that the storage cannot hold.

@@ -203,14 +203,7 @@ def _checked(side: SideTable, where: str) -> SideTable:
 
 
 class SideTableStatistic(Statistic):
-    """Keeps the rows of a side table.
-
-    Args:
-        table: Name of the table.
-        names: Its key, and the other columns to keep.
-        types: Types of its columns.
-        memory_bytes: Bound of the rows; None for no bound.
-    """
+    """Keeps the rows of a side table."""
 
     def __init__(self, table: str, names: Sequence[str], types: ColumnTypes, memory_bytes: int | None) -> None:
         self._table, self._names = table, tuple(names)

@@ -324,11 +324,7 @@ class FittedNumbers:
     ) -> FittedNumbers:
         """Read what `save` wrote.
 
-        Args:
-            directory: Directory of the file.
-            name: Name of the step.
-            spec: The step.
-            params: Class of the parameters of each column; or their names, where any finite numbers are accepted.
+        `params` is the class of the parameters of each column; or their names, where any finite numbers are accepted.
 
         Raises:
             DataNotFoundError: No such file.

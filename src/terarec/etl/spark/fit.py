@@ -220,12 +220,7 @@ def _merge_tables(
 
     The result lies in a file of the part; yields the steps, names and begins of its tables.
 
-    Args:
-        rests: Step -> the rests of its partial states, in order.
-        directory: Directory of the files.
-        opened: The opened job.
-        number: The part.
-        tables: Piece, step, name and begin of each table.
+    `rests` has the rests of the partial states of each step, in order.
     """
     merged = []
     with task_file(opened.job, _merged_file(directory, number)) as path, TableStreams(path) as file:

@@ -58,13 +58,8 @@ def group_on_cluster(
 ) -> int:
     """Write the outputs of all grouped steps for the rows of each piece to `directory`.
 
-    Args:
-        context: The application.
-        job: Description of the run.
-        pieces: All rows.
-        parts: Number of parts that the groups of a step are hashed to; a task holds one of them.
-        directory: New directory that every executor sees.
-        earlier: Rows of earlier files, which every executor sees.
+    The groups of a step are hashed to `parts`, of which a task holds one. Every executor sees `directory` and
+    `earlier`.
 
     Returns:
         The number of late rows, which are allowed.
@@ -103,14 +98,7 @@ def list_on_cluster(
 ) -> None:
     """Write the list of `terarec.etl.engine.left_out` for the split of all users.
 
-    Args:
-        context: The application.
-        job: Description of the run.
-        pieces: All rows.
-        split: The split.
-        parts: Number of parts that users are hashed to; a task holds one of them.
-        directory: New directory that every executor sees.
-        path: File to write.
+    Users are hashed to `parts`, of which a task holds one. Every executor sees `directory`.
     """
     directory.mkdir()
     users = map_with_job(context, job, pieces, partial(_scatter_users, split, parts))

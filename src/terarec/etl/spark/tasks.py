@@ -131,11 +131,7 @@ class OpenJob:
     ) -> Iterator[T]:
         """Yield `function` of the rows of a piece, block by block; an error ends the piece and is passed to `report`.
 
-        Args:
-            piece: The piece.
-            report: Report of the piece, to which bad input and the error are added.
-            function: Function of the rows of a block.
-            until_row: Row id from which on no block begins.
+        No block begins from row id `until_row` on. `report` gets bad input and the error.
         """
         # One thread: Spark runs a task on each core.
         source = Source(self.job.files, self.job.source, self.reader, self.job.policy, 1)

@@ -58,15 +58,7 @@ an Int64Array. `as_list` is what the program makes of arrays that a function doe
 
 
 class RecordProgram:
-    """Makes model inputs of raw values.
-
-    Args:
-        plan: Plan of a fitted workflow.
-        serving: Steps that `dense` and `keys` depend on.
-        states: States of the fitted steps.
-        dense: Columns to return as rows of one matrix of numbers.
-        keys: Columns to return as ids or keys.
-    """
+    """Makes model inputs of raw values."""
 
     def __init__(
         self, plan: Plan, serving: ServingPlan, states: Mapping[int, State], dense: Sequence[str], keys: Sequence[str]

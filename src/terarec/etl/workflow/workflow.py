@@ -183,7 +183,6 @@ class Workflow:
         source: Files of rows.
         labels: Labels, at least one.
         states: States of the steps; None for a workflow that is not fitted.
-        earlier_rows: As above.
         fields: Further fields of `WorkflowSpec`.
 
     Raises:

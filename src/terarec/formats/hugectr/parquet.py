@@ -33,12 +33,6 @@ class RowGroupPieces:
 
     Parquet cannot begin inside a row group, so one reader decodes all pieces one after the other. A request for a
     piece decodes those before it, which wait for their own requests: in order, as many as there are threads.
-
-    Args:
-        opened: Function that opens the file.
-        group: Number of the row group.
-        columns: Columns to read.
-        piece_rows: Rows of a piece; the last may have fewer.
     """
 
     def __init__(

@@ -79,12 +79,6 @@ def describe_dataset(
 
     A column has as many rows as its slot has keys where the layout gives the slots' sizes. Otherwise, and with offsets,
     it holds any int64 keys, for dynamic tables.
-
-    Args:
-        records: Description of the files.
-        name: Name of the data set.
-        storage: Format of its shards.
-        splits: Split name -> its shards.
     """
     layout = records.layout
     has_sizes = bool(layout.slot_sizes) and records.keys != "with_offsets"

@@ -49,11 +49,7 @@ class UpdateSource(Repeating):
         num_rows: Rows that were applied.
         num_skipped: Messages of another layout or width, which are skipped.
 
-    Args:
-        server: The tables.
-        params: Brokers, times and sizes.
-        models: Models of the server.
-        filters: Patterns of topics ``hps_et.MODEL.TABLE`` or names of models; tables that match none get no rows.
+    `filters` are patterns of topics ``hps_et.MODEL.TABLE`` or names of models; tables that match none get no rows.
 
     Raises:
         MissingDependencyError: The client is not installed.

@@ -30,8 +30,6 @@ class SlotMap:
         is_dirty: bool[C], whether the slot's row was changed since it was read.
 
     Args:
-        capacity: As above.
-        device: As above.
         is_sparse: See `terarec.kernels.slots.new_slot_map`.
     """
 
