@@ -15,6 +15,7 @@ import os
 import runpy
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -275,12 +276,24 @@ def _install() -> None:
     inference: Any = sys.modules["hugectr.inference"]
     for name in ("HPS", "InferenceModel", "InferenceSession", "CreateInferenceSession", "CreateParameterServer"):
         setattr(inference, name, _Anything())
+    converter: Any = sys.modules["hugectr2onnx.converter"]
+    converter.convert = lambda *_, **options: None
     tools: Any = sys.modules["hugectr.tools"]
     tools.DataGenerator = _Generator
     # Children would train, or wait for each other.
-    multiprocessing.Process.start = multiprocessing.Process.join = lambda self, *_: None  # type: ignore
+    multiprocessing.Process.start = _end_at_the_next_pause  # type: ignore
+    multiprocessing.Process.join = lambda self, *_: None  # type: ignore
     os.system = lambda command: 0
     subprocess.run = subprocess.check_call = subprocess.check_output = lambda *_, **options: None  # type: ignore
+
+
+def _end_at_the_next_pause(self: object) -> None:
+    """Stand in for the start of a process: a script that then sleeps waits for what the process would do."""
+
+    def end(seconds: float) -> None:
+        sys.exit("it waits for a process that was not started")
+
+    time.sleep = end
 
 
 class _Generator(_Anything):

@@ -17,14 +17,13 @@ from tools.upstream_files import setups
 from tools.upstream_files.cases import HPS_TF, INSTALLABLE, LEGACY_KERAS, MISTAKES, NOT_HERE, SOK, Case
 from tools.upstream_files.changes import CONVERTED, Changes, shrink
 from tools.upstream_files.data import LEAST_ROWS, Generated, generate, place_named_files
-from tools.upstream_files.pages import notebook_arguments, notebook_scripts
+from tools.upstream_files.pages import TRACEBACK, is_upstreams, needs_gpu, notebook_arguments, notebook_scripts
 
 from terarec.hugectr.alias import MODULES
 
 PROJECT = Path(__file__).resolve().parents[2]
 _OLDER_LIBRARIES = Path(__file__).with_name("older_libraries")
 _COPIED = (".py", ".json", ".txt", ".ipynb", ".md")
-_PROBE_SECONDS = 300
 _NO_END = -1
 _MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np")
 _LEGACY_KERAS = "TF_USE_LEGACY_KERAS"
@@ -130,8 +129,11 @@ class Folder:
             placed.append(str(self.copy / text) if text.startswith("test/scripts/") else text)
         return placed
 
-    def call(self, command: list[str], timeout: float, case: Case | None = None) -> tuple[int, str]:
-        """Run a command of this Python in the working directory; return its exit code and output."""
+    def call(self, command: list[str], case: Case | None = None) -> tuple[int, str]:
+        """Run a command of this Python in the working directory; return its exit code and output.
+
+        The time limit is that of a file, whether the command runs it or prepares what it needs.
+        """
         words = [*_MPIRUN, str(case.processes)] if case is not None and case.processes > 1 else []
         environment = {
             **os.environ,
@@ -155,7 +157,7 @@ class Folder:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    timeout=timeout,
+                    timeout=self._options.timeout,
                     check=False,
                 ).returncode
             except subprocess.TimeoutExpired:
@@ -195,7 +197,7 @@ def _run(case: Case, folder: Folder, generated: list[Generated], options: Option
         command = ["-m", "pytest", "-q", "--tb=native", "-p", "no:cacheprovider", str(script)]
     else:
         command = ["-m", "terarec.hugectr", "--compat-release", options.release, str(script), *folder.arguments(case)]
-    code, output = folder.call(command, options.timeout, case)
+    code, output = folder.call(command, case)
     outcome, detail = ("", "") if code == 0 else explain(code, output, folder, options)
     for pattern, error, mistake in MISTAKES:
         if outcome == "failed" and fnmatch.fnmatch(case.title, pattern) and error in detail:
@@ -215,6 +217,10 @@ def _run(case: Case, folder: Folder, generated: list[Generated], options: Option
         detail = (
             f"{detail}; {missed.group(1)}: an AUC below the {missed.group(2)} of upstream's own data and iterations"
         )
+    gpu = re.search(r"^left out cells ([\d, ]+)$", output, re.M)
+    if gpu and outcome != "failed":
+        several = "s" * ("," in gpu.group(1))
+        outcome, detail = "not run", f"cell{several} {gpu.group(1)}: needs a GPU"
     stop = re.search(r"^left out from (cell \d+) on: ([\w ]+): (.*)$", output, re.M)
     if stop and outcome in ("changed", "unchanged"):
         outcome, detail = stop.group(2), f"from {stop.group(1)} on: {stop.group(3)}"
@@ -238,9 +244,10 @@ def _prepare(case: Case, folder: Folder, generated: list[Generated], options: Op
     out = folder.copy / "demands.json"
     for script, arguments in scripts.items():
         out.unlink(missing_ok=True)
-        code, _ = folder.call(["-m", "tools.upstream_files.probe", str(out), str(script), *arguments], _PROBE_SECONDS)
+        words = ["-m", "tools.upstream_files.probe", str(out), str(script), *arguments]
+        code, _ = folder.call(words)
         if code == _NO_END:
-            raise TimeoutError(f"{script.name}: what it reads was not known within {_PROBE_SECONDS} s")
+            raise TimeoutError(f"{script.name}: what it reads was not known within {options.timeout:g} s")
         if out.exists():
             made = generate(json.loads(out.read_text()), folder.work, CONVERTED if "onnx" in case.path else LEAST_ROWS)
             generated += made
@@ -254,8 +261,6 @@ def _prepare(case: Case, folder: Folder, generated: list[Generated], options: Op
 _THRESHOLD = re.compile(r"(line \d+): RuntimeError: Cannot reach the AUC threshold ([\d.]+)")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _MISSING = re.compile(r"No module named '(\w+)")
-_TRACEBACK = "Traceback (most recent call last)"
-_GPU = re.compile(r"NVIDIA driver|not compiled with CUDA|CUDA_HOME|nvidia-smi: not found")
 
 
 def explain(code: int, output: str, folder: Folder, options: Options) -> tuple[str, str]:
@@ -272,12 +277,11 @@ def explain(code: int, output: str, folder: Folder, options: Options) -> tuple[s
     errors = [line for line in output.splitlines() if re.match(r"[\w.]*(Error|Exception|Interrupt)\b", line)]
     error = errors[-1] if errors else (output.strip().splitlines() or ["no output"])[-1]
     missing = _MISSING.search(error)
-    last = output[output.rfind(_TRACEBACK) :] if _TRACEBACK in output else output
-    # What terarec itself imports or starts must not need what a CPU lacks; its frames above the file's are what ran it.
-    is_upstreams = str(PROJECT / "src" / "terarec") not in last[last.rfind(str(folder.copy)) + 1 :]
-    wanted = INSTALLABLE | (NOT_HERE if is_upstreams else {})
+    last = output[output.rfind(TRACEBACK) :] if TRACEBACK in output else output
+    own = last[last.rfind(str(folder.copy)) + 1 :]  # frames of terarec above the file's are those that started it
+    wanted = INSTALLABLE | (NOT_HERE if is_upstreams(own) else {})
     if missing and (reason := wanted.get(missing.group(1))):
         return "not run", f"from {place} on: {reason}"
-    if is_upstreams and _GPU.search(last):
+    if needs_gpu(own):
         return "not run", f"from {place} on: needs a GPU"
     return "failed", f"{place}: {error}".replace(str(folder.copy) + "/", "").replace(str(folder.root), "")[:400]

@@ -52,7 +52,7 @@ def prepare(case: Case, folder: Folder) -> list[str]:
 
 
 def _write(folder: Folder, file: Path, target: Path) -> None:
-    code, output = folder.call(["-m", "tools.upstream_files.setups", str(file), str(target)], 600)
+    code, output = folder.call(["-m", "tools.upstream_files.setups", str(file), str(target)])
     if code:
         raise RuntimeError(f"no model for {file.name}: {output.strip().splitlines()[-1:]}")
 
