@@ -91,17 +91,17 @@ puts the results here. Files are unchanged but for smaller counts of iterations,
 batches, which "changed" stands for. Files of the Sparse Operation Kit and of `hps_tf` (4.3 to 24.06) need
 `terarec[tensorflow]` and tf_keras; tests of the former that upstream starts on several processes run on one and on two
 of mpirun, of which not all were tried. Two tests that compare with scores of a model that upstream does not publish get
-a model with these scores. "Later": tables in memory on several processes. "Not run": what needs a GPU, a
-cluster, or data that upstream does not publish, what was not tried, and mistakes of upstream's own. Training tests end
-by comparing their AUC with that of upstream's data after all iterations; where fewer iterations on generated data stay
-below it, the row says so."""
+a model with these scores. "Not run": what needs a GPU, a cluster, or data that upstream does not publish, what was not
+tried, and mistakes of upstream's own; of a notebook, the cells that are not run. Training tests end by comparing their
+AUC with that of upstream's data after all iterations; where fewer iterations on generated data stay below it, the row
+says so."""
 
 
 def _upstream() -> Iterator[str]:
     """Yield the sums of each checkout by group of files, and the rows of files that were not run as they are."""
     with UPSTREAM.open(newline="") as file:
         results = list(csv.DictReader(file))
-    outcomes = ("unchanged", "changed", "failed", "later", "not run")
+    outcomes = ("unchanged", "changed", "failed", "not run")
     sums = Counter((row["checkout"], row["group"], row["outcome"]) for row in results)
     groups = dict.fromkeys((row["checkout"], row["group"]) for row in results)
     yield _rows(

@@ -104,8 +104,9 @@ def test_each_file_gets_its_row_and_a_failure_the_exit_code(checkout, tmp_path):
 
 
 def test_the_cases_are_the_files_that_use_hugectr(checkout):
-    cases = {case.path: case.outcome for case in find_cases(checkout)}
-    assert cases == {name: "not run" * (name == "samples/for_gpus.py") for name in FILES if "helper" not in name}
+    cases = {case.path: case.reason for case in find_cases(checkout)}
+    reasons = {"samples/for_gpus.py": "needs cuDF, which is for GPUs only"}
+    assert cases == {name: reasons.get(name, "") for name in FILES if "helper" not in name}
     assert [case.path for case in find_cases(checkout, ("docs",))] == ["docs/page.md"]
 
 
@@ -131,17 +132,17 @@ def test_scripts_of_older_releases_get_the_arguments_that_they_name(tmp_path):
     (tmp_path / "notebooks" / "merged.ipynb").write_text('{"cells": [\n<<<<<<< HEAD\n')
     chains = in_chains(find_cases(tmp_path))
     found = {
-        Path(case.path).name: (case.outcome, case.processes, *(Path(argument).name for argument in case.arguments))
+        Path(case.path).name: (bool(case.reason), case.processes, *(Path(argument).name for argument in case.arguments))
         for chain in chains
         for case in chain
     }
     assert found == {
-        "merged.ipynb": ("not run", 1),
-        "wdl_etc_mpi.py": ("", 2, "wdl_1gpu.json", "etc_output"),
-        "set_source_raw_dlrm_1gpu.py": ("", 1, "dlrm_set_source.json"),
-        "wdl_mos_high_level.py": ("", 1, "wdl_1gpu.json", "true", "etc_output"),
-        "wdl_mos_scratch_high_level.py": ("", 1, "wdl_1gpu.json", "true", "etc_output"),
-        **{f"{name}.json": ("", 1) for name in formats},
+        "merged.ipynb": (True, 1),
+        "wdl_etc_mpi.py": (False, 2, "wdl_1gpu.json", "etc_output"),
+        "set_source_raw_dlrm_1gpu.py": (False, 1, "dlrm_set_source.json"),
+        "wdl_mos_high_level.py": (False, 1, "wdl_1gpu.json", "true", "etc_output"),
+        "wdl_mos_scratch_high_level.py": (False, 1, "wdl_1gpu.json", "true", "etc_output"),
+        **{f"{name}.json": (False, 1) for name in formats},
     }
     (continued,) = [chain for chain in chains if len(chain) > 1]
     assert "scratch" in continued[0].path
@@ -152,9 +153,9 @@ def test_tests_of_the_plugin_for_tensorflow_run_on_one_process_and_on_two(tmp_pa
         file = tmp_path / SOK / name
         file.parent.mkdir(parents=True)
         file.write_text("import horovod.tensorflow as hvd\nimport sparse_operation_kit as sok\n")
-    found = [(case.title.removeprefix(SOK), case.outcome) for case in find_cases(tmp_path)]
+    found = [(case.title.removeprefix(SOK), case.reason) for case in find_cases(tmp_path)]
     assert found == [
-        ("tf1/lookup/a_test.py", "not run"),
+        ("tf1/lookup/a_test.py", "needs TensorFlow 1"),
         ("tf2/lookup/a_test.py", ""),
         ("tf2/lookup/a_test.py (2 processes)", ""),
         ("tf2/variable/b_test.py", ""),
@@ -167,7 +168,7 @@ def test_a_notebook_runs_up_to_a_server_that_cannot_be_here(tmp_path):
     file.parent.mkdir(parents=True)
     sources = ["import hierarchical_parameter_server as hps", "!curl localhost:8000/v2", "import tritonclient"]
     file.write_text(json.dumps({"cells": [{"cell_type": "code", "source": [source]} for source in sources]}))
-    assert [case.outcome for case in find_cases(tmp_path)] == [""]
+    assert [case.reason for case in find_cases(tmp_path)] == [""]
 
 
 def test_converters_run_after_the_scripts_that_train():
@@ -346,9 +347,12 @@ def test_notebooks_hold_cells_and_the_scripts_that_they_write():
 
 def test_notebooks_end_before_what_is_downloaded_and_what_would_end_programs_of_others():
     """Finding M: a cell of upstream's would end every Redis server of the machine."""
-    path = "copy/notebooks/hps_demo.ipynb"
-    assert stop_of(path, ["x = 1", "!wget https://github.com/redis/a", "!pkill redis-server"])[:2] == (1, "not run")
-    assert stop_of("copy/notebooks/other.ipynb", ["x = 1", "!pkill redis-server"])[:2] == (1, "not run")
+    path, killing = "copy/notebooks/hps_demo.ipynb", "ends programs of the whole machine by their name"
+    assert stop_of(path, ["x = 1", "!wget https://github.com/redis/a", "!pkill redis-server"]) == (
+        1,
+        "downloads Redis and builds it",
+    )
+    assert stop_of("copy/notebooks/other.ipynb", ["x = 1", "!pkill redis-server"]) == (1, killing)
     assert stop_of(path, ["x = 1"]) is None
 
 
@@ -360,7 +364,7 @@ def test_an_error_of_a_notebook_is_the_line_with_its_message():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("last", "code", "shown"), [("y", 0, "left out cells 1, 2\n"), ("1 / 0", 1, "")])
+@pytest.mark.parametrize(("last", "code", "shown"), [("y", 0, "left out cells 1, 2: needs a GPU\n"), ("1 / 0", 1, "")])
 def test_a_notebook_goes_on_after_cells_that_need_a_gpu(tmp_path, capfd, monkeypatch, last, code, shown):
     """Finding M: what upstream's notebook does after them, on several processes, was not run."""
     monkeypatch.chdir(tmp_path)

@@ -53,20 +53,20 @@ LEGACY_KERAS = (
 tensors and save a model as a folder."""
 
 NOT_RUN = (
-    ("test/pybind_test/data_source_test.py", "not run", "needs a Hadoop cluster"),
-    ("tools/data_source/test_data_source.py", "not run", "needs a Hadoop cluster"),
-    ("notebooks/*remote_filesystem.ipynb", "not run", "needs a Hadoop cluster"),
-    ("notebooks/movie-lens-example.ipynb", "not run", "downloads a data set"),
-    ("test/sok_perf_test/*", "not run", "measures the time of GPUs"),
-    (f"{SOK}tf1/*", "not run", "needs TensorFlow 1"),
-    (f"{SOK}*_big_table.py", "not run", "needs 100 GB of memory: a table of 41 million rows, in float64 first"),
-    (f"{SOK}*/dynamic_variable_test.py", "not run", "upstream leaves it out: needs the optimizers of TensorFlow 2.10"),
-    ("hps_trt/*", "not run", NOT_HERE["tensorrt"]),
-    ("docs/*hps_trt*", "not run", NOT_HERE["tensorrt"]),
-    ("notebooks/multi-modal-data/*", "not run", NOT_HERE["nvtabular"]),
-    ("notebooks/prototype_*", "not run", "explains GPU kernels; does not use HugeCTR"),
+    ("test/pybind_test/data_source_test.py", "needs a Hadoop cluster"),
+    ("tools/data_source/test_data_source.py", "needs a Hadoop cluster"),
+    ("notebooks/*remote_filesystem.ipynb", "needs a Hadoop cluster"),
+    ("notebooks/movie-lens-example.ipynb", "downloads a data set"),
+    ("test/sok_perf_test/*", "measures the time of GPUs"),
+    (f"{SOK}tf1/*", "needs TensorFlow 1"),
+    (f"{SOK}*_big_table.py", "needs 100 GB of memory: a table of 41 million rows, in float64 first"),
+    (f"{SOK}*/dynamic_variable_test.py", "upstream leaves it out: needs the optimizers of TensorFlow 2.10"),
+    ("hps_trt/*", NOT_HERE["tensorrt"]),
+    ("docs/*hps_trt*", NOT_HERE["tensorrt"]),
+    ("notebooks/multi-modal-data/*", NOT_HERE["nvtabular"]),
+    ("notebooks/prototype_*", "explains GPU kernels; does not use HugeCTR"),
 )
-"""Pattern of files -> outcome and reason."""
+"""Pattern of files -> why they are not run."""
 
 MISTAKES = (
     ("*sok_to_hps_dlrm_demo.ipynb", "No module named 'utils'", "imports a file of SOK 1, which 23.12 removed"),
@@ -90,11 +90,11 @@ MISTAKES = (
 """Pattern of titles, part of the error, and the mistake of upstream's that it comes from."""
 
 STOPS = (
-    ("notebooks/hps_demo.ipynb", "wget https://github.com/redis", "not run", "downloads Redis and builds it"),
-    ("*_triton_deployment_demo.ipynb", "!curl localhost:8000", "not run", NOT_HERE["tritonclient"]),
-    ("notebooks/*", "!pkill", "not run", "ends programs of the whole machine by their name"),
+    ("notebooks/hps_demo.ipynb", "wget https://github.com/redis", "downloads Redis and builds it"),
+    ("*_triton_deployment_demo.ipynb", "!curl localhost:8000", NOT_HERE["tritonclient"]),
+    ("notebooks/*", "!pkill", "ends programs of the whole machine by their name"),
 )
-"""Pattern of notebooks, part of a cell, outcome and reason: a notebook ends before the first such cell."""
+"""Pattern of notebooks, part of a cell, and why a notebook ends before the first such cell."""
 
 _WDL_MODEL = ("/hugectr/wdl0_sparse_2000.model", "/hugectr/wdl1_sparse_2000.model")
 ARGUMENTS = {
@@ -153,15 +153,13 @@ class Case:
     Attributes:
         path: The file below the checkout.
         arguments: Its arguments.
-        outcome: "later" or "not run" if it is not run; else empty.
-        reason: Why it is not run.
+        reason: Why it is not run; empty if it is.
         chain: Cases of one chain run one after another in one folder.
         processes: Number of processes that mpirun starts; 1 for none of it.
     """
 
     path: str
     arguments: tuple[str, ...] = ()
-    outcome: str = ""
     reason: str = ""
     chain: str = ""
     processes: int = 1
@@ -227,17 +225,17 @@ def _cases(checkout: Path, path: str) -> list[Case]:
     try:
         code = code_of(path, text)
     except ValueError as error:
-        return [Case(path=path, outcome="not run", reason=f"it is not a notebook: no JSON from {error} on")]
+        return [Case(path=path, reason=f"it is not a notebook: no JSON from {error} on")]
     if not is_page and not _USES.search(code):
         return []
-    for pattern, outcome, reason in NOT_RUN:
+    for pattern, reason in NOT_RUN:
         if fnmatch.fnmatch(path, pattern):
-            return [Case(path=path, outcome=outcome, reason=reason)]
+            return [Case(path=path, reason=reason)]
     if not is_page:
         for package in _IMPORTS.findall(code):
             # A script of the tests that needs TensorFlow only at its end is run up to there.
             if package in NOT_HERE:
-                return [Case(path=path, outcome="not run", reason=NOT_HERE[package])]
+                return [Case(path=path, reason=NOT_HERE[package])]
     if path.startswith(SOK):
         return [Case(path=path, processes=number, chain=f"{path} {number}") for number in _processes(path, text)]
     processes = 2 if "mpi" in Path(path).stem.split("_") else 1
@@ -334,12 +332,12 @@ def _chain(path: str, arguments: tuple[str, ...]) -> str:
     return " ".join([path, *arguments])
 
 
-def stop_of(path: str, cells: Sequence[str]) -> tuple[int, str, str] | None:
-    """Return the first cell of a notebook that is not run by `STOPS`, with outcome and reason; None if all are."""
+def stop_of(path: str, cells: Sequence[str]) -> tuple[int, str] | None:
+    """Return the first cell of a notebook that is not run by `STOPS`, and the reason; None if all are."""
     for number, cell in enumerate(cells):
-        for pattern, part, outcome, reason in STOPS:
+        for pattern, part, reason in STOPS:
             if fnmatch.fnmatch(path, f"*{pattern}") and part in cell:
-                return number, outcome, reason
+                return number, reason
     return None
 
 

@@ -159,8 +159,8 @@ def run_notebook(path: Path) -> int:
     notebook = nbformat.read(path, as_version=4)
     stop = stop_of(path.as_posix(), [cell.source if cell.cell_type == "code" else "" for cell in notebook.cells])
     if stop is not None:
-        number, outcome, reason = stop
-        print(f"left out from cell {number} on: {outcome}: {reason}")
+        number, reason = stop
+        print(f"left out from cell {number} on: {reason}")
         del notebook.cells[number:]
     # Without a time limit for each cell: this process has one.
     client = NotebookClient(notebook, timeout=None, kernel_name="python3", resources={"metadata": {"path": "."}})
@@ -181,7 +181,7 @@ def run_notebook(path: Path) -> int:
                 print(f"cell {number} failed: {error}", file=sys.stderr)
                 return 1  # what later cells print follows from it
     if left_out:
-        print(f"left out cells {', '.join(map(str, left_out))}")
+        print(f"left out cell{'s' * (len(left_out) > 1)} {', '.join(map(str, left_out))}: needs a GPU")
     return 0
 
 

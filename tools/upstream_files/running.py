@@ -35,7 +35,7 @@ class Row:
 
     Attributes:
         case: What was run.
-        outcome: "unchanged", "changed", "failed", "later" or "not run".
+        outcome: "unchanged", "changed", "failed" or "not run".
         detail: The changes; what failed and where; why it was not run.
         generated: Lines about the data that was generated.
         seconds: Time that it took.
@@ -181,8 +181,8 @@ def run_chain(chain: list[Case], base: Path, options: Options) -> list[Row]:
 
 
 def _run(case: Case, folder: Folder, generated: list[Generated], options: Options) -> Row:
-    if case.outcome:
-        return Row(case, case.outcome, case.reason)
+    if case.reason:
+        return Row(case, "not run", case.reason)
     start = time.monotonic()
     folder.add(case.path)
     lines = _prepare(case, folder, generated, options)
@@ -217,15 +217,10 @@ def _run(case: Case, folder: Folder, generated: list[Generated], options: Option
         detail = (
             f"{detail}; {missed.group(1)}: an AUC below the {missed.group(2)} of upstream's own data and iterations"
         )
-    gpu = re.search(r"^left out cells ([\d, ]+)$", output, re.M)
-    if gpu and outcome != "failed":
-        several = "s" * ("," in gpu.group(1))
-        outcome, detail = "not run", f"cell{several} {gpu.group(1)}: needs a GPU"
-    stop = re.search(r"^left out from (cell \d+) on: ([\w ]+): (.*)$", output, re.M)
-    if stop and outcome in ("changed", "unchanged"):
-        outcome, detail = stop.group(2), f"from {stop.group(1)} on: {stop.group(3)}"
-    elif stop and outcome != "failed":
-        detail += f"; {stop.group(2)}, from {stop.group(1)} on: {stop.group(3)}"
+    cells = re.findall(r"^left out ((?:from )?cells? .*)$", output, re.M)
+    if cells and outcome != "failed":
+        reasons = [*([detail] if outcome == "not run" else []), *reversed(cells)]  # the last cells are printed first
+        outcome, detail = "not run", "; ".join(reasons)
     return Row(case, outcome, detail, tuple(lines), time.monotonic() - start)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tools.upstream_files.running import Row
 
-OUTCOMES = ("unchanged", "changed", "later", "not run", "failed")
+OUTCOMES = ("unchanged", "changed", "not run", "failed")
 FIELDS = ("checkout", "group", "file", "outcome", "detail")
 
 
