@@ -46,13 +46,11 @@ class GraphFeature:
     table: checks.Name
     pooling: Literal["sum", "mean", "concat"] = "sum"
     column: checks.Name | None = None
-    max_keys: int | None = None
+    max_keys: checks.Width | None = None
 
     def __post_init__(self) -> None:
         checks.check_fields(self)
-        if self.max_keys is not None:
-            checks.positive_int(self, "max_keys", maximum=checks.MOST_WIDTH)
-        elif self.pooling == "concat":
+        if self.max_keys is None and self.pooling == "concat":
             checks.fail(self, "max_keys", "an integer >= 1 for pooling 'concat'")
 
     @property

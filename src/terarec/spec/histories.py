@@ -133,9 +133,9 @@ class HSTURankerSpec(HistoriesSpec):
     """
 
     kind: ClassVar[str] = "hstu_ranker"
-    actions: str | None = None
-    times: str | None = None
-    time: str | None = None
+    actions: checks.Name | None = None
+    times: checks.Name | None = None
+    time: checks.Name | None = None
     max_length: checks.Width = 50
     layers: checks.Layers = 2
     heads: checks.Width = 2
@@ -148,8 +148,6 @@ class HSTURankerSpec(HistoriesSpec):
         if len(self.sequences) != 1:
             checks.fail(self, "sequences", "one pair of a target and a history")
         given = [name for name in ("actions", "times", "time") if getattr(self, name) is not None]
-        for name in given:
-            checks.name(self, name)
         if (self.times is None) != (self.time is None):
             checks.reject(self, "time", "expected times of the history and the time of the target, or neither")
         pair = self.sequences[0]

@@ -130,15 +130,13 @@ class DCNV2Spec(NetworkSpec):
     kind: ClassVar[str] = "dcn_v2"
     structure: Structure = "parallel"
     cross_layers: checks.Layers = 3
-    rank: int | None = None
+    rank: checks.Width | None = None
     experts: checks.Width = 1
     hidden: tuple[int, ...] = (256, 128)
 
     def __post_init__(self) -> None:
         NetworkSpec.__post_init__(self)
-        if self.rank is not None:
-            checks.positive_int(self, "rank", maximum=checks.MOST_WIDTH)
-        elif self.experts > 1:
+        if self.rank is None and self.experts > 1:
             # The paper defines its mixture of experts for low-rank kernels alone.
             checks.fail(self, "rank", "an integer >= 1 for several experts")
         checks.widths(self, "hidden", allow_empty=self.structure == "cross_only")

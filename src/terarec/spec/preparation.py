@@ -62,12 +62,12 @@ class PrepareOptions:
     storage: Storage = "parquet"
     rows_per_shard: checks.PositiveInt = 1 << 21
     shuffle: bool = False
-    parts: int | None = None
+    parts: checks.Width | None = None
     keysets: bool = False
     seed: checks.NonNegativeInt64 = 0
     threads: checks.Threads | None = None
     memory_bytes: Annotated[int, checks.whole(_LEAST_MEMORY)] | None = None
-    limit: int | None = None
+    limit: checks.PositiveInt | None = None
     empty_splits: Literal["raise", "allow"] = "raise"
     earlier_rows: str | None = None
     late_rows: Literal["raise", "allow"] = "raise"
@@ -80,22 +80,18 @@ class PrepareOptions:
         checks.check_fields(self)
         if self.earlier_rows == "":
             checks.reject(self, "earlier_rows", "got '', expected 'none' or a directory")
-        if self.parts is not None:
-            checks.positive_int(self, "parts", maximum=checks.MOST_WIDTH)
-            # HugeCTR trains with one file after the other, so that each of its files is a part already.
-            if self.storage not in DATASET_STORAGES:
-                checks.reject(
-                    self,
-                    "parts",
-                    f"got {self.parts} for storage {self.storage!r}, each file of which is a part, "
-                    "expected 'parquet' or 'raw'",
-                )
+        # HugeCTR trains with one file after the other, so that each of its files is a part already.
+        if self.parts is not None and self.storage not in DATASET_STORAGES:
+            checks.reject(
+                self,
+                "parts",
+                f"got {self.parts} for storage {self.storage!r}, each file of which is a part, "
+                "expected 'parquet' or 'raw'",
+            )
         if self.keysets and self.parts is None:
             checks.reject(self, "keysets", "got true without parts, expected the number of parts")
-        if self.limit is not None:
-            checks.positive_int(self, "limit")
-            if self.engine != "local":
-                checks.reject(self, "limit", f"got {self.limit} for engine {self.engine!r}, expected engine 'local'")
+        if self.limit is not None and self.engine != "local":
+            checks.reject(self, "limit", f"got {self.limit} for engine {self.engine!r}, expected engine 'local'")
         if self.engine == "local" and (self.spark_master or self.spark_conf):
             checks.reject(self, "spark_master", "got a setting of Spark for engine 'local', expected engine 'spark'")
 

@@ -35,8 +35,8 @@ class PublishedResult:
     source: str
     auc: checks.Share | None = None
     logloss: checks.NonNegative | None = None
-    mean_auc: float | None = None
-    mean_logloss: float | None = None
+    mean_auc: checks.Share | None = None
+    mean_logloss: checks.NonNegative | None = None
     label_auc: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -49,9 +49,6 @@ class PublishedResult:
         _check_source(self)
         if (self.mean_auc is None) != (self.mean_logloss is None):
             checks.reject(self, "", "got one of mean_auc and mean_logloss, expected both or neither")
-        if self.mean_auc is not None:
-            checks.finite_float(self, "mean_auc", low=0.0, high=1.0)
-            checks.finite_float(self, "mean_logloss", low=0.0)
 
     @property
     def metrics(self) -> Mapping[str, float | None]:

@@ -134,12 +134,10 @@ class HSTUSpec(AttentionSequenceSpec):
     negatives: NegativesSpec = field(default_factory=lambda: NegativesSpec(count=128))
     similarity: Literal["dot", "cosine"] = "cosine"
     temperature: float = 0.05
-    times: str | None = None
+    times: checks.Name | None = None
     time_buckets: checks.Width = 128
 
     def __post_init__(self) -> None:
         AttentionSequenceSpec.__post_init__(self)
-        if self.times is not None:
-            checks.name(self, "times")
-            if self.times in (self.item, self.history):
-                checks.reject(self, "times", f"got {self.times!r}, which is an item column, expected a column of times")
+        if self.times is not None and self.times in (self.item, self.history):
+            checks.reject(self, "times", f"got {self.times!r}, which is an item column, expected a column of times")

@@ -58,7 +58,7 @@ class ServingSpec:
     drain_seconds: checks.NonNegative = 0.0
     access: AccessSpec = field(default_factory=AccessSpec)
     tables: ServedTablesSpec | None = None
-    grpc_port: int | None = None
+    grpc_port: Annotated[int, checks.whole(0, 65535)] | None = None
     grpc_library: Literal["auto", "grpcio", "native"] = "auto"
     grpc_max_streams: checks.Threads = 64
     executor: ExecutorMode = "auto"
@@ -72,15 +72,12 @@ class ServingSpec:
         checks.check_fields(self)
         checks.instance(self, "access", AccessSpec, "AccessSpec(...)")
         checks.instance(self, "tables", ServedTablesSpec | None, "ServedTablesSpec(tiers=...) or None")
-        checks.instance(self, "absent_is_missing", bool, "true or false")
         checks.instance(self, "batching", BatchingSpec, "BatchingSpec(...)")
         checks.instance(self, "watching", WatchingSpec, "WatchingSpec(...)")
         if self.port > 65535:
             checks.fail(self, "port", "a TCP port from 0 to 65535")
-        if self.grpc_port is not None:
-            checks.positive_int(self, "grpc_port", minimum=0, maximum=65535)
-            if self.grpc_port == 0 and self.workers > 1:
-                checks.fail(self, "grpc_port", "a port from 1 with several workers, which share it")
+        if self.grpc_port == 0 and self.workers > 1:
+            checks.fail(self, "grpc_port", "a port from 1 with several workers, which share it")
         if self.grpc_library == "native" and self.access.certificate is not None:
             checks.reject(self, "grpc_library", "got 'native' with a certificate, expected 'grpcio', which encrypts")
 

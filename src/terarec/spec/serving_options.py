@@ -80,9 +80,7 @@ class ServedModelOptions:
 
     def __post_init__(self) -> None:
         checks.check_fields(self)
-        checks.instance(self, "absent_is_missing", bool, "true or false")
         checks.instance(self, "batching", BatchingSpec, "BatchingSpec(...)")
-        checks.instance(self, "times_lookups", bool, "true or false")
 
 
 _HOST = re.compile(r"\*|[A-Za-z0-9._:\[\]\-]{1,253}")
@@ -134,7 +132,6 @@ class AccessSpec:
         )
         if not is_listed:
             checks.fail(self, "allowed_hosts", "names of hosts such as 'models.example.org', or '*'")
-        checks.instance(self, "shared_memory", bool | None, "true, false or None")
 
 
 _HTTP_URL = re.compile(r"https?://[^\s/?#@]+(/[^\s?#]*)?")

@@ -323,15 +323,13 @@ class LabelSpec:
     name: checks.Name
     column: str | None = None
     positives: tuple[str, ...] = ()
-    at_least: float | None = None
+    at_least: checks.Finite | None = None
     is_probability: bool = False
 
     def __post_init__(self) -> None:
         checks.check_fields(self)
-        if self.at_least is not None:
-            checks.finite_float(self, "at_least")
-            if self.positives:
-                checks.reject(self, "", "got positives and at_least, expected at most one of them")
+        if self.at_least is not None and self.positives:
+            checks.reject(self, "", "got positives and at_least, expected at most one of them")
 
     @property
     def source(self) -> str:

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,17 +18,13 @@ from terarec.spec import checks, from_data
 
 
 @dataclass(frozen=True, kw_only=True)
-class FittedParams:
+class FittedParams(checks.Checked):
     """Parameters of a column, which are finite numbers."""
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            checks.finite_float(self, field.name)
 
 
 def params_of(names: Sequence[str]) -> type[FittedParams]:
     """Return a class of parameters of these names, for an operator of a user."""
-    fields = [(name, float) for name in names]
+    fields = [(name, checks.Finite) for name in names]
     return dataclasses.make_dataclass("Params", fields, bases=(FittedParams,), frozen=True, kw_only=True)
 
 
@@ -36,20 +32,16 @@ def params_of(names: Sequence[str]) -> type[FittedParams]:
 class ScaleParams(FittedParams):
     """Mean and deviation, which is positive."""
 
-    mean: float
-    deviation: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        checks.finite_float(self, "deviation", low=0.0, open_low=True)
+    mean: checks.Finite
+    deviation: checks.Positive
 
 
 @dataclass(frozen=True, kw_only=True)
 class RangeParams(FittedParams):
     """Smallest and largest number."""
 
-    minimum: float
-    maximum: float
+    minimum: checks.Finite
+    maximum: checks.Finite
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -60,24 +52,24 @@ class RangeParams(FittedParams):
 class ShiftParams(FittedParams):
     """Number to add."""
 
-    shift: float
+    shift: checks.Finite
 
 
 @dataclass(frozen=True, kw_only=True)
 class MedianParams(FittedParams):
     """Median."""
 
-    median: float
+    median: checks.Finite
 
 
 @dataclass(frozen=True, kw_only=True)
 class BoundaryParams(FittedParams):
     """Boundaries of intervals, ascending."""
 
-    boundaries: tuple[float, ...]
+    boundaries: Annotated[tuple[float, ...], checks.list_of(checks.number())]
 
     def __post_init__(self) -> None:
-        checks.follow(self, "boundaries", checks.list_of(checks.number()))
+        super().__post_init__()
         if any(one > other for one, other in itertools.pairwise(self.boundaries)):
             checks.fail(self, "boundaries", "ascending numbers")
 
