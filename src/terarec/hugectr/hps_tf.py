@@ -168,6 +168,9 @@ class SparseLookupLayer(_ServedTable):
 
         Returns:
             float32[B, D]; zeros for a sample without ids.
+
+        Raises:
+            WrongInputError: Another combiner, or ids of another kind.
         """
         pooling = combiner or "mean"
         if pooling not in _COMBINERS:

@@ -128,7 +128,11 @@ class DataReader(BatchStream):
         return self._is_eof
 
     def next_batch(self) -> Batch | None:
-        """Return the next batch; None from the end of the data on, until `set_source` starts over."""
+        """Return the next batch; None from the end of the data on, until `set_source` starts over.
+
+        Raises:
+            BrokenFileError: A file is damaged. The next call starts over.
+        """
         # At the end it stays: HugeCTR's loops call once more and see the same answer.
         if not self._is_started or self._is_eof:
             return None

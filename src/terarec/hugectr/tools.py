@@ -28,7 +28,11 @@ _EXPONENTS = {PowerLaw_t.Long: 0.9, PowerLaw_t.Medium: 1.1, PowerLaw_t.Short: 1.
 
 
 class DataGenerator:
-    """Generator of the training and evaluation data that the parameters describe; equal parameters give equal data."""
+    """Generator of the training and evaluation data that the parameters describe; equal parameters give equal data.
+
+    Raises:
+        ConfigError: Parameters that do not fit together.
+    """
 
     def __init__(self, data_generator_params: DataGeneratorParams) -> None:
         self._params = data_generator_params
@@ -38,6 +42,9 @@ class DataGenerator:
         """Write both; the data of an existing file list (Norm, Parquet) is kept, as in HugeCTR.
 
         Of several processes the first one writes, and the others wait for it.
+
+        Raises:
+            StorageError: The disk is full.
         """
         ranks().on_first("data_generator", self._generate)
 

@@ -172,6 +172,9 @@ class TensorBoardLogger(PointLogger):
         directory: Directory of the events; events after the step at which training starts are hidden.
         split: Name of the validation split.
         every: Steps between training points.
+
+    Raises:
+        MissingDependencyError: TensorBoard is not installed.
     """
 
     def __init__(self, directory: Path, split: str, every: int = LOG_EVERY) -> None:
@@ -229,6 +232,9 @@ class MLflowLogger(PointLogger):
         name: Name of MLflow's run.
         experiment: Name of MLflow's experiment.
         every: Steps between training points.
+
+    Raises:
+        MissingDependencyError: MLflow is not installed.
     """
 
     def __init__(

@@ -99,6 +99,9 @@ class LoadedParameterServer(ParameterServer):
         Args:
             model_name: Name of the model.
             device_id: Number of the GPU; the CPU if there is no such GPU.
+
+        Raises:
+            WrongInputError: No such model.
         """
         params = self._params_of("get_embedding_cache", model_name)
         return LoadedEmbeddingCache.of_model(self, model_name, device_id, cache_of(params))
