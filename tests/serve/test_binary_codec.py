@@ -17,12 +17,13 @@ from terarec.serve.binary_codec import (
     DTYPES,
     decode_binary_request,
     decode_elements,
-    element_reader,
     encode_binary_response,
     encode_elements,
+    layout_reader,
 )
 from terarec.serve.json_codec import decode_object
-from terarec.serve.protocol import DATATYPES, InferRequest, InferResponse, RequestedOutput, Tensor
+from terarec.serve.protocol import DATATYPES, Elements, InferRequest, InferResponse, RequestedOutput, Tensor
+from terarec.serve.request_layouts import InputLayout
 from tests.errors import at
 
 MANY = 129  # elements from which on they are decoded to arrays
@@ -35,7 +36,7 @@ COUNTS = (0, 1, 7, MANY, 1_000)
 def test_numbers_keep_their_bits(datatype: str, count: int, skipped: int) -> None:
     values = np.random.default_rng(7).integers(0, 2, count).astype(DTYPES[datatype])
     raw = memoryview(b"x" * skipped + encode_elements(values, datatype))[skipped:]
-    for read in (decode_elements(raw, datatype, count, "a"), element_reader(datatype, count, "a")(bytes(raw))):
+    for read in (decode_elements(raw, datatype, count, "a"), by_layout(bytes(raw), datatype, values)):
         assert np.array_equal(np.array(read, dtype=DTYPES[datatype]), values)
 
 
@@ -43,7 +44,13 @@ def test_numbers_keep_their_bits(datatype: str, count: int, skipped: int) -> Non
 def test_texts_survive_the_way_there_and_back(texts: list[str]) -> None:
     raw = encode_elements(texts, "BYTES")
     assert list_of(decode_elements(raw, "BYTES", len(texts), "a")) == texts
-    assert list_of(element_reader("BYTES", len(texts), "a")(raw)) == texts
+    assert list_of(by_layout(raw, "BYTES", texts)) == texts
+
+
+def by_layout(raw: bytes, datatype: str, data: Elements) -> Elements:
+    """Return what is read of the bytes of a tensor as that of a known layout."""
+    layout = InputLayout([Tensor(name="a", datatype=datatype, shape=(len(data),), data=data)])
+    return layout_reader(layout)([raw])[0]
 
 
 def list_of(elements: Any) -> list[Any]:

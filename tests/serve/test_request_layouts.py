@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from terarec.errors import ConfigError, TerarecError
-from terarec.serve.binary_codec import decode_binary_request, element_reader
+from terarec.serve.binary_codec import decode_binary_request, layout_reader
 from terarec.serve.protocol import InferRequest, Tensor
 from terarec.serve.request_layouts import RequestLayouts
 from tests.errors import at
@@ -37,7 +37,7 @@ def body_of(
     return header + raw, len(header)
 
 
-def read(layouts: RequestLayouts | None, body: bytes, header_bytes: int) -> InferRequest | str:
+def read(layouts: RequestLayouts | None, body: bytes, header_bytes: int | None) -> InferRequest | str:
     try:
         request = decode_binary_request(body, header_bytes, None, layouts)
     except TerarecError as error:
@@ -75,7 +75,7 @@ def test_requests_equal_those_that_are_read_anew(
     requests: list[tuple[dict[str, tuple[str, list[Any]]], str | None, dict[str, object]]],
     changes: list[tuple[int, int]],
 ) -> None:
-    layouts = RequestLayouts(element_reader)
+    layouts = RequestLayouts(layout_reader)
     bodies = [body_of(columns, request_id, **fields) for columns, request_id, fields in requests]
     damaged = bytearray(bodies[0][0])
     for place, value in changes:
@@ -85,7 +85,7 @@ def test_requests_equal_those_that_are_read_anew(
 
 
 def test_other_sizes_and_ids_are_of_one_layout(monkeypatch: pytest.MonkeyPatch) -> None:
-    layouts = RequestLayouts(element_reader)
+    layouts = RequestLayouts(layout_reader)
     columns: dict[str, tuple[str, list[Any]]] = {"x": ("FP32", [1.5]), "s": ("BYTES", ["a"])}
     read(layouts, *body_of(columns, "first"))
     monkeypatch.setattr("terarec.serve.binary_codec.decode_infer_request", None)  # it is not needed any more
@@ -96,8 +96,30 @@ def test_other_sizes_and_ids_are_of_one_layout(monkeypatch: pytest.MonkeyPatch) 
     assert [tensor.data for tensor in request.inputs] == [[-2.0], ["\u00e9cru"]]
 
 
+OLD = b'[1] 1.5 "a" FP32 BYTES "x" shape'.split()
+NEW = b"""[true] [1.0] [-1] [2] [1,1] [] [[1]] 1 NaN 1e400 null true "b" "\\ud800" "y" UINT8 BOOL Shape
+"x","parameters":{} "x","data":[1]""".split()
+JSON_CHANGES = st.lists(st.tuples(st.sampled_from(OLD), st.sampled_from(NEW)), max_size=2)
+
+
+@given(changes=st.lists(JSON_CHANGES, min_size=1, max_size=4))
+def test_elements_in_json_equal_those_that_are_read_anew(changes: list[list[tuple[bytes, bytes]]]) -> None:
+    tensors = [
+        {"name": "x", "shape": [1], "datatype": "FP32", "data": [1.5]},
+        {"name": "s", "shape": [1], "datatype": "BYTES", "data": ["a"]},
+        {"name": "t", "shape": [1, 2], "datatype": "BYTES", "data": [None, "a"]},
+    ]
+    plain = json.dumps({"inputs": tensors}, separators=(",", ":")).encode()
+    layouts = RequestLayouts(layout_reader)
+    for change in [[], [], *changes, [], *changes]:
+        body = plain
+        for old, new in change:
+            body = body.replace(old, new, 1)
+        assert read(layouts, body, None) == read(None, body, None)
+
+
 def test_layouts_are_bounded() -> None:
-    layouts = RequestLayouts(element_reader)
+    layouts = RequestLayouts(layout_reader)
     for number in range(1000):
         read(layouts, *body_of({f"x{number}": ("FP32", [0.0])}))
     assert len(layouts) <= 256
@@ -111,7 +133,7 @@ def test_messages_of_grpc_are_of_one_layout() -> None:
     pytest.importorskip("google.protobuf", reason="the extra 'serve' is not installed")
     from terarec.serve.grpc.conversion import infer_message, infer_request
 
-    layouts = RequestLayouts(element_reader)
+    layouts = RequestLayouts(layout_reader)
     requests = [
         InferRequest(
             inputs=(

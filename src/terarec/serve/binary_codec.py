@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from terarec.errors import ConfigError
 from terarec.etl.columns import texts_of
 from terarec.etl.workflow.raw_values import SMALL_ROWS
+from terarec.etl.workflow.record_program import make_getter
 from terarec.kernels.cpu.encoding import InvalidValueError, cut_texts
 from terarec.serve.json_codec import ReadElements, decode_infer_request, encode, json_elements
 from terarec.serve.protocol import (
@@ -27,7 +29,7 @@ from terarec.serve.protocol import (
     RequestTooLargeError,
     UnsupportedError,
 )
-from terarec.serve.request_layouts import BINARY_SIZE, RequestLayouts, split_json
+from terarec.serve.request_layouts import BINARY_SIZE, InputLayout, ReadLayout, RequestLayouts, split_json
 from terarec.serve.request_memory import HeldMemory
 from terarec.serve.shared_memory import SharedMemory
 from terarec.spec.checks import quoted
@@ -88,23 +90,44 @@ def _check_num_bytes(got: int, datatype: str, count: int, where: str) -> None:
         raise ConfigError(where, f"got {got} bytes, expected {size} for {count} elements of {datatype}")
 
 
-def element_reader(datatype: str, count: int, where: str) -> Callable[[bytes], Elements]:
-    """Return what reads the elements of tensors of one form as `decode_elements` does, without looking at the form.
+def layout_reader(layout: InputLayout) -> ReadLayout:
+    """Return what reads the elements of the tensors of a layout as `decode_elements` does, without looking at it.
 
-    For other bytes it may also raise `ValueError` and `struct.error`.
+    Numbers, and texts of one record, are read together: a request of one record has dozens of tensors.
     """
-    if count <= _FEW and datatype in _CODES and datatype != "BOOL":
-        unpack = _few(datatype, count).unpack
-        return lambda raw: list(unpack(raw))
-    if count == 1 and datatype == "BYTES":
-        return _one_text
-    return lambda raw: decode_elements(raw, datatype, count, where)
+    numbers: list[int] = []
+    texts: list[int] = []
+    others: list[int] = []
+    forms = [(datatype, count) for (_, datatype, _), count in zip(layout.forms, layout.counts, strict=True)]
+    for place, (datatype, count) in enumerate(forms):
+        if datatype in _CODES and datatype != "BOOL" and count <= _FEW:
+            numbers.append(place)
+        else:
+            (texts if datatype == "BYTES" and count == 1 else others).append(place)
+    values = [struct.Struct(f"<{count}{_CODES[datatype]}") for datatype, count in map(forms.__getitem__, numbers)]
+    sizes = [each.size for each in values]
+    unpack = struct.Struct("<" + "".join(each.format[1:] for each in values)).unpack
+    counts = [layout.counts[place] for place in numbers]
+    spans = [slice(end - count, end) for count, end in zip(counts, accumulate(counts), strict=True)]
+    pack_lengths = struct.Struct(f"<{len(texts)}I").pack
+    of_numbers, of_texts = make_getter(numbers), make_getter(texts)
+    order = [*numbers, *texts, *others]
+    in_order = make_getter([order.index(place) for place in range(len(order))])
 
+    def read(raw: Sequence[bytes]) -> Sequence[Elements]:
+        pieces = of_numbers(raw)
+        if list(map(len, pieces)) != sizes:
+            raise ValueError("other sizes")
+        flat = unpack(b"".join(pieces))
+        data: list[Elements] = [list(flat[span]) for span in spans]
+        pieces = of_texts(raw)
+        if b"".join([piece[:4] for piece in pieces]) != pack_lengths(*[len(piece) - 4 for piece in pieces]):
+            raise ValueError("other lengths")
+        data += [[piece[4:].decode()] for piece in pieces]
+        data += [decode_elements(raw[place], *forms[place], layout.forms[place][0]) for place in others]
+        return in_order(data)
 
-def _one_text(raw: bytes) -> list[str]:
-    if _LENGTH.unpack_from(raw)[0] != len(raw) - 4:
-        raise struct.error
-    return [raw[4:].decode()]
+    return read
 
 
 @functools.cache
@@ -379,7 +402,7 @@ def decode_binary_request(
         regions.begin()
         return last.read
 
-    request = decode_infer_request(header, begin)
+    request = decode_infer_request(header, begin, layouts)
     last.check_end()
     _check_flag(request.parameters, BINARY_OUTPUT, "")
     for index, output in enumerate(request.outputs):

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from terarec.errors import ConfigError
 from terarec.etl.workflow.raw_values import RawValues, as_list
+from terarec.etl.workflow.record_program import make_getter
 from terarec.serve.padding import LENGTHS, MISSING, unpad, with_missing
 from terarec.serve.protocol import (
     FLOATS,
@@ -21,6 +22,7 @@ from terarec.serve.protocol import (
     Tensor,
     TensorMetadata,
 )
+from terarec.serve.request_layouts import InputLayout, LaidOutTensors
 from terarec.serve.request_memory import HeldMemory
 from terarec.serve.session import ColumnKind, InputColumn
 from terarec.spec.checks import quoted
@@ -55,8 +57,23 @@ A request states a long value once, and each of its records costs the workflow a
 ITEM_BYTES, _LIST_BYTES = 64, 72
 """Memory of an element that becomes an object of Python, short texts included, and of the list of a record."""
 
+_MOST_LAYOUTS = 512
+"""Layouts of requests that are kept."""
+
 _FEW_RECORDS = 64
 """Records up to which the places of repeated values are not counted."""
+
+
+class _Order(NamedTuple):
+    """How the columns of a request follow from its tensors.
+
+    Attributes:
+        of_inputs: Elements of the tensors -> those of each input of the model, in their order.
+        num_records: Number of records.
+    """
+
+    of_inputs: Callable[[Any], Sequence[Elements]]
+    num_records: int
 
 
 class ColumnReader:
@@ -74,6 +91,8 @@ class ColumnReader:
         self._max_batch = max_batch
         self._absent_is_missing = absent_is_missing
         self._inputs = {column.name: column for column in inputs}
+        # Of the layouts that have come; read and changed by single operations of a dict.
+        self._orders: dict[InputLayout, _Order | None] = {}
         self._lists = frozenset(column.name for column in inputs if column.hotness != 1)
         self._plain = {column.name: frozenset(_DATATYPES[column.kind]) for column in inputs if column.hotness == 1}
 
@@ -155,23 +174,36 @@ class ColumnReader:
 
     def _plain_columns(self, tensors: Sequence[Tensor]) -> RecordColumns | None:
         """Return the columns of tensors that are all as they are in most requests; None for any other ones."""
-        if not tensors or len(tensors) != len(self._inputs):
+        if isinstance(tensors, LaidOutTensors):
+            layout, data = tensors.layout, tensors.data
+            try:
+                order = self._orders[layout]
+            except KeyError:
+                if len(self._orders) >= _MOST_LAYOUTS:
+                    self._orders.clear()
+                order = self._orders[layout] = self._order(layout.forms)
+        else:
+            data = [tensor.data for tensor in tensors]
+            order = self._order([(tensor.name, tensor.datatype, tensor.shape) for tensor in tensors])
+        if order is None:
             return None
-        shape = tensors[0].shape
+        return RecordColumns(dict(zip(self._inputs, order.of_inputs(data), strict=True)), order.num_records)
+
+    def _order(self, forms: Sequence[tuple[str, str, tuple[int, ...]]]) -> _Order | None:
+        """Return how the columns follow from tensors of these names, datatypes and shapes; None for unusual ones."""
+        places = {name: place for place, (name, _, _) in enumerate(forms)}
+        # Fewer if one occurs twice.
+        if not forms or len(forms) != len(self._inputs) or len(places) != len(forms):
+            return None
+        shape = forms[0][2]
         if not (len(shape) == 1 or (len(shape) == 2 and shape[1] == 1)) or shape[0] > self._max_batch:
             return None
-        values: dict[str, RawValues] = {}
-        for tensor in tensors:
-            accepted = self._plain.get(tensor.name)
-            if accepted is None or tensor.shape != shape or tensor.datatype not in accepted:
+        for name, datatype, other in forms:
+            accepted = self._plain.get(name)
+            if accepted is None or other != shape or datatype not in accepted:
                 return None
-            values[tensor.name] = tensor.data
-        # Fewer if one occurs twice. In the order of the inputs, so that requests can be joined column by column.
-        return (
-            RecordColumns({name: values[name] for name in self._inputs}, shape[0])
-            if len(values) == len(tensors)
-            else None
-        )
+        # In the order of the inputs, so that requests can be joined column by column.
+        return _Order(make_getter([places[name] for name in self._inputs]), shape[0])
 
     def _num_records(self, tensors: Mapping[str, Tensor]) -> int:
         """Return the number of records; raise unless every column is there and has that many, or one for all."""

@@ -34,6 +34,7 @@ from terarec.serve.protocol import (
     Tensor,
     TensorMetadata,
 )
+from terarec.serve.request_layouts import LaidOutTensors, RequestLayouts
 from terarec.spec.checks import is_unicode, quoted
 from terarec.spec.codec import RepeatedFieldError, TooDeepError, parse_json
 
@@ -111,6 +112,7 @@ _REQUEST_FIELDS = ("inputs", "outputs", "id", "parameters")
 _TENSOR_FIELDS = ("name", "shape", "datatype", "data", "parameters")
 _OUTPUT_FIELDS = ("name", "parameters")
 _TENSOR_NAMES = frozenset(_TENSOR_FIELDS)
+_NUM_FIELDS = len(_TENSOR_FIELDS) - 1  # of a tensor without parameters
 _KNOWN = frozenset(DATATYPES)
 _NONE: Mapping[str, Any] = {}
 
@@ -131,13 +133,16 @@ None for a tensor whose elements are in its field ``data``. Called once for each
 
 
 def decode_infer_request(
-    body: bytes | bytearray, elements_elsewhere: Callable[[], ReadElements] | None = None
+    body: bytes | bytearray,
+    elements_elsewhere: Callable[[], ReadElements] | None = None,
+    layouts: RequestLayouts | None = None,
 ) -> InferRequest:
     """Read an inference request.
 
     Args:
         body: Its JSON.
         elements_elsewhere: Begins to read elements that are not in the JSON, for each pass over it; None where all are.
+        layouts: Tensors that were read before; None to read each anew.
 
     Raises:
         RequestTooLargeError: More lists or objects than `MAX_LISTS` and `MAX_OBJECTS`.
@@ -150,8 +155,13 @@ def decode_infer_request(
         inputs = _list(data["inputs"], "inputs", "a list of tensors")
         outputs = _list(data.get("outputs", []), "outputs", "a list of objects with a name")
         read_elements = None if elements_elsewhere is None else elements_elsewhere()
+        tensors: Sequence[Tensor] | None = None if layouts is None else _known_tensors(inputs, layouts)
+        if tensors is None:
+            tensors = tuple(_tensor(item, f"inputs[{index}]", read_elements) for index, item in enumerate(inputs))
+            if layouts is not None and not any(tensor.parameters for tensor in tensors):
+                layouts.remember_tensors(tensors)
         return InferRequest(
-            inputs=tuple(_tensor(item, f"inputs[{index}]", read_elements) for index, item in enumerate(inputs)),
+            inputs=tensors,
             outputs=tuple(_requested_output(item, f"outputs[{index}]") for index, item in enumerate(outputs)),
             id=None if data.get("id") is None else _text(data["id"], "id"),
             parameters=_object(data.get("parameters", {}), "parameters"),
@@ -347,6 +357,26 @@ def _reject_constant(token: str) -> NoReturn:
 def _tensor(data: Any, where: str, read_elements: ReadElements | None) -> Tensor:
     tensor = _plain_tensor(data, where, read_elements)
     return _checked_tensor(data, where, read_elements) if tensor is None else tensor
+
+
+def _known_tensors(items: list[Any], layouts: RequestLayouts) -> LaidOutTensors | None:
+    """Return tensors that differ from earlier ones in their elements alone; None for others, or where one is wrong."""
+    try:
+        shapes, data = [item["shape"] for item in items], [item["data"] for item in items]
+        forms = [(item["name"], item["datatype"], tuple(shape)) for item, shape in zip(items, shapes, strict=True)]
+        layout = layouts.layout(tuple(forms))
+    except (KeyError, TypeError):  # a field that is missing, or of another type
+        return None
+    if layout is None or set(map(len, items)) != {_NUM_FIELDS} or set(map(type, [*shapes, *data])) != {list}:
+        return None
+    # `type`, because True and 1.0 are equal to 1.
+    if not set(map(type, chain.from_iterable(shapes))) <= {int} or tuple(map(len, data)) != layout.counts:
+        return None
+    # Elements nested in lists are of another type than those of any datatype.
+    for datatype, places in layout.places.items():
+        if not _fit(list(chain.from_iterable([data[place] for place in places])), datatype):
+            return None
+    return LaidOutTensors(layout, data)
 
 
 def _plain_tensor(data: Any, where: str, read_elements: ReadElements | None) -> Tensor | None:

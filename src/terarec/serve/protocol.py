@@ -183,7 +183,7 @@ class InferRequest:
         parameters: ``priority`` and ``timeout`` (microseconds), as in Triton; others are ignored.
     """
 
-    inputs: tuple[Tensor, ...]
+    inputs: Sequence[Tensor]
     outputs: tuple[RequestedOutput, ...] = ()
     id: str | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict)

@@ -231,8 +231,8 @@ class Operations:
         return self.memoize(tuple(places), [*slots], lambda matrix: (matrix[first : first + len(rows)],))
 
 
-def make_getter(slots: Sequence[int]) -> Callable[[list[Any]], Sequence[Any]]:
-    """Return the function that returns the contents of some slots of the list of all."""
+def make_getter(slots: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """Return the function that returns the contents of some slots of all."""
     if len(slots) > 1:
         # In C, without a frame of Python for each operation.
         return itemgetter(*slots)

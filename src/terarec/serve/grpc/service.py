@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from terarec.errors import ConfigError, TerarecError
 from terarec.serve.api import InferenceApi
-from terarec.serve.binary_codec import RegionsTooLargeError, element_reader
+from terarec.serve.binary_codec import RegionsTooLargeError, layout_reader
 from terarec.serve.calls import Call
 from terarec.serve.grpc.conversion import infer_request, infer_response, parameters
 from terarec.serve.grpc.messages import METHODS, SERVICE, head_of, message_class
@@ -186,7 +186,7 @@ class GrpcService:
         self._api = api
         self._max_in_flight = max_in_flight
         self._num_in_flight = 0
-        self._layouts = RequestLayouts(element_reader)
+        self._layouts = RequestLayouts(layout_reader)
         self._lock = threading.Lock()  # of the number in flight
         self._calls: Mapping[str, Callable[[Any, Any], None]] = {
             "ServerLive": self._server_live,

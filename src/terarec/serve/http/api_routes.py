@@ -16,8 +16,8 @@ from terarec.serve.api import InferenceApi
 from terarec.serve.binary_codec import (
     RegionsTooLargeError,
     decode_binary_request,
-    element_reader,
     encode_binary_response,
+    layout_reader,
 )
 from terarec.serve.http.answers import Answers
 from terarec.serve.http.compression import check_encoding, compress, decompress
@@ -54,7 +54,7 @@ class ApiRoutes:
     def __init__(self, api: InferenceApi, max_request_bytes: int) -> None:
         self._api = api
         self._max_request_bytes = max_request_bytes
-        self._layouts = RequestLayouts(element_reader)
+        self._layouts = RequestLayouts(layout_reader)
         self._answers = Answers()
         self._control = ThreadPoolExecutor(_CONTROL_THREADS, "control")
 
