@@ -12,6 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from terarec.batch import Batch, Jagged, feature_ends
 from terarec.errors import ConfigError
 from terarec.export import export_model
+from terarec.export.lookups import exportable
+from terarec.export.scoring import BatchScoring
 from terarec.models import build_model
 from terarec.models.columns import without_keys
 from terarec.nn.objectives import BinaryObjective
@@ -147,13 +149,51 @@ def test_it_learns_what_the_user_did_with_the_target_before(tables: str) -> None
     assert right > 0.95
 
 
-def test_lists_beside_the_history_are_not_exported(tmp_path: Path) -> None:
-    spec = replace(SPEC, times=None, time=None)
+ACTIONS = replace(SPEC, times=None, time=None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("spec", "format", "tables"), [(ACTIONS, "torch", False), (SPEC, "torch", True), (SPEC, "onnx", True)]
+)
+def test_a_model_with_lists_beside_the_history_is_exported(
+    tmp_path: Path,
+    spec: HSTURankerSpec,
+    format: str,  # noqa: A002
+    tables: bool,
+) -> None:
+    """It was not. The file is compared with the model."""
     columns = columns_of(spec)
     model = random_model(spec, columns).float()
-    with pytest.raises(ConfigError, check=at("HSTURanker", "cannot be exported: hstu_ranker: has actions or times")):
-        export_model(model, tmp_path / "out", dataset=columns, format="torch")
-    assert not (tmp_path / "out").exists()
+    report = export_model(model, tmp_path / "out", dataset=columns, format=format, tables=tables)
+    assert report.max_abs_difference < 1e-5
+
+
+@pytest.mark.parametrize("spec", [ACTIONS, SPEC], ids=["actions", "all"])
+def test_padded_lists_belong_to_the_items_at_their_places(spec: HSTURankerSpec) -> None:
+    """The lists of a program have paddings of their own."""
+    columns = columns_of(spec)
+    batch = batch_of(9, others=tuple(one.name for one in columns.categorical))
+    model = random_model(spec, columns).float()
+    scoring = BatchScoring(model, columns, tables=True, key_inputs=(), scores=torch.sigmoid)
+    inputs = {one.name: torch.from_numpy(one.read(batch)) for one in scoring.inputs}
+    # What is behind the longest list of items does not count.
+    inputs["done"] = torch.nn.functional.pad(inputs["done"], (0, 2), value=1)
+    with exportable(model, tables=True), torch.no_grad():
+        scores = torch.cat(scoring(*inputs.values()), dim=1)
+    with torch.no_grad():
+        torch.testing.assert_close(scores, model(batch).sigmoid(), atol=1e-5, rtol=1e-5)
+
+
+def test_a_model_with_times_has_no_file_without_tables() -> None:
+    model, batch = random_model(SPEC, COLUMNS).float(), batch_of(9)
+    scoring = BatchScoring(model, COLUMNS, tables=False, key_inputs=(), scores=torch.sigmoid)
+    inputs = [torch.from_numpy(one.read(batch)) for one in scoring.inputs]
+    with (
+        exportable(model, tables=False),
+        pytest.raises(ConfigError, check=at("hstu_ranker", "reads the times 'when', which are rows of no table")),
+    ):
+        scoring(*inputs)
 
 
 def without_last(batch: Batch, name: str, moved: bool = False) -> Batch:

@@ -325,11 +325,16 @@ def random_batches(columns: BatchColumns, sizes: Sequence[int] = BATCH_SIZES) ->
 
 def _batch(columns: BatchColumns, known: Mapping[str, Tensor], size: int, generator: torch.Generator) -> Batch:
     keys, lengths = [], []
+    of_lists: dict[str, Tensor] = {}
     for column in columns.categorical:
-        if column.hotness == 1:
+        name = columns.beside.get(column.name, column.name)
+        if name in of_lists:
+            count = of_lists[name]
+        elif column.hotness == 1:
             count = torch.ones(size, dtype=torch.int64)
         else:
             count = torch.randint(min(column.hotness, _MOST_KEYS) + 1, (size,), generator=generator)
+            of_lists[name] = count
         choices = known[column.name]
         keys.append(choices[torch.randint(len(choices), (int(count.sum()),), generator=generator)])
         lengths.append(count)

@@ -43,12 +43,14 @@ class BatchColumns(NamedTuple):
         tables: Name of such a column -> the tables that its keys are looked up in.
         num_dense: Number F of dense columns.
         num_labels: Number of label columns.
+        beside: List column -> the one whose lists have its lengths, a value for each of their keys.
     """
 
     categorical: Sequence[CategoricalColumn]
     tables: Mapping[str, Sequence[TableRows]]
     num_dense: int
     num_labels: int
+    beside: Mapping[str, str] = {}
 
 
 class Scoring(nn.Module):
@@ -171,7 +173,8 @@ class BatchScoring(Scoring):
             for feature in collection.features:
                 tables.setdefault(feature.name, []).append(collection.tables[feature.table])
         dataset = self._dataset
-        return BatchColumns(dataset.categorical, tables, len(dataset.dense), len(dataset.labels))
+        beside: Mapping[str, str] = getattr(self.model, "beside", {})
+        return BatchColumns(dataset.categorical, tables, len(dataset.dense), len(dataset.labels), beside)
 
     @override
     def without_lookups(self) -> Scoring:
@@ -230,8 +233,9 @@ def all_collections(model: nn.Module) -> dict[str, AnyCollection]:
 
 
 def _key_inputs(model: nn.Module, dataset: DatasetSpec, chosen: Sequence[KeyInput]) -> list[KeyInput]:
-    """Return `chosen`, or an input for each column that a collection reads, of length 1 for one key a sample."""
+    """Return `chosen`, or an input for each column that the model reads, of length 1 for one key a sample."""
     read = {feature.name for collection in collections(model).values() for feature in collection.features}
+    read.update(getattr(model, "key_columns", ()))
     if not chosen:
         return [
             KeyInput(name=column.name, columns=(column.name,), max_keys=1 if column.hotness == 1 else None)

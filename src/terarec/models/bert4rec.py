@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from terarec.batch import Jagged
-from terarec.models.sequences import SequenceModel, SequenceVectors
+from terarec.models.sequences import PaddedEncoder, SequenceModel, SequenceVectors
 from terarec.nn.initializers import normal
 from terarec.nn.sequences import Transformer, append_last
 from terarec.ragged import Ragged
@@ -71,8 +71,8 @@ class BERT4Rec(SequenceModel):
         return is_drawn | (is_end & (number == 0)[owners])
 
     @override
-    def last_padded(self, vectors: Tensor, lengths: Tensor) -> Tensor:
+    def last_padded(self, vectors: Tensor, lengths: Tensor, encode: PaddedEncoder) -> Tensor:
         longer = nn.functional.pad(vectors, (0, 0, 0, 1))
         is_end = torch.arange(longer.shape[1], device=lengths.device) == lengths.unsqueeze(1)
         masked = torch.where(is_end.unsqueeze(2), self.mask, longer)
-        return super().last_padded(masked, lengths + 1) * (lengths > 0).unsqueeze(1)
+        return super().last_padded(masked, lengths + 1, encode) * (lengths > 0).unsqueeze(1)

@@ -356,6 +356,33 @@ def _keep_beside(kept: Tensor, jagged: Jagged, beside: Mapping[str, Sequence[str
         kept[ends[other] : ends[other + 1]] = kept[ends[own] : ends[own + 1]]
 
 
+def at_places(values: Tensor, mask: Tensor) -> Tensor:
+    """Return what a padded list beside another one has at the places of that one, in an exported program.
+
+    The inputs have paddings of their own: to the longest of the lists of each.
+
+    Args:
+        values: [B, L, ...], the values beside the keys of the other list.
+        mask: bool[B, K], the places of the other list that have a key.
+
+    Returns:
+        [B, K, ...]; any values where there is no key.
+    """
+    places = torch.arange(mask.shape[1], device=values.device)
+    return values.index_select(1, places.clamp(max=values.shape[1] - 1))
+
+
+def padded_keys_of(kind: str, name: str, jagged: PaddedKeys) -> Tensor:
+    """Return the keys int64[B, K] of a column that a model reads itself, in an exported program.
+
+    Raises:
+        ConfigError: A program whose inputs are rows and no keys.
+    """
+    if name not in jagged.keys:
+        raise ConfigError(kind, f"reads the times {name!r}, which are rows of no table, expected a file with tables")
+    return jagged.keys[name]
+
+
 def samples_of_keys(jagged: Jagged) -> Tensor:
     """Return the sample of each key: int64[N]."""
     samples = torch.arange(jagged.batch_size, device=jagged.keys.device).repeat(len(jagged.names))

@@ -10,7 +10,9 @@ from 0 to 1, and ``adds_up = True``, where the loss of a rank is its part of tha
 its own samples. One that is a mean over a part of the samples, or over positions or pairs, may keep the number of
 these, of all ranks, as ``num_counted`` after each call, so that several batches of a step have one mean. A module with
 buffers that have an element for each id, such as counts, names them in ``id_buffers``: where ids are added, these
-elements begin at 0.
+elements begin at 0. One with lists that have a value for each key of another list names them in ``beside``, column
+-> that of the other list; one that reads keys that it does not look up, such as times, names their columns in
+``key_columns``.
 """
 
 from __future__ import annotations

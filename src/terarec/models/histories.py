@@ -13,8 +13,10 @@ from typing_extensions import override
 
 from terarec.batch import Batch, Jagged, select
 from terarec.embedding import EmbeddingCollection, PaddedSequences
+from terarec.embedding.output import PaddedKeys
 from terarec.errors import ConfigError
 from terarec.models.columns import (
+    at_places,
     categorical_column,
     check_history,
     check_times,
@@ -23,6 +25,7 @@ from terarec.models.columns import (
     one_key_bags,
     own_tables,
     owner,
+    padded_keys_of,
     samples_of_keys,
     without_keys,
 )
@@ -199,6 +202,10 @@ class HSTURanker(HistoryModel):
 
     Zhai et al. 2024, arXiv 2402.17152, section 2.2.
 
+    Attributes:
+        beside: Column of actions or times -> that of the history, whose lists have a value for each item.
+        key_columns: Columns of times, whose keys are in no table.
+
     Arguments and errors are those of `HistoryModel`, and for columns of actions and times that are not there.
     """
 
@@ -234,11 +241,12 @@ class HSTURanker(HistoryModel):
             unread=[name for name in (spec.times, spec.time) if name],
         )
         self.actions, self.times, self.time = spec.actions, spec.times, spec.time
+        self.key_columns = tuple(name for name in (spec.times, spec.time) if name)
+        self.beside = {name: spec.sequences[0].history for name in (spec.actions, spec.times) if name}
 
     @override
     def without_missing(self, batch: Batch) -> Jagged:
-        others = [name for name in (self.actions, self.times) if name]
-        beside = {self._places[0][0]: others} if others else None
+        beside = {self._places[0][0]: list(self.beside)} if self.beside else None
         return cast(Jagged, without_keys(batch.sparse, self._missing, beside))
 
     @override
@@ -249,9 +257,15 @@ class HSTURanker(HistoryModel):
         pooling = self.attention[0]
         assert isinstance(pooling, HistoryTransducer)
         if isinstance(history, PaddedSequences):  # in an exported program
-            if self.actions or self.times:
-                raise ConfigError("hstu_ranker", "has actions or times, lists that programs cannot keep in step")
-            return self.logits(batch, pooled, [pooling.padded(target, history.values, history.mask)])
+            mask = history.mask
+            of_items = at_places(sequences[self.actions].values, mask) if self.actions else None
+            times = None
+            if self.times is not None and self.time is not None:
+                padded = cast(PaddedKeys, jagged)
+                of_lists, of_target = (padded_keys_of("hstu_ranker", one, padded) for one in (self.times, self.time))
+                times = at_places(of_lists, mask), of_target[:, 0]
+            reduced = pooling.padded(target, history.values, mask, of_items, times)
+            return self.logits(batch, pooled, [reduced])
         actions = None if self.actions is None else sequences[self.actions].values
         reduced = pooling(target, history.values, history.offsets, actions, self._times_of(jagged))
         return self.logits(batch, pooled, [reduced])

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, cast
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -15,12 +17,14 @@ from terarec.embedding import EmbeddingCollection, PaddedSequences
 from terarec.embedding.output import PaddedKeys
 from terarec.errors import ConfigError
 from terarec.models.columns import (
+    at_places,
     categorical_column,
     check_history,
     check_one_label,
     check_times,
     item_ids,
     own_tables,
+    padded_keys_of,
     samples_of_keys,
     without_keys,
 )
@@ -52,6 +56,10 @@ class SequenceVectors(NamedTuple):
     targets: Tensor
     keys: Tensor
     samples: Tensor
+
+
+PaddedEncoder: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""Vectors float[B, K, D] of padded sequences, and their lengths int64[B], -> a vector for each position."""
 
 
 class SequenceModel(RetrievalModel):
@@ -221,14 +229,19 @@ class SequenceModel(RetrievalModel):
         assert isinstance(history, PaddedSequences)
         assert isinstance(item, PaddedSequences)
         vectors, lengths = recent_padded(history.values, history.mask, self.longest)
-        user = self._scaled(self.last_padded(vectors, lengths)) / self.spec.temperature
+        encode = self.padded_encoder(sparse, history.mask)
+        user = self._scaled(self.last_padded(vectors, lengths, encode)) / self.spec.temperature
         own = self._scaled(item.values[:, 0])
         nothing = torch.empty(0, dtype=torch.int64)
         return SequenceVectors(user, own, user, own, nothing, nothing)
 
-    def last_padded(self, vectors: Tensor, lengths: Tensor) -> Tensor:
+    def padded_encoder(self, sparse: PaddedKeys, mask: Tensor) -> PaddedEncoder:
+        """Return the encoder of padded histories, which have an item at the places `mask` bool[B, K]."""
+        return self.encoder.padded
+
+    def last_padded(self, vectors: Tensor, lengths: Tensor, encode: PaddedEncoder) -> Tensor:
         """Return the vector at the last position of float[B, K, D] of ``lengths int64[B]``; zeros for none."""
-        hidden = self.encoder.padded(vectors, lengths)
+        hidden = encode(vectors, lengths)
         is_last = torch.arange(vectors.shape[1], device=lengths.device) == lengths.unsqueeze(1) - 1
         return (hidden * is_last.unsqueeze(2)).sum(1)
 
@@ -277,6 +290,10 @@ class HSTU(SequenceModel):
 
     Zhai et al. 2024, arXiv 2402.17152.
 
+    Attributes:
+        beside: Column of times -> that of the history, whose lists have a time for each item.
+        key_columns: Columns of times, whose keys are in no table.
+
     Arguments and errors are those of `SequenceModel`, and for no column of any integers for the times.
     """
 
@@ -292,8 +309,11 @@ class HSTU(SequenceModel):
         )
         super().__init__(spec, dataset, encoder, kind=spec.kind, num_outputs=num_outputs, seed=seed)
         self.times = spec.times
+        self.beside: Mapping[str, str] = {}
+        self.key_columns: tuple[str, ...] = ()
         if spec.times is not None:
             self.user_columns = (*self.user_columns, spec.times)
+            self.beside, self.key_columns = {spec.times: spec.history}, (spec.times,)
             check_times(spec.kind, "times", spec.times, dataset, one_key=False)
 
     @override
@@ -314,7 +334,10 @@ class HSTU(SequenceModel):
         return hidden
 
     @override
-    def last_padded(self, vectors: Tensor, lengths: Tensor) -> Tensor:
-        if self.times is not None:
-            raise ConfigError("hstu", "has biases of gaps in time, which exported programs do not have")
-        return super().last_padded(vectors, lengths)
+    def padded_encoder(self, sparse: PaddedKeys, mask: Tensor) -> PaddedEncoder:
+        if self.times is None:
+            return super().padded_encoder(sparse, mask)
+        assert isinstance(self.encoder, sequences.HSTU)
+        every = at_places(padded_keys_of("hstu", self.times, sparse), mask)
+        times, _ = recent_padded(every.unsqueeze(2), mask, self.longest)
+        return partial(self.encoder.padded, times=times.squeeze(2))

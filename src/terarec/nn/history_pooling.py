@@ -108,10 +108,10 @@ class HistoryTransformer(HistoryPooling):
 
 
 def _padded_before(target: Tensor, recent: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return histories float[B, K, D] of ``lengths int64[B]`` with their targets behind them, and where these are.
+    """Return histories [B, K, D] of ``lengths int64[B]`` with their targets behind them, and where these are.
 
     Returns:
-        float[B, K + 1, D]; the lengths without the targets; bool[B, K + 1, 1].
+        [B, K + 1, D]; the lengths without the targets; bool[B, K + 1, 1].
     """
     is_target = (torch.arange(recent.shape[1] + 1, device=lengths.device) == lengths.unsqueeze(1)).unsqueeze(2)
     return torch.where(is_target, target.unsqueeze(1), nn.functional.pad(recent, (0, 0, 0, 1))), lengths, is_target
@@ -170,8 +170,7 @@ class HistoryTransducer(HistoryPooling):
 
         `times` are int64[n] of the items and int64[B] of the targets.
         """
-        if actions is not None and self.unknown is not None:
-            target, values = target + self.unknown, values + actions
+        target, values = self._with_actions(target, values, actions)
         recent, starts = last_positions(values, offsets, self.length)
         positions, ends = append_last(recent, starts, target)
         of_positions = None
@@ -180,11 +179,31 @@ class HistoryTransducer(HistoryPooling):
         hidden: Tensor = self.norm(self.encoder(positions, ends, of_positions).index_select(0, ends[1:] - 1))
         return hidden
 
-    def padded(self, target: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-        """Reduce padded histories, which have neither actions nor times; see `HistoryPooling`."""
+    def padded(
+        self,
+        target: Tensor,
+        values: Tensor,
+        mask: Tensor,
+        actions: Tensor | None = None,
+        times: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """Reduce padded histories, whose items may have actions float[B, K, D] and times; see `HistoryPooling`.
+
+        `times` are int64[B, K] of the items and int64[B] of the targets.
+        """
+        target, values = self._with_actions(target, values, actions)
+        of_positions = None
+        if times is not None:
+            recent = recent_padded(times[0].unsqueeze(2), mask, self.length)
+            of_positions = _padded_before(times[1].unsqueeze(1), *recent)[0].squeeze(2)
         vectors, lengths, is_target = _padded_before(target, *recent_padded(values, mask, self.length))
-        hidden: Tensor = self.norm((self.encoder.padded(vectors, lengths + 1) * is_target).sum(1))
+        hidden: Tensor = self.norm((self.encoder.padded(vectors, lengths + 1, of_positions) * is_target).sum(1))
         return hidden
+
+    def _with_actions(self, target: Tensor, values: Tensor, actions: Tensor | None) -> tuple[Tensor, Tensor]:
+        if actions is None or self.unknown is None:
+            return target, values
+        return target + self.unknown, values + actions
 
 
 class InterestEvolution(HistoryPooling):

@@ -122,12 +122,12 @@ def recent_padded(values: Tensor, mask: Tensor, longest: int) -> tuple[Tensor, T
     """Return the last positions of padded sequences, side by side from the first place.
 
     Args:
-        values: float[B, K, D].
+        values: [B, K, D].
         mask: bool[B, K], the places that hold a position.
         longest: Greatest number of positions.
 
     Returns:
-        float[B, longest, D], zeros behind them, and their numbers int64[B].
+        [B, longest, D], zeros behind them, and their numbers int64[B].
     """
     count = mask.long().cumsum(1)
     total = count[:, -1:]
@@ -327,13 +327,16 @@ class HSTUBlock(SequenceEncoder):
         mixed = jagged_attention(q, k, v, offsets, self.form, biases)
         return self._combined(vectors, mixed.flatten(1), gate)
 
-    def padded(self, vectors: Tensor, lengths: Tensor) -> Tensor:
-        """Encode padded sequences; see `SequenceEncoder`."""
+    def padded(self, vectors: Tensor, lengths: Tensor, times: Tensor | None = None) -> Tensor:
+        """Encode padded sequences, whose positions have `times` int64[B, K] if there are biases of gaps."""
         gate, value, query, key = silu(self.projection(self.norms[0](vectors))).chunk(4, dim=2)
         shape = (*vectors.shape[:2], self.heads, self.width)
         q, k, v = (part.reshape(shape).transpose(1, 2) for part in (query, key, value))
         places = torch.arange(vectors.shape[1], device=vectors.device)
         scores = q @ k.transpose(2, 3) + self.distances[:, self.length - 1 + places.unsqueeze(1) - places]
+        if self.gaps is not None and times is not None:
+            buckets = ScoreBiases(time=self.gaps).of_gaps(times.unsqueeze(2) - times.unsqueeze(1))
+            scores = scores + self.gaps[:, buckets].transpose(0, 1)
         mask = attention_mask(lengths, vectors.shape[1], causal=True)
         mixed = silu(scores).masked_fill(~mask, 0.0) / self.length @ v
         return self._combined(vectors, mixed.transpose(1, 2).flatten(2), gate)
@@ -382,12 +385,12 @@ class HSTU(SequenceEncoder):
             vectors = block(vectors, offsets, times)
         return vectors
 
-    def padded(self, vectors: Tensor, lengths: Tensor) -> Tensor:
-        """Encode padded sequences; see `SequenceEncoder`."""
+    def padded(self, vectors: Tensor, lengths: Tensor, times: Tensor | None = None) -> Tensor:
+        """Encode padded sequences, whose positions have `times` int64[B, K] if there are biases of gaps."""
         vectors = self.positions.padded(vectors * self.scale, lengths)
         for block in self.blocks:
             assert isinstance(block, HSTUBlock)
-            vectors = block.padded(vectors, lengths)
+            vectors = block.padded(vectors, lengths, times)
         return vectors
 
 
