@@ -521,14 +521,23 @@ def tanh_layers(w: Weights, prefix: str, x: Array, layers: int) -> Array:
     return x
 
 
-def mult_vae(w: Weights, sample: Sample, spec: Any) -> Array:
-    keys, item = [key for key in sample.keys[spec.history] if key], sample.keys[spec.item][0]
+def encoded(w: Weights, keys: list[int], spec: Any) -> list[Array]:
+    """The mean and the logarithm of the variance of the latent vector of some items."""
     read = pooled(w.tables[f"{spec.item}.encoder"], keys, "sum") / math.sqrt(max(1, len(keys)))
     count = len(spec.hidden)
     hidden = tanh_layers(w, "encoder", np.tanh(read + w["first_bias"]), count - 1)
-    mean = w.linear(f"encoder.layers.{count - 1}", hidden)[: spec.latent]
-    decoded = tanh_layers(w, "decoder", mean, count)
-    return decoded @ w.tables[spec.item][item] + w.tables[f"{spec.item}.bias"][item]
+    return np.split(w.linear(f"encoder.layers.{count - 1}", hidden), 2)
+
+
+def mult_vae_scores(w: Weights, sample: Sample, spec: Any, noise: float | Array = 0.0) -> Array:
+    """The scores of all items, for the mean of the latent vector and so many of its standard deviations."""
+    mean, log_variance = encoded(w, [key for key in sample.keys[spec.history] if key], spec)
+    decoded = tanh_layers(w, "decoder", mean + noise * np.exp(log_variance / 2), len(spec.hidden))
+    return w.tables[spec.item] @ decoded + w.tables[f"{spec.item}.bias"][:, 0]
+
+
+def mult_vae(w: Weights, sample: Sample, spec: Any) -> Array:
+    return mult_vae_scores(w, sample, spec)[sample.keys[spec.item]]
 
 
 def logits(spec: ModelSpec, w: Weights, sample: Sample, dataset: DatasetSpec) -> Array:

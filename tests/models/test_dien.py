@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The auxiliary loss of DIEN: each state predicts the next item of its history, and not drawn ones."""
+"""The auxiliary loss of DIEN and its gradients: each state predicts the next item of its history, not drawn ones."""
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -18,8 +17,9 @@ from terarec.nn.objectives import BinaryObjective
 from terarec.spec import DIENSpec, DynamicTablesSpec, NegativesSpec
 from tests.errors import at
 from tests.models.every import HISTORY, dataset
-from tests.models.formulas import dien_states
-from tests.models.test_formulas import weights_of
+from tests.models.formulas import Weights, dien_states
+from tests.models.gradients import check_gradients
+from tests.models.test_formulas import random_model, weights_of
 
 COLUMNS = dataset(dense=0, categorical=("a", "past"))
 HISTORIES = [[1, 2, 0, 3], [], [4], [5, 6], [0, 0], [2, 2, 2, 1]]
@@ -47,7 +47,7 @@ def test_the_auxiliary_loss_is_that_of_the_formula(
     draw: str, is_weighted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = replace(SPEC, negatives=NegativesSpec(count=2, draw=draw))  # type: ignore[arg-type]
-    model = build_model(spec, COLUMNS, seed=1)
+    model = random_model(spec, COLUMNS)
     assert isinstance(model, DIEN)
     drawn: list[Negatives] = []
     original = Sampler.draw
@@ -61,30 +61,32 @@ def test_the_auxiliary_loss_is_that_of_the_formula(
     batch = batch_of(HISTORIES, ITEMS, weight)
     torch.manual_seed(0)
     with torch.no_grad():
-        output = model.train()(batch)
-        found = contract.training_loss(model, output, batch, BinaryObjective())
-        plain = BinaryObjective().loss(contract.logits_of(model, output), batch)
         evaluated = model.eval()(batch)
         assert not model.auxiliary_loss(evaluated, batch)
+    output = model.train()(batch)
+    found = contract.training_loss(model, output, batch, BinaryObjective())
+    plain = BinaryObjective().loss(contract.logits_of(model, output), batch)
     torch.testing.assert_close(contract.logits_of(model, output), contract.logits_of(model, evaluated))
 
-    w, losses, place = weights_of(model), [], 0
-    negatives = iter(drawn[0].keys.tolist())
     assert drawn[0].is_valid.all()
-    for sample, history in enumerate(HISTORIES):
-        keys = [key for key in history if key]
-        vectors = [w.tables["a"][key] for key in keys]
-        terms = []
-        for state, following in zip(dien_states(w, "attention.0", vectors, 4), keys[1:], strict=False):
-            others = [next(negatives) for _ in range(2)]
-            assert not set(others) & {0, *keys, ITEMS[sample]}
-            place += 1
-            own = math.log1p(math.exp(-state @ w.tables["a"][following]))
-            terms.append(own + np.mean([math.log1p(math.exp(state @ w.tables["a"][other])) for other in others]))
-        losses.append(np.mean(terms) if terms else 0.0)
-    assert place == 6
+    assert len(drawn[0].keys) == 2 * 6
     factors = np.ones(6) if weight is None else weight.numpy()
-    assert float(found - plain) == pytest.approx(0.5 * np.mean(factors * losses), rel=1e-4)
+
+    def expected(w: Weights) -> float:
+        losses, negatives = [], iter(drawn[0].keys.tolist())
+        for sample, history in enumerate(HISTORIES):
+            keys = [key for key in history if key]
+            vectors = [w.tables["a"][key] for key in keys]
+            terms = []
+            for state, following in zip(dien_states(w, "attention.0", vectors, 4), keys[1:], strict=False):
+                others = [next(negatives) for _ in range(2)]
+                assert not set(others) & {0, *keys, ITEMS[sample]}
+                own = np.logaddexp(0, -state @ w.tables["a"][following])
+                terms.append(own + np.mean([np.logaddexp(0, state @ w.tables["a"][other]) for other in others]))
+            losses.append(np.mean(terms) if terms else 0.0)
+        return float(0.5 * np.mean(factors * losses))
+
+    check_gradients(model, weights_of(model), found - plain, expected, tolerance=1e-4)
 
 
 def test_any_keys_have_the_other_items_of_the_batch() -> None:

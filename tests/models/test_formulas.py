@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every model over columns equals its formula in float64, on data sets of every shape."""
+"""Every model over columns equals its formula in float64, on data sets of every shape, and so do all gradients."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -7,8 +9,9 @@ import torch
 from torch import nn
 
 from terarec.batch import Batch, Jagged
-from terarec.models import build_model
+from terarec.models import build_model, contract
 from terarec.models.artifact import dense_state, tables
+from terarec.nn.objectives import BinaryObjective
 from terarec.spec import DatasetSpec
 from terarec.spec.model import ModelSpec
 from tests.models.every import (
@@ -24,7 +27,8 @@ from tests.models.every import (
     dataset,
     random_batch,
 )
-from tests.models.formulas import Sample, Weights, logits
+from tests.models.formulas import Array, Sample, Weights, logits
+from tests.models.gradients import check_gradients, rows_of
 
 SHAPES = {
     "all": dataset(),
@@ -53,7 +57,7 @@ def random_model(spec: ModelSpec, columns: DatasetSpec) -> nn.Module:
 
 def weights_of(model: nn.Module) -> Weights:
     dense = {name: tensor.detach().numpy() for name, tensor in dense_state(model).items()}
-    return Weights(dense, {name: table.weights.double().numpy() for name, table in tables(model).items()})
+    return Weights(dense, rows_of(model))
 
 
 def samples_of(batch: Batch) -> list[Sample]:
@@ -71,15 +75,25 @@ def samples_of(batch: Batch) -> list[Sample]:
 
 
 def check(spec: ModelSpec, columns: DatasetSpec, batch: Batch | None = None) -> None:
+    """Compare the logits, the loss and the gradients of a model with those of its formula."""
     model = random_model(spec, columns)
     batch = batch or random_batch(columns, seed=5)
-    weights = weights_of(model)
-    expected = np.stack([logits(spec, weights, sample, columns) for sample in samples_of(batch)])
-    with torch.no_grad():
-        output = model(Batch(dense=batch.dense.double(), label=batch.label, sparse=batch.sparse))
-        found = model.output_logits(output) if hasattr(model, "output_logits") else output
+    weight = torch.linspace(0.5, 2.0, batch.batch_size)
+    batch = replace(batch, dense=batch.dense.double(), weight=weight)
+    samples, weights = samples_of(batch), weights_of(model)
+    label, factors = batch.label.double().numpy(), weight.double().numpy()[:, None]
+
+    def of_formula(weights: Weights) -> Array:
+        return np.stack([logits(spec, weights, sample, columns) for sample in samples])
+
+    def loss(weights: Weights) -> float:
+        found = of_formula(weights)
+        return float(np.mean((np.logaddexp(0, found) - label * found) * factors))
+
+    found = contract.logits_of(model, model(batch))
     assert found.shape == (batch.batch_size, len(columns.labels))
-    np.testing.assert_allclose(found.numpy(), expected, rtol=2e-5, atol=2e-5)  # rows are float32
+    np.testing.assert_allclose(found.detach().numpy(), of_formula(weights), rtol=2e-5, atol=2e-5)  # rows are float32
+    check_gradients(model, weights, BinaryObjective().loss(found, batch), loss)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Losses of MF-BPR, NCF, YouTubeDNN and Mult-VAE against their formulas in float64, and what these models learn."""
+"""Losses of MF-BPR, NCF, YouTubeDNN and Mult-VAE against their formulas in float64, and what these models learn.
+
+The gradients of all weights are compared, too.
+"""
 
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,7 +35,8 @@ from terarec.spec import (
 )
 from tests.errors import at
 from tests.models.every import dataset
-from tests.models.formulas import Array, Sample, logits
+from tests.models.formulas import Sample, Weights, encoded, logits, mult_vae_scores
+from tests.models.gradients import check_gradients
 from tests.models.test_formulas import samples_of, weights_of
 
 ROWS = 9
@@ -48,7 +53,7 @@ NEXT = {"item": "a", "history": "past"}
 def batch_of(columns: DatasetSpec, **bags: list[list[int]]) -> Batch:
     every = [bag for column in columns.categorical for bag in bags[column.name]]
     return Batch(
-        dense=torch.empty(len(LABELS), 0),
+        dense=torch.empty(len(LABELS), 0, dtype=torch.float64),
         label=torch.tensor(LABELS)[:, None],
         sparse=Jagged(
             names=tuple(column.name for column in columns.categorical),
@@ -64,7 +69,7 @@ LISTS = batch_of(HISTORIES, a=[[item] for item in ITEMS], past=PAST)
 
 
 def model_of(spec: Any, columns: DatasetSpec) -> Any:
-    """None of its weights near its first value."""
+    """In float64 but for its tables, none of its weights near its first value."""
     model = build_model(spec, columns, seed=1)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
@@ -74,7 +79,7 @@ def model_of(spec: Any, columns: DatasetSpec) -> Any:
         for collection in (model.embedding, *([model.biases] if isinstance(model, MultVAE) else [])):
             for table in collection.specs:
                 collection.table(table.name).normal_(0, 0.5, generator=generator)
-    return model
+    return model.double()
 
 
 @pytest.fixture
@@ -94,15 +99,14 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return results
 
 
-def loss_of(model: Any, batch: Batch) -> float:
+def loss_of(model: Any, batch: Batch) -> Tensor:
     torch.manual_seed(0)
-    with torch.no_grad():
-        return float(contract.training_loss(model, model(batch), batch, BinaryObjective()))
+    return contract.training_loss(model, model(batch), batch, BinaryObjective())
 
 
-def score_of(spec: Any, model: Any, columns: DatasetSpec, sample: Sample, item: int) -> float:
+def score_of(spec: Any, w: Weights, columns: DatasetSpec, sample: Sample, item: int) -> float:
     changed = Sample(sample.dense, {**sample.keys, "a": [item]})
-    return float(logits(spec, weights_of(model), changed, columns)[0])
+    return float(logits(spec, w, changed, columns)[0])
 
 
 POSITIVES = [(1, 5), (2, 7)]  # of the train split besides the batch
@@ -116,30 +120,36 @@ def test_the_loss_of_pairs(spec: Any, draw: str, drawn: list[Any]) -> None:
     spec = replace(spec, negatives=negatives)
     model = model_of(spec, COLUMNS)
     model.know_positives(*torch.tensor(POSITIVES).T)
-    found = loss_of(model, PAIRS)
+    loss = loss_of(model, PAIRS)
     (result,) = drawn
     assert isinstance(result, Negatives)
-    losses, number = [], 0
-    for row, sample in enumerate(samples_of(PAIRS)):
-        own = score_of(spec, model, COLUMNS, sample, ITEMS[row])
-        chosen = zip(result.keys[2 * row : 2 * row + 2].tolist(), result.is_valid[2 * row :].tolist(), strict=False)
-        others = [key for key, is_valid in chosen if is_valid]
-        is_positive = LABELS[row] > 0 and ITEMS[row] > 0
-        if is_positive:
-            assert not set(others) & (OWNED[USERS[row]] | {0})
-            assert draw != "column" or set(others) <= set(SHOWN[row])
-            assert draw in ("batch", "column") or len(others) == 2
-        terms = [np.logaddexp(0, score_of(spec, model, COLUMNS, sample, key)) for key in others]
-        if spec.loss == "bpr":
-            counts = is_positive and bool(others)
-            terms = [np.logaddexp(0, score_of(spec, model, COLUMNS, sample, key) - own) for key in others]
-            value = np.mean(terms) if counts else 0.0
-        else:
-            counts = ITEMS[row] > 0
-            value = np.logaddexp(0, -own) + sum(terms) if is_positive else np.logaddexp(0, own)
-        losses.append(value * counts * float(PAIRS.weight[row]))  # type: ignore[index]
-        number += counts
-    assert found == pytest.approx(sum(losses) / number, rel=1e-4)
+    keys, is_valid = result.keys.view(-1, 2).tolist(), result.is_valid.view(-1, 2).tolist()
+    others = [[key for key, counts in zip(*one, strict=True) if counts] for one in zip(keys, is_valid, strict=True)]
+    is_item = [item > 0 for item in ITEMS]
+    is_positive = [label > 0 and item > 0 for label, item in zip(LABELS, ITEMS, strict=True)]
+    for row, of_row in enumerate(others):
+        if is_positive[row]:
+            assert not set(of_row) & (OWNED[USERS[row]] | {0})
+            assert draw != "column" or set(of_row) <= set(SHOWN[row])
+            assert draw in ("batch", "column") or len(of_row) == 2
+
+    def expected(w: Weights) -> float:
+        losses, number = [], 0
+        for row, sample in enumerate(samples_of(PAIRS)):
+            own = score_of(spec, w, COLUMNS, sample, ITEMS[row])
+            scores = np.array([score_of(spec, w, COLUMNS, sample, key) for key in others[row]])
+            if spec.loss == "bpr":
+                counts = is_positive[row] and bool(others[row])
+                value = np.logaddexp(0, scores - own).mean() if counts else 0.0
+            else:
+                counts = is_item[row]
+                value = np.logaddexp(0, -own) + np.logaddexp(0, scores).sum()
+                value = value if is_positive[row] else np.logaddexp(0, own)
+            losses.append(value * counts * float(PAIRS.weight[row]))  # type: ignore[index]
+            number += counts
+        return float(sum(losses) / number)
+
+    check_gradients(model, weights_of(model), loss, expected, tolerance=1e-4)
 
 
 def softmax_loss(own: float, others: list[float]) -> float:
@@ -152,7 +162,7 @@ def test_the_sampled_softmax_of_pairs(draw: str, drawn: list[Any]) -> None:
     spec = MFBPRSpec(**PAIR, loss="sampled_softmax", negatives=negatives)  # type: ignore[arg-type]
     model = model_of(spec, COLUMNS)
     model.know_positives(*torch.tensor(POSITIVES).T)
-    found = loss_of(model, PAIRS)
+    loss = loss_of(model, PAIRS)
     keys = drawn[0][0].tolist()
     items = [item for item in ITEMS if item]
     counts = np.bincount([1, 2, 4, 6], minlength=ROWS)
@@ -164,14 +174,17 @@ def test_the_sampled_softmax_of_pairs(draw: str, drawn: list[Any]) -> None:
             return float(popular[key] / popular[1:].sum())
         return share / (ROWS - 1) + (1 - share) * items.count(key) / len(items)
 
-    losses = []
-    for row, sample in enumerate(samples_of(PAIRS)):
-        if LABELS[row] > 0 and ITEMS[row] > 0:
-            own = score_of(spec, model, COLUMNS, sample, ITEMS[row]) - math.log(q(ITEMS[row]))
-            others = [key for key in keys if key not in OWNED[USERS[row]]]
-            scores = [score_of(spec, model, COLUMNS, sample, key) - math.log(q(key)) for key in others]
-            losses.append(softmax_loss(own, scores) * float(PAIRS.weight[row]))  # type: ignore[index]
-    assert found == pytest.approx(np.mean(losses), rel=1e-4)
+    def expected(w: Weights) -> float:
+        losses = []
+        for row, sample in enumerate(samples_of(PAIRS)):
+            if LABELS[row] > 0 and ITEMS[row] > 0:
+                own = score_of(spec, w, COLUMNS, sample, ITEMS[row]) - math.log(q(ITEMS[row]))
+                others = [key for key in keys if key not in OWNED[USERS[row]]]
+                scores = [score_of(spec, w, COLUMNS, sample, key) - math.log(q(key)) for key in others]
+                losses.append(softmax_loss(own, scores) * float(PAIRS.weight[row]))  # type: ignore[index]
+        return float(np.mean(losses))
+
+    check_gradients(model, weights_of(model), loss, expected, tolerance=1e-4)
 
 
 @pytest.mark.parametrize("loss", ["softmax", "sampled_softmax"])
@@ -180,68 +193,65 @@ def test_the_loss_of_youtube_dnn(loss: str, drawn: list[Any]) -> None:
     model = model_of(spec, HISTORIES)
     found = loss_of(model, LISTS)
     every = list(range(1, ROWS)) if loss == "softmax" else drawn[0][0].tolist()
-    losses = []
-    for row, sample in enumerate(samples_of(LISTS)):
-        if LABELS[row] > 0 and ITEMS[row] > 0:
-            mine = {ITEMS[row]} if loss == "softmax" else {ITEMS[row], *PAST[row]}
-            others = [score_of(spec, model, HISTORIES, sample, key) for key in every if key not in mine]
-            own = score_of(spec, model, HISTORIES, sample, ITEMS[row])
-            losses.append(softmax_loss(own, others) * float(LISTS.weight[row]))  # type: ignore[index]
-    assert found == pytest.approx(np.mean(losses), rel=1e-4)
+
+    def expected(w: Weights) -> float:
+        losses = []
+        for row, sample in enumerate(samples_of(LISTS)):
+            if LABELS[row] > 0 and ITEMS[row] > 0:
+                mine = {ITEMS[row]} if loss == "softmax" else {ITEMS[row], *PAST[row]}
+                others = [score_of(spec, w, HISTORIES, sample, key) for key in every if key not in mine]
+                own = score_of(spec, w, HISTORIES, sample, ITEMS[row])
+                losses.append(softmax_loss(own, others) * float(LISTS.weight[row]))  # type: ignore[index]
+        return float(np.mean(losses))
+
+    check_gradients(model, weights_of(model), found, expected, tolerance=1e-4)
 
 
 @pytest.mark.parametrize(
     ("loss", "draw"), [("softmax", "uniform"), ("sampled_softmax", "uniform"), ("sampled_softmax", "batch")]
 )
 def test_the_loss_of_mult_vae(loss: str, draw: str, drawn: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """With noise of zeros, so that the latent vector is its mean."""
     spec = MultVAESpec(**NEXT, hidden=(6, 5), latent=3, dropout=0.0, beta=0.3, anneal_steps=4, loss=loss)  # type: ignore[arg-type]
     spec = replace(spec, negatives=NegativesSpec(count=7, draw=draw))  # type: ignore[arg-type]
     predicted = [key for row in range(len(LABELS)) for key in (*PAST[row], ITEMS[row]) if key]
-    model = model_of(spec, HISTORIES)
-    monkeypatch.setattr(torch, "randn_like", torch.zeros_like)
-    w = weights_of(model)
-    for step in (1, 2):
-        found = loss_of(model, LISTS)
-        every = list(range(1, ROWS)) if loss == "softmax" else drawn[-1][0].tolist()
+    model, samples = model_of(spec, HISTORIES), samples_of(LISTS)
+    noise = torch.linspace(-1.5, 1.2, 18, dtype=torch.float64).view(6, 3)
+    monkeypatch.setattr(torch, "randn_like", lambda like: noise.to(like.dtype))
+
+    def expected(w: Weights, step: int, every: list[int]) -> float:
         losses = []
-        for row, sample in enumerate(samples_of(LISTS)):
+        for row, sample in enumerate(samples):
             if LABELS[row] == 0 or ITEMS[row] == 0:
                 continue
             mine = [key for key in (*PAST[row], ITEMS[row]) if key]
-            scores = {key: score_of(spec, model, HISTORIES, sample, key) for key in range(1, ROWS)}
+            scores = mult_vae_scores(w, sample, spec, noise[row].numpy())
             if draw == "batch":  # less the logarithm of the probability of a draw
-                scores = {
-                    key: score - math.log(predicted.count(key)) for key, score in scores.items() if key in predicted
-                }
+                scores = scores - np.log([max(1, predicted.count(key)) for key in range(ROWS)])
             value = 0.0
             for target in mine:
                 taken = {target} if loss == "softmax" else set(mine)
                 value += softmax_loss(scores[target], [scores[key] for key in every if key not in taken])
-            value += 0.3 * step / 4 * divergence(w, [key for key in PAST[row] if key])
+            # The divergence of the latent vector from a standard normal one, by the formula for two normal ones.
+            mean, log_variance = encoded(w, [key for key in PAST[row] if key], spec)
+            value += 0.3 * step / 4 * float((mean**2 + np.exp(log_variance) - 1 - log_variance).sum() / 2)
             losses.append(value * float(LISTS.weight[row]))  # type: ignore[index]
-        assert found == pytest.approx(np.mean(losses), rel=1e-4)
+        return float(np.mean(losses))
+
+    for step in (1, 2):
+        found = loss_of(model, LISTS)
+        every = list(range(1, ROWS)) if loss == "softmax" else drawn[-1][0].tolist()
+        check_gradients(model, weights_of(model), found, partial(expected, step=step, every=every), tolerance=1e-4)
+        model.zero_grad()
     assert int(model.updates) == 2
     model.eval()
-    evaluated = [
-        softmax_loss(
-            score_of(spec, model, HISTORIES, sample, ITEMS[row]),
-            [score_of(spec, model, HISTORIES, sample, key) for key in range(1, ROWS) if key != ITEMS[row]],
-        )
-        * float(LISTS.weight[row])  # type: ignore[index]
-        for row, sample in enumerate(samples_of(LISTS))
-        if LABELS[row] > 0 and ITEMS[row] > 0
-    ]
+    evaluated = []
+    for row, sample in enumerate(samples):
+        scores = mult_vae_scores(weights_of(model), sample, spec)
+        if LABELS[row] > 0 and ITEMS[row] > 0:
+            others = [scores[key] for key in range(1, ROWS) if key != ITEMS[row]]
+            evaluated.append(softmax_loss(scores[ITEMS[row]], others) * float(LISTS.weight[row]))  # type: ignore[index]
     if loss == "softmax":
-        assert loss_of(model, LISTS) == pytest.approx(np.mean(evaluated), rel=1e-4)
-
-
-def divergence(w: Any, keys: list[int]) -> float:
-    """Of the latent vector from a standard normal distribution, by its formula for two normal ones."""
-    read: Array = sum((w.tables["a.encoder"][key] for key in keys), np.zeros(6)) / math.sqrt(max(1, len(keys)))
-    hidden = np.tanh(w.linear("encoder.layers.0", np.tanh(read + w["first_bias"])))
-    mean, log_variance = np.split(w.linear("encoder.layers.1", hidden), 2)
-    return float((mean**2 + np.exp(log_variance) - 1 - log_variance).sum() / 2)
+        assert loss_of(model, LISTS).item() == pytest.approx(np.mean(evaluated), rel=1e-4)
 
 
 def test_items_are_left_out_of_the_input_in_training_alone() -> None:

@@ -1,17 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sequence models equal their papers' formulas in plain torch and float64, one history after the other, and learn."""
+"""Sequence models equal their papers' formulas in plain torch and float64, one history after the other, and learn.
+
+So do their losses, and the gradients of these.
+"""
 
 import math
 from dataclasses import replace
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from terarec.batch import Batch, Jagged
 from terarec.errors import ConfigError
+from terarec.export.lookups import exportable
+from terarec.export.scoring import BatchScoring
 from terarec.models import build_model
+from terarec.models.bert4rec import BERT4Rec
 from terarec.models.sequences import SequenceModel
 from terarec.optim import RowOptimizer, build_dense_optimizer
 from terarec.spec import (
@@ -30,6 +37,7 @@ from terarec.spec import (
 from terarec.spec.sequences import SequenceLoss, SequenceSpec
 from tests.errors import at
 from tests.models.every import SEQUENCE_MODELS, dataset
+from tests.models.gradients import gradients_of
 from tests.params import in_every_run
 
 ROWS = 9
@@ -70,8 +78,8 @@ class ByHand:
 
     def __init__(self, model: SequenceModel) -> None:
         self.model, self.spec = model, model.spec
-        self.w = {name: value.detach() for name, value in model.state_dict().items()}
-        self.table = model.embedding.table("a").detach().double()
+        self.w = {name: value.detach().clone().requires_grad_() for name, value in model.named_parameters()}
+        self.table = model.embedding.table("a").detach().double().requires_grad_()
 
     def linear(self, name: str, x: Tensor) -> Tensor:
         return x @ self.w[f"{name}.weight"].T + self.w.get(f"{name}.bias", torch.zeros(()))
@@ -159,7 +167,21 @@ class ByHand:
         if not any(history):
             return 0.0
         last = self.hidden(history, masked=isinstance(self.spec, BERT4RecSpec))[-1]
-        return float(last @ self.scaled(self.table[item]))
+        return (last @ self.scaled(self.table[item])).item()
+
+    def check(self, expected: Tensor, found: Tensor) -> None:
+        """Compare a loss of the model, and its gradients, with those of the formulas."""
+        torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=1e-4)
+        expected.backward()
+        gradients = gradients_of(self.model, found)
+        gradients.tables["a"] -= 0.0 if self.table.grad is None else self.table.grad.numpy()
+        np.testing.assert_allclose(gradients.tables["a"], 0.0, atol=1e-4)
+        for name, parameter in self.w.items():
+            if not name.endswith("rows"):
+                nothing = torch.zeros_like(parameter)
+                of_formula = (nothing if parameter.grad is None else parameter.grad).numpy()
+                of_model = gradients.dense.get(name, nothing.detach().numpy())
+                np.testing.assert_allclose(of_model, of_formula, rtol=1e-4, atol=1e-4, err_msg=name)
 
 
 SPECS: dict[str, SequenceSpec] = {
@@ -204,6 +226,13 @@ def test_gaps_in_time_bias_the_attention_of_hstu() -> None:
         if kept:
             expected = by_hand.hstu(by_hand.table[[key for key, _ in kept]], [time for _, time in kept])[-1]
         torch.testing.assert_close(users[row], expected / spec.temperature, atol=1e-5, rtol=1e-5)
+    # As an exported program computes them, of padded lists.
+    scoring = BatchScoring(model, columns, tables=True, key_inputs=(), scores=torch.sigmoid)
+    with exportable(model, tables=True), torch.no_grad():
+        (scores,) = scoring(*(torch.from_numpy(one.read(batch)) for one in scoring.inputs))
+    with torch.no_grad():
+        expected = model.output_logits(model(batch)).sigmoid().float()
+    torch.testing.assert_close(scores, expected, atol=1e-5, rtol=1e-5)
     short = Jagged(names=("a", "past", "when"), keys=keys[:-1], offsets=torch.tensor([0, *sizes[:-1], 1]).cumsum(0))
     with pytest.raises(ConfigError, check=at("column 'when', row 5", "got a list of 1 for 2 items")):
         model(replace(batch, sparse=short))
@@ -279,7 +308,7 @@ def test_each_position_predicts_the_next_item(monkeypatch: pytest.MonkeyPatch, k
             number += 1
             if label:
                 losses.append(value)
-    torch.testing.assert_close(found.double(), torch.stack(losses).mean(), atol=1e-4, rtol=1e-4)
+    by_hand.check(torch.stack(losses).mean(), found)
 
 
 @pytest.mark.parametrize("loss", get_args(SequenceLoss))
@@ -297,27 +326,32 @@ def test_a_batch_of_users_without_history_has_no_loss(kind: str, loss: str) -> N
         assert not model.eval().user_vectors(batch).any()
 
 
-def test_masked_items_are_predicted_from_the_rest() -> None:
+def test_masked_items_are_predicted_from_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of(replace(SPECS["bert4rec"], max_length=6)).train()
-    by_hand, seen = ByHand(model), 0
+    assert isinstance(model, BERT4Rec)
+    original, masks = model._masks, []
+
+    def kept(*arguments: Tensor) -> Tensor:
+        masks.append(original(*arguments))
+        return masks[-1]
+
+    monkeypatch.setattr(model, "_masks", kept)
+    labels = [1.0, 1.0, 1.0, 1.0, 1.0, 0.0]  # the last sample has no loss
+    batch, by_hand, losses = batch_of(HISTORIES, ITEMS, labels), ByHand(model), []
     torch.manual_seed(0)
-    with torch.no_grad():
-        output = model(BATCH)
-        samples, keys = output.samples.tolist(), output.keys.tolist()
-        for sample, (history, item) in enumerate(zip(HISTORIES, ITEMS, strict=True)):
-            sequence = [*(key for key in history if key), item]
-            rows = [row for row, owner in enumerate(samples) if owner == sample]
-            assert rows  # at least one in each sample
-            # The masked places are found by their keys, which are distinct in each of these sequences but the last.
-            if len(set(sequence)) < len(sequence):
-                continue
-            places = [sequence.index(keys[row]) for row in rows]
-            x = by_hand.table[sequence].clone()
-            x[places] = by_hand.w["mask"]
-            torch.testing.assert_close(output.positions[rows], by_hand.bert4rec(x)[places], atol=1e-5, rtol=1e-5)
-            torch.testing.assert_close(output.targets[rows].double(), by_hand.table[sequence][places])
-            seen += len(rows)
-    assert seen > 5
+    found = model.training_loss(model(batch), batch)
+    sequences = [[*(key for key in history if key), item] for history, item in zip(HISTORIES, ITEMS, strict=True)]
+    (of_batch,) = masks
+    for sequence, is_masked, label in zip(sequences, of_batch.split(list(map(len, sequences))), labels, strict=True):
+        assert is_masked.any()  # at least one in each sample
+        x = torch.where(is_masked[:, None], by_hand.w["mask"], by_hand.table[sequence])
+        hidden = by_hand.bert4rec(x)
+        for place in is_masked.nonzero().flatten().tolist():
+            every = by_hand.table[1:] @ hidden[place]
+            if label:
+                losses.append(every.logsumexp(0) - every[sequence[place] - 1])
+    assert len(losses) > 5
+    by_hand.check(torch.stack(losses).mean(), found)
 
 
 @pytest.mark.parametrize(
@@ -339,12 +373,22 @@ def test_popularity_is_that_of_positive_items(spec: Any, counted: list[int]) -> 
 
 
 @pytest.mark.parametrize("probability", [0.2, 0.6])
-def test_the_share_of_masked_items(probability: float) -> None:
-    model = build_model(replace(SPECS["bert4rec"], max_length=50, mask=probability), COLUMNS)  # type: ignore[arg-type,call-arg]
-    histories = [[1, 2, 3, 4, 5, 6, 7, 8] * 5] * 200
+@pytest.mark.parametrize("length", [1, 2, 40])
+def test_items_are_masked_alike(length: int, probability: float) -> None:
+    """But the last one of a sample in which no other is: always, where it is the only one."""
+    spec = replace(SPECS["bert4rec"], mask=probability)  # type: ignore[call-arg]
+    model, count = build_model(spec, COLUMNS), 2000  # type: ignore[arg-type]
+    assert isinstance(model, BERT4Rec)
+    offsets = torch.arange(count + 1) * length
     torch.manual_seed(0)
-    output = model(batch_of(histories, [1] * 200))
-    assert len(output.keys) / (200 * 41) == pytest.approx(probability, abs=0.02)
+    is_masked = model._masks(offsets, torch.arange(count).repeat_interleave(length), offsets[1:] - 1)
+    shares = torch.full((length,), probability, dtype=torch.float64)
+    shares[-1] += (1 - probability) ** length
+    counts = is_masked.view(count, length).sum(0)
+    assert not (counts - count * shares)[shares == 1].any()
+    # The sum of squares of `length` normal numbers: 0.1 % of samples have more.
+    deviations = (counts - count * shares).square() / (count * shares * (1 - shares)).clamp_min(1e-9)
+    assert deviations.sum() < {1: 10.8, 2: 13.8, 40: 73.4}[length]
 
 
 @pytest.mark.parametrize("kind", SPECS)

@@ -12,6 +12,9 @@ from terarec.models import TwoTower
 from terarec.models.two_tower import ItemFrequency
 from terarec.nn.losses import in_batch_softmax, mean_of_counted
 from tests.models.every import TWO_TOWER_MODELS, dataset, random_batch
+from tests.models.formulas import Sample, Weights, logits
+from tests.models.gradients import check_gradients
+from tests.models.test_formulas import random_model, samples_of, weights_of
 
 COLUMNS = dataset()
 
@@ -56,12 +59,12 @@ def test_the_vectors_of_users_and_items_give_the_logits() -> None:
         torch.testing.assert_close(model.output_logits(model(batch)), scores.diagonal()[:, None])
 
 
-def brute_force(users, items, keys, log_q, queries, weights):
-    """Sample by sample, candidate by candidate."""
+def brute_force(score, keys, log_q, queries, weights):
+    """Sample by sample, candidate by candidate, for the score of a user and an item."""
     losses = []
     for i in np.flatnonzero(queries):
         candidates = [j for j in range(len(keys)) if j == i or keys[j] != keys[i]]
-        scores = [float(users[i] @ items[j]) - log_q[j] for j in candidates]
+        scores = [score(i, j) - log_q[j] for j in candidates]
         own = scores[candidates.index(i)]
         losses.append(weights[i] * (math.log(sum(map(math.exp, scores))) - own))
     return np.mean(losses)
@@ -86,7 +89,36 @@ def test_the_loss_equals_brute_force(has_log_q: bool, has_weights: bool, has_que
     found, _ = mean_of_counted(
         losses, torch.from_numpy(queries), torch.from_numpy(weights) if has_weights else None, None
     )
-    assert found.item() == pytest.approx(brute_force(users, items, keys, log_q, queries, weights), rel=1e-5)
+    wanted = brute_force(lambda i, j: float(users[i] @ items[j]), keys, log_q, queries, weights)
+    assert found.item() == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", TWO_TOWER_MODELS)
+def test_the_loss_of_a_model_and_its_gradients_equal_the_formula(name: str) -> None:
+    spec, batch = TWO_TOWER_MODELS[name], replace(random_batch(COLUMNS, 7, seed=3), weight=torch.rand(7))
+    model = random_model(spec, COLUMNS)
+    assert isinstance(model, TwoTower)
+    model.frequency.update(batch.sparse.keys[:3])  # so that items are not equally frequent
+    batch, samples = replace(batch, dense=batch.dense.double()), samples_of(batch)
+    keys = batch.sparse.keys[:7].numpy()
+    log_q = model.frequency.log_probability(batch.sparse.keys[:7]).tolist()
+    is_user = np.array([column.name in spec.user for column in COLUMNS.dense])
+
+    def of_both(i: int, j: int) -> Sample:
+        """The user of one sample with the item of another."""
+        dense = np.where(is_user, samples[i].dense, samples[j].dense)
+        return Sample(dense, {name: samples[i if name in spec.user else j].keys[name] for name in samples[i].keys})
+
+    def loss(weights: Weights) -> float:
+        return brute_force(
+            lambda i, j: float(logits(spec, weights, of_both(i, j), COLUMNS)[0]),
+            keys,
+            log_q,
+            batch.label[:, 0].numpy() > 0,
+            batch.weight.double().numpy(),
+        )
+
+    check_gradients(model, weights_of(model), model.training_loss(model(batch), batch), loss, tolerance=1e-4)
 
 
 def test_scores_of_16_bits_are_added_up_in_float32() -> None:

@@ -227,9 +227,11 @@ class ItemFrequency(nn.Module):
         self.num_batches += 1
         # A cell may occur often in `cells`; all of these writes have the same value.
         sightings = self.sightings[cells] + 1
-        weight = (1.0 / sightings).clamp_min(self.decay)
-        passed = (self.num_batches - self.last_batch[cells]).float()
-        self.interval[cells] = torch.lerp(self.interval[cells], passed, weight)
+        interval = self.interval[cells]
+        # In the type of the cells, which `Module.double` changes.
+        weight = (1.0 / sightings.to(interval.dtype)).clamp_min(self.decay)
+        passed = (self.num_batches - self.last_batch[cells]).to(interval.dtype)
+        self.interval[cells] = torch.lerp(interval, passed, weight)
         self.sightings[cells] = sightings
         self.last_batch[cells] = self.num_batches.expand_as(cells)
 
