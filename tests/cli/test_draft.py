@@ -299,3 +299,53 @@ def test_quotes_line_ends_and_latin_1(tmp_path: Path) -> None:
     spec = Workflow.from_json(tmp_path / "log.workflow.json").spec
     assert (spec.source.quote, spec.source.encoding) == (True, "latin-1")
     assert found["rows"] == 200
+
+
+def test_a_few_damaged_rows_change_neither_the_label_nor_a_column_of_decimals(tmp_path: Path) -> None:
+    content = [{**row, "price": f"{row['price']:.2f}"} for row in rows()]
+    content[7]["price"] = "1.299,00 EUR"
+    content[9]["clicked"] = ""
+    path = write_lines(tmp_path / "log.tsv", content, "\t")
+    for options in ([], ["--label", "clicked"]):
+        found = figures("workflow", "draft", path, "--out", tmp_path / "w.json", "--force", *options)
+        assert {item["column"]: item["use"] for item in found["columns"]} == USES
+        assert "missing in 1 of 300 rows" in found["label_reason"]
+        assert any(
+            "1 of 300 values of 'price' are no numbers, such as '1.299,00 EUR'" in why
+            for why in found["format_reasons"]
+        )
+    report = figures("prepare", tmp_path / "w.json", path, "--out", tmp_path / "data", "--bad-input", "missing")
+    assert (report["rows"], report["bad_input"]["counts"]) == (299, {"label": 1, "number": 1})
+
+
+def test_a_column_that_cannot_be_the_label_is_rejected(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "log.tsv", rows(), "\t")
+    for column in ("genres", "when", "constant", "session"):
+        expected = "expected a column of several numbers, or of 2 to 12 texts, one value a row"
+        rejected("workflow", "draft", path, "--out", tmp_path / "w.json", "--label", column, problem=expected)
+
+
+def test_files_of_two_formats_are_told(tmp_path: Path) -> None:
+    table = write_lines(tmp_path / "a.csv", rows(), ",")
+    lines = tmp_path / "b.jsonl"
+    lines.write_text("".join(json.dumps(row) + "\n" for row in rows()))
+    rejected(
+        "workflow",
+        "draft",
+        table,
+        lines,
+        "--out",
+        tmp_path / "w.json",
+        error=FormatError,
+        problem="is JSON lines, expected delimited text",
+    )
+    rejected(
+        "workflow",
+        "draft",
+        lines,
+        table,
+        "--out",
+        tmp_path / "w.json",
+        error=FormatError,
+        problem="none of its first 301 rows can be read",
+    )

@@ -77,6 +77,8 @@ _LARGEST_NUMBER = 1 << 31
 """Integers from here on count nothing."""
 _FULL_RANGE = 0.9
 """Share of the integers between the least and the largest that codes fill, and measured numbers do not."""
+_FEW_UNLABELLED = 0.01
+"""Share of rows without a value that a guessed label may have."""
 _LEAK_AUC = 0.95
 _CHANCE = 1e-6
 _LEAST_OF_LABEL = 20
@@ -150,6 +152,10 @@ def draft_workflow(sources: Sequence[str | Path], label: str | None = None, name
         raise FieldError("", "label", f"{problem}, expected one of {', '.join(column.name for column in columns)}")
     rows = max(len(column.values) for column in columns)
     chosen, label_spec, label_reason = _find_label(columns, label)
+    if chosen.missing:
+        label_reason += (
+            f"; missing in {chosen.missing:,} of {rows:,} rows, which terarec prepare leaves out with --bad-input skip"
+        )
     others = [column for column in columns if column is not chosen]
     positives = _positives(chosen, label_spec)
     choices = {column.name: _choice(column, rows, positives) for column in others}
@@ -214,8 +220,8 @@ def _find_label(columns: Sequence[SampledColumn], name: str | None) -> tuple[Sam
         chosen = columns[names.index(name)]
         label = _label_of(chosen)
         if label is None:
-            problem = f"got {quoted(name)}, expected a column of texts or numbers with several values in every row"
-            raise FieldError("", "label", problem)
+            expected = f"a column of several numbers, or of 2 to {_FEW_VALUES} texts, one value a row"
+            raise FieldError("", "label", f"got {quoted(name)}, expected {expected}")
         return chosen, label[0], f"as you say; {label[1]}"
     # Reversed, so that the first of several names that differ in case alone counts.
     lower = {column.name.lower(): column for column in reversed(columns)}
@@ -224,7 +230,8 @@ def _find_label(columns: Sequence[SampledColumn], name: str | None) -> tuple[Sam
     pairs = [(column, "the last column of two values") for column in reversed(columns) if column.distinct == 2]
     for column, reason in (*named, *binary, *pairs):
         label = _label_of(column)
-        if label is not None:
+        # A few damaged rows lack their label; a column that is often missing is something else.
+        if label is not None and column.missing <= _FEW_UNLABELLED * len(column.values):
             return column, label[0], f"guessed by {reason}; {label[1]}"
     raise FieldError("", "label", f"no column looks like one, expected one of {', '.join(names)}")
 
@@ -236,17 +243,18 @@ def _is_binary(column: SampledColumn) -> bool:
 
 def _label_of(column: SampledColumn) -> tuple[LabelSpec, str] | None:
     """Return a column as a label, and the meaning of its values; None if it cannot be a label."""
-    if column.missing or column.is_list or column.distinct < 2 or column.spec.type in ("hex32", "time"):
+    if column.is_list or column.distinct < 2 or column.spec.type in ("hex32", "time"):
         return None
+    present = column.items.drop_null()
     if column.spec.type == "text":
         if column.distinct > _FEW_VALUES:
             return None
-        counts = {item["values"]: item["counts"] for item in pc.value_counts(column.items).to_pylist()}
+        counts = {item["values"]: item["counts"] for item in pc.value_counts(present).to_pylist()}
         words = [value for value in counts if value.lower() in _POSITIVE_WORDS]
         positive = words[0] if words else min(counts, key=lambda value: (counts[value], value))
         why = "a word for yes" if words else "the rarest value"
         return LabelSpec(name=column.name, positives=(positive,)), f"{positive!r} means 1: {why}"
-    values = column.items.to_numpy(zero_copy_only=False).astype(np.float64)
+    values = present.to_numpy(zero_copy_only=False).astype(np.float64)
     if values.min() >= 0 and values.max() <= 1:
         return LabelSpec(name=column.name, is_probability=True), "numbers from 0 to 1"
     levels = np.unique(values)[1:]

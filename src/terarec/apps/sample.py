@@ -37,6 +37,8 @@ _DELIMITERS = ("\t", ",", ";", "|", "::", " ")
 _MISSING_WORDS = ("?", "NULL", "null", "NaN", "nan", "\\N", "NA", "N/A", "None", "-")
 _SURELY_MISSING = frozenset({"?", "NULL", "null", "\\N"})
 """Words that mean a missing value among texts, too; the others do only among numbers."""
+_FEW_ODD = 0.01
+"""Share of the values of a column of decimals that may be typing errors, and not words of a code."""
 _TIME_FORMATS = (
     *("%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%SZ", "%Y-%m-%d %H:%M:%S UTC", "%Y-%m-%d %H:%M"),
     *("%Y-%m-%d", "%Y/%m/%d %H:%M:%S", "%Y/%m/%d", "%m/%d/%Y %I:%M:%S %p", "%m/%d/%Y %H:%M:%S", "%m/%d/%Y"),
@@ -120,7 +122,7 @@ def read_sample(sources: Sequence[str | Path]) -> Sample:
     spec, columns, faults = _with_quotes(spec, files, reasons)
     words: set[str] = set()
     # Missing words are gathered over all columns, since a source has one list of them.
-    inferred = [_inferred(name, texts, spec.delimiter, words) for name, texts in columns.items()]
+    inferred = [_inferred(name, texts, spec.delimiter, words, reasons) for name, texts in columns.items()]
     if words:
         reasons.append(f"{', '.join(map(repr, sorted(words)))} mean a missing value: not one of the other values")
     return _sample(replace(spec, missing=("", *sorted(words))), inferred, (), reasons, faults)
@@ -332,13 +334,23 @@ def _records(text: str, delimiter: str, is_quoted: bool) -> list[list[str]]:
         return []
 
 
-def _inferred(name: str, texts: pa.Array, delimiter: str, words: set[str]) -> SampledColumn:
-    """Return a column of delimited text in its narrowest type; `words` that mean missing values are added."""
+def _inferred(name: str, texts: pa.Array, delimiter: str, words: set[str], reasons: list[str]) -> SampledColumn:
+    """Return a column of delimited text in its narrowest type.
+
+    Words that mean missing values are added to `words`, and what does not fit the type to `reasons`.
+    """
     values = pc.unique(texts.drop_null())
     sure = [word for word in values.to_pylist() if word in _SURELY_MISSING]
     unsure = [word for word in values.to_pylist() if word in _MISSING_WORDS]
     numbers = values.filter(pc.invert(pc.is_in(values, pa.array(unsure, values.type))))
     kind = _number_type(name, numbers) if len(numbers) else None
+    odd = _odd_values(texts, unsure) if kind is None else None
+    if odd is not None:
+        kind = "number"
+        reasons.append(
+            f"{len(odd):,} of {len(texts) - texts.null_count:,} values of {name!r} are no numbers, such as "
+            f"{odd[0].as_py()!r}; terarec prepare takes them as missing with --bad-input missing"
+        )
     types = unsure if kind is not None else sure
     words.update(types)
     if types:
@@ -347,6 +359,19 @@ def _inferred(name: str, texts: pa.Array, delimiter: str, words: set[str]) -> Sa
         return _inferred_text(name, texts, delimiter)
     spec = SourceColumn(name=name, type=kind)
     return SampledColumn(spec, parse_texts(texts, "number" if kind == "number" else "integer")[0])
+
+
+def _odd_values(texts: pa.Array, words: Sequence[str]) -> pa.Array | None:
+    """Return the few of these texts that are neither decimals nor `words`; None if they are no column of decimals."""
+    if not pc.any(pc.match_substring_regex(texts, r"^-?\d+\.\d+$")).as_py():
+        return None  # integers with a few letters among them may be codes
+    values = texts.filter(pc.invert(pc.is_in(texts, pa.array(words, texts.type)))).drop_null()
+    _, bad = parse_texts(values, "number")
+    if bad is None or not 0 < bad.sum() <= _FEW_ODD * len(values):
+        return None
+    odd = values.filter(pa.array(bad))
+    numbers = pc.unique(values.filter(pa.array(~bad)))
+    return odd if _number_type("", numbers) == "number" else None
 
 
 def _number_type(name: str, values: pa.Array) -> SourceType | None:

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bad input ends the reading, loses its row or its field, and is reported with its file and line."""
 
+import dataclasses
 import json
+import re
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -157,6 +159,29 @@ def test_a_bad_object_is_raised_skipped_or_missing(tmp_path, message):
     assert sum(report.counts.values()) == 1
     if isinstance(bad, dict) and "l" not in bad:
         assert [name for name in columns if columns[name][1] is None] == list(bad)
+
+
+def test_no_policy_leaves_out_a_whole_file_of_another_format(tmp_path):
+    objects = write_lines(tmp_path / "objects", [json.dumps(GOOD_OBJECT)] * 20)
+    table = write_lines(tmp_path / "table", ["1;0.5;ff;a"] * 20)
+    of_json = "is JSON lines, expected delimited text"
+    for policy, paths, spec, problem in (
+        ("skip", [objects, table], JSON_SPEC, "none of its first 20 rows can be read (line 1: got '1;0.5;ff;a'"),
+        ("missing", [table], JSON_SPEC, "none of its first 20 rows can be read (line 1: got '1;0.5;ff;a'"),
+        ("skip", [table], SPEC, "none of its first 20 rows can be read (line 1: found 1 field, expected 4 separated"),
+        ("skip", [objects], SPEC, of_json),
+        ("missing", [objects], SPEC, of_json),
+        ("missing", [objects], dataclasses.replace(SPEC, header=True), of_json),
+    ):
+        with pytest.raises(FormatError, match=re.escape(f"{paths[-1]}: {problem}")):
+            rows_of(open_source(spec, paths, policy, threads=1))
+    # Of fewer rows all may be damaged.
+    few = write_lines(tmp_path / "few", ["1;0.5;ff;a"] * 19)
+    good = write_lines(tmp_path / "good", [GOOD])
+    assert rows_of(open_source(SPEC, [few, good], "skip", threads=1))[0] == [19]
+    # A log that lacks the last columns has its others.
+    short = write_lines(tmp_path / "short", ["1,0.5,19700102"] * 20)
+    assert len(rows_of(open_source(SPEC, [short], "missing", threads=1))[0]) == 20
 
 
 @pytest.mark.parametrize(

@@ -350,6 +350,10 @@ def empty_split(split: Split, name: str, rows: int, times: tuple[float, float] |
 
 def check_shares(training: int, total: int) -> None:
     """Raise `ConfigError` if none of `total` rows is left for training."""
+    if total < 1:
+        raise FieldError(
+            "", "split", "got no rows: all are bad input, or the steps leave them out; expected at least one"
+        )
     if training < 1:
         raise FieldError("", "split", f"leaves {max(training, 0)} of {total} rows for training, expected at least one")
 

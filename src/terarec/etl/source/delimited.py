@@ -31,6 +31,7 @@ from terarec.etl.source.blocks import (
 )
 from terarec.etl.source.text import (
     BLOCK_BYTES,
+    check_delimited,
     check_rows,
     check_text,
     count_text_rows,
@@ -118,6 +119,8 @@ class DelimitedReader:
             lines, begin = after.before + count_rows(text, self._quoting).lines, after.text_end
         for stored, read_bytes, end in read_text(file, self._block_bytes, begin, self._quoting):
             text = _in_utf8(stored, self._spec)
+            if not begin and not lines and len(self._spec.columns) > 1:
+                check_delimited(file.path, text[: text.find(b"\n") + 1 or len(text)])
             if names is None:
                 first = first_record_bytes(text, self._quoting)
                 header, text = text[:first], text[first:]
@@ -233,6 +236,7 @@ def _in_utf8(text: bytes, spec: SourceSpec) -> bytes:
 def split_header(path: str, header: bytes, spec: SourceSpec) -> list[str]:
     """Return the names in a header line, without white space around them."""
     check_text(path, header)
+    check_delimited(path, header)
     if not header.strip():
         raise FormatError(f"{path}: line 1", "empty, expected the names of columns")
     if len(header) > MAX_LINE_BYTES:

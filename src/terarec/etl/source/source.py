@@ -21,7 +21,16 @@ from terarec.closer import Stream
 from terarec.errors import ConfigError, FormatError
 from terarec.etl.columns import RowFaultError, Rows, without_lowest
 from terarec.etl.source.arrow_files import IpcReader, ParquetReader
-from terarec.etl.source.blocks import FATAL, BadInputLog, BadInputReport, FormatReader, InputFault, RawBlock, SourceFile
+from terarec.etl.source.blocks import (
+    FATAL,
+    BadInputLog,
+    BadInputReport,
+    FormatReader,
+    InputFault,
+    ParsedPart,
+    RawBlock,
+    SourceFile,
+)
 from terarec.etl.source.delimited import DelimitedReader
 from terarec.etl.source.files import find_files
 from terarec.etl.source.hive import with_directories
@@ -39,6 +48,11 @@ from terarec.spec.preparation import BAD_INPUT_POLICIES, BadInputPolicy
 
 SAMPLE_ROWS = 100_000
 """Most rows of unknown logs, or of a preview, that are read."""
+
+_UNREAD_ROWS = {"raise": (), "skip": ("json", "short_line", "long_line"), "missing": ("json",)}
+"""Policy -> kinds of faults that leave nothing of a row; under "missing" a short line has its first fields."""
+_SURELY_OTHER = 20
+"""Rows at the begin of a file that are not all cut off or damaged by chance."""
 
 _READERS = {
     "delimited": DelimitedReader,
@@ -119,11 +133,24 @@ class Source:
             raise parsed.faults[0].error()
         if FATAL in parsed.counts:
             raise next(fault for fault in parsed.faults if fault.kind == FATAL).error()
+        self._check_format(raw, parsed)
         self._log.add(raw.first_row, parsed.counts, parsed.faults)
         rows = parsed.rows(raw)
         integers = {name: without_lowest(rows.columns[name]) for name in self._integers}
         # Unchanged columns keep what is known of their nulls.
         return rows.with_columns({name: array for name, array in integers.items() if array is not rows.columns[name]})
+
+    def _check_format(self, raw: RawBlock, parsed: ParsedPart) -> None:
+        """Raise `FormatError` for a file that begins with many rows of which none has the format."""
+        unread = sum(parsed.counts.get(kind, 0) for kind in _UNREAD_ROWS[self._policy])
+        # A log of another format is no bad input: left out row by row, it would be lost without an error.
+        if raw.part.before <= 1 and unread == raw.num_rows >= _SURELY_OTHER:
+            first = parsed.faults[0]
+            raise FormatError(
+                raw.part.path,
+                f"none of its first {unread:,} rows can be read ({first.place} {first.number}: {first.got}, "
+                f"expected {first.expected}); expected a file of the source's format: no policy leaves out all of one",
+            )
 
     def invalid_rows(self, raw: RawBlock, rows: NDArray[np.int64], fault: RowFaultError) -> Sequence[InputFault]:
         """Return the first invalid values of rows that `read_block` returned, with their places.

@@ -24,6 +24,7 @@ from terarec.etl.source.blocks import MAX_LINE_BYTES, SourceFile
 from terarec.io.opening import open_file
 from terarec.io.remote import is_remote, locate
 from terarec.kernels.cpu.delimited import UNQUOTED, Quoting, count_rows, lines_of_rows
+from terarec.spec.codec import parse_json
 
 BLOCK_BYTES = 1 << 22
 """Text read at once, 17,600 lines of Criteo. Time a row to prepare 1.5 M rows, the same with a fitted workflow, and
@@ -114,6 +115,18 @@ def check_kind(path: str, head: bytes, source_format: str) -> None:
         kind = ("JSON lines", "json_lines") if head.lstrip()[:1] == b"{" else ("text", "delimited")
     if kind is not None and kind[1] != source_format:
         raise _other_kind(path, *kind, next(name for name, form in _KINDS.values() if form == source_format))
+
+
+def check_delimited(path: str, line: bytes) -> None:
+    """Raise `FormatError` if the first line of delimited text of several columns is an object of JSON."""
+    if line.lstrip()[:1] != b"{":
+        return
+    try:
+        is_object = isinstance(parse_json(line.decode()), dict)
+    except ValueError:
+        return
+    if is_object:
+        raise _other_kind(path, "JSON lines", "json_lines", "delimited text")
 
 
 def _kind(head: bytes) -> tuple[str, str] | None:
