@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A promoted version is a copy of its run that serves by itself, and appears complete or not at all."""
 
+import json
 import os
 import shutil
 import signal
@@ -78,6 +79,18 @@ def test_golden_records_have_the_scores_of_the_run(trained: TrainedRun, tmp_path
     expected = InferenceSession.open(trained.path).predict(trained.records(0, GOLDEN_RECORDS))
     assert np.allclose(golden.scores, expected, atol=1e-6)
     assert golden.check(InferenceSession.open(trained.path).score_batch) == 0.0
+
+
+def test_samples_of_data_without_a_validation_split_are_those_of_its_first(trained: TrainedRun, tmp_path: Path) -> None:
+    day = Path(shutil.copytree(trained.data, tmp_path / "day"))
+    described = json.loads((day / "dataset.json").read_text())
+    del described["dataset"]["splits"]["valid"]
+    (day / "dataset.json").write_text(json.dumps(described))
+    report = promote(trained.path, tmp_path / "models", "shop", data=day)
+    golden = GoldenRecords.read(report.path / "golden.safetensors")
+    assert golden.check(InferenceSession.open(trained.path).score_batch) == 0.0
+    with pytest.raises(ConfigError, match="has no split 'valid'"):
+        promote(trained.path, tmp_path / "models", "shop", PromotionSpec(split="valid"), data=day)
 
 
 def test_a_version_has_the_chain_of_deltas_of_its_checkpoint(chain: Path, trained: TrainedRun, tmp_path: Path) -> None:

@@ -116,7 +116,8 @@ class PromotionSpec:
         shadow: Share of the requests that the version scores without answering; None for none.
         keep: Number of the highest versions to keep; older ones that do not answer are removed. None for all.
         follow: Whether servers that allow it go on to later checkpoints of the run.
-        split: Split of the data whose samples a server compares; None for that of the training's evaluations.
+        split: Split of the data whose samples a server compares; None for that of the training's evaluations, or the
+            first one of data without it.
 
     Raises:
         ConfigError: A value out of range, a share without a key, or both a share and a shadow.
