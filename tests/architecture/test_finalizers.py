@@ -14,6 +14,7 @@ FINALIZERS = {"closer.Closer.__init__", "formats.block._Memory.__del__", "kernel
 READERS = {
     "etl.source.arrow_files.ParquetReader.parts",
     "etl.source.arrow_files.IpcReader.parts",
+    "etl.source.arrow_files.parquet_tables",
     "etl.source.text.read_text",
     "etl.spark.read._row_groups",
     "etl.spark.tasks.on_items",

@@ -101,6 +101,22 @@ def test_the_progress_bar_shows_figures_to_people_and_lines_to_files(tmp_path, s
     assert re.findall(r"epoch (\d+)", text)[-1:] == (["2"] if terminal else [])  # E3: it ended at "epoch 3"
 
 
+@pytest.mark.parametrize(("monitor", "shown"), [("auc", ""), ("auc/click", ", auc/click 0.70000")])
+def test_the_line_of_an_evaluation_has_the_metric_that_is_compared(monitor, shown):
+    output = io.StringIO()
+    values = {"auc": 0.6, "logloss": 0.5}
+    trainer = SimpleNamespace(step=4, early_stopping=SimpleNamespace(monitor=monitor, best_step=4))
+    evaluation = SimpleNamespace(
+        results=SimpleNamespace(overall=SimpleNamespace(values=values)),
+        value=lambda metric: {**values, "auc/click": 0.7}[metric],
+        rows=10,
+        seconds=0.0,
+    )
+    ProgressBar(Console(file=output, width=120)).on_evaluation(trainer, evaluation)
+    line = f"step 4: auc 0.60000, logloss 0.50000{shown}, the best so far (10 rows in 0.0 s)\n"
+    assert output.getvalue() == line
+
+
 @pytest.mark.parametrize(
     ("cpuinfo", "slow"),
     [

@@ -15,7 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from terarec.errors import ConfigError, TerarecError
-from terarec.etl.workflow.raw_values import RawValues, are_rounded, one_column
+from terarec.etl.workflow.raw_values import RawValues, are_rounded, as_seconds, one_column
+from terarec.formats.frames import Frame, as_table, is_frame
 from terarec.serve.json_codec import check_elements, decode_infer_response, decode_model_metadata, encode
 from terarec.serve.padding import LENGTHS, pad, plain_values
 from terarec.serve.protocol import INTEGER_BITS, InferRequest, ModelMetadata, Tensor, TensorMetadata
@@ -57,12 +58,12 @@ class InferenceClient:
         """Inputs and outputs of the model, requested once."""
         return decode_model_metadata(self._call(self._model))
 
-    def infer(self, columns: Mapping[str, RawValues]) -> dict[str, npt.NDArray[np.generic]]:
+    def infer(self, columns: Mapping[str, RawValues] | Frame) -> dict[str, npt.NDArray[np.generic]]:
         """Score B records.
 
         Args:
             columns: Raw column -> its B values, or lists of them, as `InferenceSession.predict` takes them; None or NaN
-                is missing, in lists a missing item.
+                is missing, in lists a missing item. Or a table in memory, such as a DataFrame.
 
         Returns:
             Output -> array; terarec's own server gives ``{"score": float32[B, L]}``.
@@ -71,7 +72,9 @@ class InferenceClient:
             ConfigError: A column that the model does not know, or a value of the wrong type.
             InferenceError: The server rejected the request (its message), or could not be reached.
         """
-        tensors = request_tensors(self.metadata.inputs, columns)
+        inputs = self.metadata.inputs
+        values = columns if isinstance(columns, Mapping) else table_columns(inputs, columns)
+        tensors = request_tensors(inputs, values)
         body = self._call(f"{self._model}/infer", encode(InferRequest(inputs=tuple(tensors))))
         outputs = decode_infer_response(body).outputs
         return {output.name: _array(output) for output in outputs}
@@ -104,6 +107,16 @@ class InferenceClient:
             raise InferenceError(url, f"no answer: {getattr(error, 'reason', error)}") from None
 
 
+def table_columns(inputs: Sequence[TensorMetadata], table: Frame) -> Mapping[str, RawValues]:
+    """Return the columns of a table in memory that a model has as inputs."""
+    if not is_frame(table):
+        got = type(table).__name__
+        raise ConfigError("columns", f"got {got}, expected a dict of columns, or a table (pandas, Polars, Arrow)")
+    columns = as_table(table, "columns")
+    known = {item.name for item in inputs}
+    return {name: columns.column(name) for name in columns.column_names if name in known}
+
+
 def request_tensors(inputs: Sequence[TensorMetadata], columns: Mapping[str, RawValues]) -> list[Tensor]:
     """Return the tensors of a request.
 
@@ -132,6 +145,8 @@ def _tensors(column: TensorMetadata, values: RawValues, lengths: TensorMetadata 
     A server that describes the input of the lengths gets them in its shape, which is [B, 1] in Triton.
     """
     where = f"column {column.name!r}"
+    if column.datatype in INTEGER_BITS:
+        values = as_seconds(one_column(values), where)
     is_array = isinstance(values, np.ndarray | pa.Array | pa.ChunkedArray)
     if is_array and column.datatype in INTEGER_BITS and are_rounded(values):
         raise ConfigError(

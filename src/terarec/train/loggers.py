@@ -131,7 +131,10 @@ class ProgressBar(Callback):
 
     @override
     def on_evaluation(self, trainer: Trainer, evaluation: Evaluation) -> None:
-        metrics = ", ".join(f"{name} {metric_text(value)}" for name, value in evaluation.results.overall.values.items())
+        values = dict(evaluation.results.overall.values)
+        # The one of a label, too, where evaluations are compared by it.
+        values.setdefault(trainer.early_stopping.monitor, evaluation.value(trainer.early_stopping.monitor))
+        metrics = ", ".join(f"{name} {metric_text(value)}" for name, value in values.items())
         best = ", the best so far" if trainer.early_stopping.best_step == trainer.step else ""
         self.console.print(
             f"step {trainer.step:,}: {metrics}{best} ({evaluation.rows:,} rows in {evaluation.seconds:.1f} s)",

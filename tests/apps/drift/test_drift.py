@@ -26,9 +26,11 @@ from terarec.apps.drift.compare import (
 from terarec.apps.drift.summary import names_apart, summarize_dataset, summarize_raw
 from terarec.errors import ConfigError
 from terarec.etl import prepare
+from terarec.etl.ops import Categorify, History
 from terarec.etl.ready import CsvOptions, csv_workflow
 from terarec.etl.workflow import Workflow
 from terarec.formats import read_dataset, write_dataset
+from terarec.spec import LabelSpec, OneSplit, SourceColumn, SourceSpec
 from tests.apps.drift.data_sets import fitted, rows, write
 from tests.errors import at
 from tests.etl.column_values import block_of, values_of
@@ -276,3 +278,48 @@ def test_sides_are_reported_apart(tmp_path):
     assert (report.reference.name, report.current.name) == ("data (train)", "new/data (valid)")
     report = compare(summarize_dataset(data), summarize_dataset(data))
     assert (report.reference.name, report.current.name) == ("data (reference)", "data (current)")
+
+
+def test_served_records_of_a_workflow_with_histories_are_compared(tmp_path: Path) -> None:
+    visits = [(user, time, f"i{(user * time) % 7}") for time in range(40) for user in range(5)]
+    (tmp_path / "log.csv").write_text(
+        "user,time,item,click\n" + "".join(f"{user},{time},{item},{time % 2}\n" for user, time, item in visits)
+    )
+    workflow = Workflow(
+        [
+            History(columns=("item",), outputs=("past",), group="user", order="time", max_length=3),
+            Categorify(columns=("item", "past"), joint=True),
+        ],
+        source=SourceSpec(
+            format="delimited",
+            delimiter=",",
+            header=True,
+            columns=(
+                SourceColumn(name="user", type="integer"),
+                SourceColumn(name="time", type="integer"),
+                SourceColumn(name="item", type="text"),
+                SourceColumn(name="click", type="integer"),
+            ),
+        ),
+        split=OneSplit(split="train"),
+        labels=[LabelSpec(name="click")],
+        categorical=["item", "past"],
+    )
+    prepare(workflow, [tmp_path / "log.csv"], tmp_path / "data")
+    table = pa.table(
+        {"item": ["i1", "i2", "new", None], "past": [["i1"], [], None, ["i0", "i3"]], "served.score": [0.5] * 4}
+    )
+    served = tmp_path / "served" / "shop"
+    served.mkdir(parents=True)
+    pq.write_table(table, served / "a.parquet")
+    found = summarize_raw([served], tmp_path / "data")
+    assert found.rows == 4
+    item, past = found.categories["item"], found.categories["past"]
+    assert (item.total, item.missing, item.rare) == (4, 1, 1)
+    assert past.lengths.tolist() == [2, 1, 1]
+    report = compare(summarize_dataset(tmp_path / "data"), found)
+    assert {column.name for column in report.columns} == {"item", "past"}
+    # Logs have no lists yet, and those of a column are no records.
+    pq.write_table(table.drop_columns(["past"]), served / "b.parquet")
+    with pytest.raises(ConfigError, match=r"looks at other rows \(History\), expected .*, or served records"):
+        summarize_raw([served], tmp_path / "data")

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
@@ -466,3 +466,10 @@ def _batches(source: Any) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]
 
 def _no_rows(path: str) -> FormatError:
     return FormatError(path, "the file is empty, expected at least one row")
+
+
+def parquet_tables(path: str, columns: Sequence[str]) -> Iterator[pa.Table]:
+    """Yield the rows of some columns of a Parquet file, some at a time."""
+    with _opened(path, "parquet") as source, pq.ParquetFile(source) as opened:
+        for batch in opened.iter_batches(BATCH_ROWS, columns=list(columns)):
+            yield pa.Table.from_batches([batch])

@@ -19,6 +19,7 @@ from terarec.etl.columns import (
     array_of,
     from_arrow,
     lists_of,
+    null_mask,
     numbers_of,
     text_buffers,
     validity,
@@ -63,7 +64,10 @@ def _rejected(values: Any, row: int, accepted: str) -> _RejectedError:
 
 
 def _python_value(value: Any) -> Any:
-    return value.as_py() if isinstance(value, pa.Scalar) else value
+    if isinstance(value, pa.Scalar):
+        # Python has no times of other years than 1 to 9999, and without pandas none of nanoseconds.
+        return (value.cast(pa.string()) if pa.types.is_temporal(value.type) else value).as_py()
+    return value
 
 
 def _mistyped(values: Any, accepted: str) -> _RejectedError:
@@ -145,6 +149,26 @@ def _times_of_numpy(values: NDArray[Any]) -> pa.Array:
     """Return a NumPy array [n] of times or durations as one of Arrow, which has fewer units."""
     unit = np.datetime_data(values.dtype)[0]
     return pa.array(values if unit in ("s", "ms", "us", "ns") else values.astype(f"{values.dtype.kind}8[s]"))
+
+
+def as_seconds(values: Any, where: str) -> Any:
+    """Return an array [n] of times as seconds since 1970, None where missing; anything else unchanged.
+
+    Raises:
+        ConfigError: A time of other years than 1 to 9999, or durations.
+    """
+    if isinstance(values, np.ndarray) and values.ndim == 1 and _are_times(values):
+        values = _times_of_numpy(values)
+    if not (isinstance(values, pa.Array | pa.ChunkedArray) and _are_times(values)):
+        return values
+    array = _in_one_piece(values)
+    if not is_moment(array.type):
+        raise ConfigError(where, f"got values of type {array.type}, expected {SECONDS}")
+    times = arrow_times(array)
+    if times.bad.any():
+        row = int(times.bad.argmax())
+        raise ConfigError(f"{where}, row {row}", f"got {quoted(_python_value(array[row]))}, expected {MOMENTS}")
+    return array_of(times.seconds, null_mask(array)).to_pylist()
 
 
 def _plain(values: Any) -> Any:
