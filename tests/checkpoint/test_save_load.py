@@ -98,14 +98,14 @@ def test_a_newer_checkpoint_without_a_manifest_is_named(tmp_path, caplog):
 def test_incomplete_checkpoints_are_ignored(tmp_path):
     save(tmp_path, make_state(5))
     (tmp_path / "step-00000009").mkdir()
-    (tmp_path / "step-00000011.partial").mkdir()
+    (tmp_path / "step-00000011.partial-1-0123abcd").mkdir()
     (tmp_path / "notes").write_text("mine")
     assert latest(tmp_path).name == "step-00000005"
     with pytest.raises(DataNotFoundError, check=at(f"{tmp_path}/step-00000009")):
         load(tmp_path / "step-00000009")
     state = make_state(9)
     assert_holds(load(save(tmp_path, state)), state)
-    assert not (tmp_path / "step-00000011.partial").exists()
+    assert not (tmp_path / "step-00000011.partial-1-0123abcd").exists()
 
 
 @pytest.mark.parametrize("missing", ["", "nowhere"])

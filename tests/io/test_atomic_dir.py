@@ -3,15 +3,30 @@
 
 import errno
 import os
+import shutil
+import signal
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from terarec.errors import ConfigError, StorageError
-from terarec.io.directories import atomic_dir
+from terarec.io.directories import atomic_dir, atomic_entries
+from terarec.io.exchange import end_replacement
 from terarec.io.files import write_bytes
 from terarec.io.remote import final_name
 from tests.errors import at
+from tests.processes import run_python
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from terarec.io import directories
+with getattr(directories, sys.argv[1])(Path(sys.argv[2])) as partial:
+    (partial / "rows").write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
 @pytest.fixture
@@ -124,3 +139,107 @@ def test_an_error_of_a_file_that_is_read_names_it(tmp_path: Path) -> None:
 
     with pytest.raises(StorageError, check=at(source, "Permission denied")):
         copy()
+
+
+def contents(directory: Path) -> dict[str, str]:
+    """Name -> text of the files below a directory."""
+    return {str(path.relative_to(directory)): path.read_text() for path in directory.rglob("*") if path.is_file()}
+
+
+def write(out: Path, **texts: str) -> None:
+    with atomic_dir(out, replaceable="key|value") as work:
+        for name, text in texts.items():
+            (work / name).write_text(text)
+
+
+@pytest.mark.parametrize("name", ["out", "files", "a[b]*", "-x"])
+def test_a_replacement_that_is_killed_is_ended_by_the_next_reader_or_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Finding Q: a kill between the two renames left no directory, and two beside it which nobody removed."""
+    place = tmp_path / "place"
+    copies: list[Path] = []
+    out = place / name
+    write(out, key="old", value="old")
+
+    def kept(function: Callable[..., object], *arguments: object) -> None:
+        function(*arguments)
+        copies.append(tmp_path / f"killed{len(copies)}")  # what a kill leaves here
+        with monkeypatch.context() as context:
+            context.setattr(os, "mkdir", mkdir)
+            shutil.copytree(place, copies[-1])
+
+    mkdir = os.mkdir
+    for function in ("replace", "mkdir", "fsync"):
+        monkeypatch.setattr(os, function, partial(kept, getattr(os, function)))
+    write(out, key="new")
+    monkeypatch.undo()
+    assert contents(out) == {"key": "new"}
+    assert list(place.iterdir()) == [out]
+    former, latter = {"key": "old", "value": "old"}, {"key": "new"}
+    missing = [copy for copy in copies if not (copy / name).exists()]
+    assert missing
+    for copy in copies:
+        assert copy in missing or contents(copy / name) in (former, latter)
+        shutil.copytree(copy, tmp_path / "copy")
+        assert end_replacement(tmp_path / "copy" / name) is (copy in missing)
+        assert contents(tmp_path / "copy" / name) == (latter if copy in missing else contents(copy / name))
+        shutil.rmtree(tmp_path / "copy")
+        write(copy / name, key="next")
+        assert [path.name for path in copy.iterdir()] == [name]
+        assert contents(copy) == {f"{name}/key": "next"}
+
+
+def test_what_a_kill_leaves_goes_with_the_next_call(tmp_path: Path) -> None:
+    """Finding Q: the directory under construction stayed for ever."""
+    for number, call in enumerate((atomic_dir, atomic_entries)):
+        place = tmp_path / str(number)
+        place.mkdir()
+        ended = run_python(KILLED, call.__name__, place / "out")
+        assert ended.returncode == -signal.SIGKILL
+        assert len(contents(place)) > 1
+        with call(place / "out") as work:
+            (work / "rows").write_text("1")
+        assert contents(place) == {"out/rows": "1"}
+
+
+def test_an_owner_that_lives_keeps_what_it_writes(tmp_path: Path) -> None:
+    with atomic_dir(tmp_path / "out") as first:
+        (first / "rows").write_text("1")
+        with atomic_dir(tmp_path / "out") as second:
+            (second / "rows").write_text("2")
+        assert (first / "rows").exists()
+        shutil.rmtree(tmp_path / "out")
+    assert contents(tmp_path) == {"out/rows": "1"}
+
+
+def test_a_replacement_that_cannot_be_undone_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, replace = tmp_path / "out", os.replace
+    write(out, key="old")
+
+    def broken(source: Path, target: Path) -> None:
+        if Path(target) == out:
+            raise OSError(errno.EIO, "Input/output error", str(target))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", broken)
+    with pytest.raises(StorageError, check=at(out)):
+        write(out, key="new")
+    with pytest.raises(StorageError, check=at(tmp_path, "a save was interrupted")):
+        end_replacement(out)
+    monkeypatch.undo()
+    assert end_replacement(out)
+    assert contents(tmp_path) == {"out/key": "new"}
+
+
+@pytest.mark.parametrize("target", ["out", "nowhere/further"])
+def test_a_link_that_leads_round_or_nowhere(tmp_path: Path, target: str) -> None:
+    """A loop of links ended in a RuntimeError."""
+    (tmp_path / "out").symlink_to(target)
+    if target == "out":
+        with pytest.raises(ConfigError, check=at("out")):
+            write(tmp_path / "out", key="1")
+    else:
+        write(tmp_path / "out", key="1")
+        assert contents(tmp_path / "nowhere" / "further") == {"key": "1"}
+    assert (tmp_path / "out").is_symlink()

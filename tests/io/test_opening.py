@@ -18,8 +18,8 @@ from terarec.formats.container import read_tensors
 from terarec.formats.hugectr import read_file_list
 from terarec.formats.hugectr.split_writer import read_keyset
 from terarec.formats.table_file import read_table_file
-from terarec.io.directories import file_lock
 from terarec.io.files import read_json
+from terarec.io.locks import file_lock
 from terarec.io.opening import arrow_file, link_or_copy, open_file, read_bytes, sha256_of
 from terarec.io.remote import locate, read_text
 from tests.errors import at

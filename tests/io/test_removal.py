@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from terarec.errors import ConfigError
-from terarec.io import directories, removal
-from terarec.io.directories import atomic_dir, file_lock, resumable_dir
+from terarec.io import locks, removal
+from terarec.io.directories import atomic_dir, resumable_dir
+from terarec.io.locks import file_lock
 from terarec.io.removal import MARKER, mark, remove_tree, work_directory
 from tests.errors import at
 
@@ -35,9 +36,22 @@ def test_a_directory_of_others_stays(foreign: Path) -> None:
 def test_a_link_to_a_work_directory_stays(tmp_path: Path) -> None:
     work_directory(tmp_path / "work")
     (tmp_path / "link").symlink_to(tmp_path / "work")
-    with pytest.raises(ConfigError):
-        remove_tree(tmp_path / "link")
-    assert (tmp_path / "work" / MARKER).exists()
+    for remove in (remove_tree, work_directory, mark):
+        with pytest.raises(ConfigError, check=at(tmp_path / "link")):
+            remove(tmp_path / "link")
+    (tmp_path / "out.partial").symlink_to(tmp_path / "work")
+    (tmp_path / "work" / "rows").write_text("1")
+    with pytest.raises(ConfigError, check=at(tmp_path / "out.partial")), resumable_dir(tmp_path / "out", {}):
+        raise AssertionError
+    assert sorted(path.name for path in (tmp_path / "work").iterdir()) == sorted([MARKER, "rows"])
+
+
+def test_a_lock_file_is_no_link_to_nothing(tmp_path: Path) -> None:
+    """Finding Q: an empty file appeared where the link led."""
+    (tmp_path / ".out.lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, check=at(tmp_path / ".out.lock")), resumable_dir(tmp_path / "out", {}):
+        raise AssertionError
+    assert [path.name for path in tmp_path.iterdir()] == [".out.lock"]
 
 
 def test_a_work_directory_goes_with_all_below_it(tmp_path: Path) -> None:
@@ -112,13 +126,16 @@ def test_a_directory_of_others_at_the_place_of_a_resumable_one_stays(foreign: Pa
 
 
 def test_an_atomic_directory_leaves_others_beside_it(tmp_path: Path) -> None:
-    with atomic_dir(tmp_path / "first") as partial:
-        name = partial.name.replace("first", "out")
-    (tmp_path / name).mkdir()
-    (tmp_path / name / "thesis").write_text("ten years")
+    names = ["out.partial", "out.partial-1", "out.partial-1-0123abcd", "out.partial-1-0123abce"]
+    for name in names:
+        (tmp_path / name / "files").mkdir(parents=True)
+        (tmp_path / name / "files" / "thesis").write_text("ten years")
+    (tmp_path / names[-1] / "owner.lock").touch()
+    (tmp_path / "out.partial-1-0123abcf").symlink_to(tmp_path / "elsewhere")
     with atomic_dir(tmp_path / "out") as partial:
         (partial / "rows").write_text("1")
-    assert (tmp_path / name / "thesis").exists()
+    assert all((tmp_path / name / "files" / "thesis").exists() for name in names)
+    assert (tmp_path / "out.partial-1-0123abcf").is_symlink()
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["rows"]
 
 
@@ -148,7 +165,7 @@ def test_what_goes_with_its_directory_while_it_is_removed_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when a model is released late, by a thread, while its caller removes the directory of its files."""
-    is_at, is_marked = directories._is_at, removal._is_marked
+    is_at, is_temporary = locks._is_at, removal.is_temporary
 
     def removed_after(descriptor: int, path: Path) -> bool:
         found = is_at(descriptor, path)
@@ -157,15 +174,15 @@ def test_what_goes_with_its_directory_while_it_is_removed_is_no_error(
 
     def removed_before(directory: Path) -> bool:
         shutil.rmtree(directory.parent)
-        return is_marked(directory)
+        return is_temporary(directory)
 
     place = tmp_path / "place"
     place.mkdir()
     with file_lock(place / "tags.lock") as is_held:
-        monkeypatch.setattr(directories, "_is_at", removed_after)
+        monkeypatch.setattr(locks, "_is_at", removed_after)
     assert is_held
     assert not place.exists()
     work = work_directory(place / "tags.rows")
-    monkeypatch.setattr(removal, "_is_marked", removed_before)
+    monkeypatch.setattr(removal, "is_temporary", removed_before)
     remove_tree(work)
     assert not place.exists()

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
-from terarec.io.directories import file_lock
-from terarec.io.removal import remove_tree
+from terarec.io.locks import file_lock
+from terarec.io.removal import MARKER, remove_tree
 from terarec.serve.repository import ModelRepository, RepositoryModel
 from terarec.spec import to_data
 from terarec.spec.serving_repository import (
@@ -235,16 +235,17 @@ def test_earlier_versions_that_are_gone_leave_the_pointer(tmp_path: Path) -> Non
 
 def test_a_promotion_removes_what_a_killed_one_left_and_keeps_others_away(tmp_path: Path) -> None:
     model = model_with(tmp_path, 1, 2)
-    (model.path / "3.partial-77").mkdir()
-    (model.path / "3.partial-77" / "run.json").write_text("{}")
-    (model.path / "4.partial-78").mkdir()
-    (model.path / "4.partial-78" / "photo.jpg").write_text("mine")
+    for name, file in {"3.partial-77-0123abcd": "run.json", "4.partial-78-0123abcd": "photo.jpg"}.items():
+        (model.path / name / "files" / "3").mkdir(parents=True)
+        (model.path / name / "owner.lock").touch()
+        (model.path / name / "files" / "3" / file).write_text("{}")
+    (model.path / "3.partial-77-0123abcd" / "files" / MARKER).touch()
     with model.promoting() as version:
         assert version == 3
         with pytest.raises(ConfigError, check=at(model.path, "another promotion")):
             model.promoting().__enter__()
-    assert not (model.path / "3.partial-77").exists()
-    assert (model.path / "4.partial-78" / "photo.jpg").exists()
+    assert not (model.path / "3.partial-77-0123abcd").exists()
+    assert (model.path / "4.partial-78-0123abcd" / "files" / "3" / "photo.jpg").exists()
     assert not list(model.path.glob(".*"))
 
 

@@ -18,6 +18,7 @@ from terarec.errors import ConfigError, FormatError, MissingDependencyError
 from terarec.export.table_rows import table_chunks
 from terarec.formats.container import read_tensors, write_tensors
 from terarec.io.directories import atomic_dir
+from terarec.io.exchange import end_replacement
 from terarec.io.files import read_versioned_json, write_versioned_json
 from terarec.io.opening import sha256_of
 from terarec.metrics.ranking import best_items
@@ -164,6 +165,7 @@ class ItemIndex:
             DataNotFoundError: There is none.
             FormatError: A damaged file.
         """
+        end_replacement(directory)
         path = directory / INDEX_FILE
         content = read_versioned_json(path, _NAME, _VERSION)
         if source is not None and content.get("source") != dict(source):

@@ -19,6 +19,7 @@ from terarec.apps.item_index import INDEX_FILE, Floats, Integers, ItemIndex
 from terarec.apps.retrieval_model import RetrievalModel
 from terarec.errors import ConfigError
 from terarec.etl.workflow.raw_values import RawValues
+from terarec.io.exchange import end_replacement
 from terarec.serve.session import InferenceSession
 from terarec.spec import ItemIndexSpec, checks
 from terarec.spec.checks import quoted
@@ -366,7 +367,7 @@ def _index_of(
 ) -> ItemIndex:
     """Return the index of a catalogue, from its directory if that has it."""
     source = {"model": retrieval.fingerprint(), "items": catalogue.fingerprint()}
-    if directory is not None and (directory / INDEX_FILE).is_file():
+    if directory is not None and (end_replacement(directory) or (directory / INDEX_FILE).is_file()):
         saved = ItemIndex.load(directory, source=source)
         if saved is not None and saved.spec == spec:
             return saved

@@ -18,6 +18,7 @@ from terarec.formats.delta import DeltaLink, StateId
 from terarec.io.directories import atomic_dir
 from terarec.io.files import read_versioned_json, write_versioned_json
 from terarec.io.opening import link_or_copy, read_bytes
+from terarec.io.owned import OWNED, remove_abandoned
 from terarec.io.remote import PARTIAL_SUFFIX
 from terarec.io.removal import remove_tree
 from terarec.spec import checks, from_data, to_data
@@ -41,7 +42,7 @@ _TABLE_FILE = re.compile(r"tables/(.+)-(\d{5,18})\.safetensors")
 _MEMORY_FILE = re.compile(r"memory/(.+)-(\d{5,18})\.safetensors")
 _CHANGES_FILE = re.compile(r"changes/(.+)-(\d{5,18})\.safetensors")
 _STEP = re.compile(r"step-(\d{8,})")
-_UNFINISHED = re.compile(rf"{_STEP.pattern}{re.escape(PARTIAL_SUFFIX)}(-\d+){{0,2}}")
+_UNFINISHED = re.compile(rf"{_STEP.pattern}{re.escape(PARTIAL_SUFFIX)}{OWNED}")
 _ENTRIES = (
     rf"(manifest|state)\.json|(dense|optimizer)\.safetensors|tables|rows|memory|changes|.*{re.escape(PARTIAL_SUFFIX)}"
 )
@@ -400,7 +401,9 @@ def _left(directory: Path) -> str:
 def _remove_leftovers(directory: Path) -> None:
     """Remove incomplete checkpoints, which interrupted writes and removals leave."""
     for path in directory.glob("step-*"):
-        if _UNFINISHED.fullmatch(path.name) or (_STEP.fullmatch(path.name) and not (path / MANIFEST).is_file()):
+        if _UNFINISHED.fullmatch(path.name):
+            remove_abandoned(path)
+        elif _STEP.fullmatch(path.name) and not (path / MANIFEST).is_file():
             remove_tree(path, names=_ENTRIES, ignore_errors=True)
 
 

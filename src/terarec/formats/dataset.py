@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
 from terarec.formats.urls import check_url
-from terarec.io.exchange import end_exchange
+from terarec.io.exchange import end_exchange, end_replacement
 from terarec.io.files import read_json, read_versioned_json, write_bytes, write_versioned_json
 from terarec.io.remote import file_system, is_remote, read_text
 from terarec.spec import DatasetSpec, from_data, to_data
@@ -32,6 +32,7 @@ def read_dataset(directory: Path) -> DatasetSpec:
         DataNotFoundError: No such directory, or no ``dataset.json`` in it.
         FormatError: The file is not JSON, not a data set, of another version, or a field is wrong (JSON path).
     """
+    end_replacement(directory)  # of a replica, which was killed
     if not directory.is_dir():
         raise DataNotFoundError(directory, "no such directory, expected a data set made by 'terarec prepare'")
     path = directory / DATASET_FILE

@@ -6,28 +6,21 @@ At once, or phase by phase under a lock: after a kill the next run continues fro
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from terarec.errors import ClusterError, ConfigError, FormatError, NoSpaceError, RunInterruptedError, StorageError
-from terarec.io.files import (
-    DISK_FULL,
-    flush,
-    flush_tree,
-    read_versioned_json,
-    write_versioned_json,
-)
-from terarec.io.opening import open_file
+from terarec.errors import ClusterError, FormatError, NoSpaceError, RunInterruptedError, StorageError
+from terarec.io.exchange import OwnedExchange, end_replacement
+from terarec.io.files import DISK_FULL, flush, flush_tree, read_versioned_json, real_path, write_versioned_json
+from terarec.io.locks import file_lock
+from terarec.io.owned import OwnedDirectory
 from terarec.io.remote import PARTIAL_SUFFIX, is_remote, upload
-from terarec.io.removal import empty, mark, new_directory, published, remove_tree
+from terarec.io.removal import empty, mark, published, remove_tree
 from terarec.spec.checks import FieldError
 
 
@@ -37,8 +30,9 @@ def atomic_dir(out: Path, *, replaceable: str | None = None) -> Iterator[Path]:
 
     Its content is on the disk before it is renamed, and the new name is when the block ends.
 
-    A kill leaves the temporary directory (``<out>.partial-<process>``), and no `out`, or the former one; between the
-    two renames that replace a former one, that is complete as ``<out>.former-<process>``.
+    A kill leaves the temporary directory (``<out>.partial-<process>-<8 digits>``), and no `out`, or the former one. The
+    next call for the same `out` removes what is left; where the kill fell between the renames that replace a former
+    `out`, it does the others first, as readers do by `end_replacement`.
 
     Args:
         out: Directory to create; it must not exist, be empty, or be replaceable.
@@ -48,16 +42,13 @@ def atomic_dir(out: Path, *, replaceable: str | None = None) -> Iterator[Path]:
         ConfigError: `out` is a file, or not empty.
         StorageError: The disk is full, or cannot be written.
     """
-    out = out.resolve()
+    out = real_path(out)
+    work = OwnedExchange(out)
     check_replaceable(out, replaceable)
-    place = out.with_name(f"{out.name}{PARTIAL_SUFFIX}-{os.getpid()}")
-    with rewrite_error_paths(place, out), ensure_parents(out):
-        partial = new_directory(place)
-        try:
-            yield partial
-            replace_directory(partial, out, replaceable)
-        finally:
-            remove_tree(partial, ignore_errors=True)
+    with rewrite_error_paths(work.path, out), ensure_parents(out), work, rewrite_error_paths(work.new, out):
+        work.new.mkdir()
+        yield work.new
+        _publish(work, replaceable)
 
 
 @contextmanager
@@ -84,16 +75,15 @@ def atomic_entries(directory: str | Path, *, replaceable: str = "") -> Iterator[
                 yield partial
             upload(partial, str(directory), replaceable=replaceable)
         return
-    out = Path(directory).resolve()
+    out = real_path(directory)
     # Inside `out`, so that both are on one file system: a rename across two would be a copy.
     out.mkdir(parents=True, exist_ok=True)
-    partial = new_directory(out / f"{PARTIAL_SUFFIX}-{os.getpid()}")
-    try:
-        with rewrite_error_paths(partial, out):
-            yield partial
-            _move_entries(partial, out, replaceable)
-    finally:
-        remove_tree(partial, ignore_errors=True)
+    work = OwnedDirectory(out, PARTIAL_SUFFIX)
+    partial = work.files / "new"
+    with rewrite_error_paths(work.path, out), work, rewrite_error_paths(partial, out):
+        partial.mkdir()
+        yield partial
+        _move_entries(partial, out, replaceable)
 
 
 def _move_entries(partial: Path, out: Path, replaceable: str) -> None:
@@ -102,6 +92,7 @@ def _move_entries(partial: Path, out: Path, replaceable: str) -> None:
     for entry in entries:
         target = out / entry.name
         if entry.is_dir():
+            end_replacement(target)
             check_replaceable(target, replaceable)
         elif target.is_dir():
             raise FieldError("", "out", f"{target} is a folder, expected a file or nothing there")
@@ -116,7 +107,7 @@ def _move_entries(partial: Path, out: Path, replaceable: str) -> None:
 
 def check_replaceable(out: Path, pattern: str | None = None) -> None:
     """Raise `ConfigError` unless `out` is free, or holds nothing but names that match `pattern`."""
-    if not out.exists():
+    if not os.path.lexists(real_path(out)):
         return
     names = sorted(entry.name for entry in out.iterdir()) if out.is_dir() else [out.name]
     if names and (pattern is None or not out.is_dir()):
@@ -173,135 +164,30 @@ def rewrite_error_paths(partial: Path, out: Path) -> Iterator[None]:
 
 def replace_directory(partial: Path, out: Path, replaceable: str | None = None) -> None:
     """Flush `partial` to the disk and rename it to `out`; remove a former `out` of names that are `replaceable`."""
-    flush_tree(partial)
-    _rename(partial, out, replaceable)
+    with OwnedExchange(out) as work:
+        os.replace(partial, work.new)
+        try:
+            _publish(work, replaceable)
+        except BaseException:
+            with suppress(OSError):  # as it was
+                os.replace(work.new, partial)
+            raise
 
 
-def _rename(partial: Path, out: Path, replaceable: str | None = None) -> None:
-    if not out.exists() or not any(out.iterdir()):  # a rename replaces an empty directory alone
-        os.replace(partial, out)
+def _publish(work: OwnedExchange, replaceable: str | None) -> None:
+    if _is_free(work.out):
+        flush_tree(work.new)
+        os.replace(work.new, work.out)
+        flush(work.out.parent)
     else:
         # Again, for a file that appeared while this one was written.
-        check_replaceable(out, replaceable)
-        # A rename replaces no directory that holds files, so the former one moves aside first.
-        former = new_directory(out.with_name(f"{out.name}.former-{os.getpid()}"))
-        former.rmdir()  # systems other than POSIX rename to free names alone
-        os.replace(out, former)
-        os.replace(partial, out)
-        remove_tree(former)
-    published(partial, out)
-    flush(out.parent)
+        check_replaceable(work.out, replaceable)
+        # A rename replaces no directory that holds files.
+        work.exchange()
 
 
-_PAUSE_SECONDS = 0.01
-
-HAS_LOCKS = find_spec("fcntl") is not None
-"""Whether the system has ``flock``; Windows has not."""
-
-
-def try_lock(file: int | IO[bytes], *, is_shared: bool = False) -> bool:
-    """Lock an open file until it is closed; return False where another holder has it, or the system has no locks.
-
-    The kernel releases it when the process dies, whatever kills it. Any number of holders may share a lock.
-    """
-    if not HAS_LOCKS:
-        return False
-    import fcntl
-
-    try:
-        # `flock` and not `lockf`, whose lock ends when any descriptor of the file in this process is closed.
-        fcntl.flock(file, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-@contextmanager
-def file_lock(path: Path) -> Iterator[bool]:
-    """Hold the lock file `path` during the block, and yield whether it is held: False where another holder has it.
-
-    Where the system has no locks (`HAS_LOCKS`) every caller counts as the holder.
-
-    Args:
-        path: The lock file; its holder removes it after the block.
-
-    Raises:
-        ConfigError: A file of others is there: lock files are empty.
-        FormatError: Something else than a file is there.
-    """
-    if not HAS_LOCKS:
-        yield True
-        return
-    # Not "w": until the lock is held, the content of the file belongs to its holder.
-    with open_file(path, "ab") as file:
-        if os.fstat(file.fileno()).st_size:
-            raise ConfigError(path, "holds something, expected no file, or an empty one; it stays")
-        # The former holder may have removed or moved the file since it was opened: then this lock protects nothing.
-        is_held = try_lock(file) and _is_at(file.fileno(), path)
-        if not is_held:
-            file.close()  # and not at the end of the block, which may last
-        try:
-            yield is_held
-        finally:
-            if is_held and _is_at(file.fileno(), path):  # not the lock of another process at the same path
-                # A late release may come while the owner of the directory removes it.
-                path.unlink(missing_ok=True)
-
-
-@contextmanager
-def wait_for_lock(path: Path, seconds: float = math.inf) -> Iterator[bool]:
-    """Hold the lock file `path` as `file_lock` does, once its holder has released it.
-
-    Args:
-        path: The lock file.
-        seconds: Time after which the block begins without it.
-    """
-    end = time.monotonic() + seconds
-    while True:
-        with file_lock(path) as is_held:
-            if is_held or time.monotonic() > end:
-                yield is_held
-                return
-        time.sleep(_PAUSE_SECONDS)
-
-
-def remove_abandoned(directory: Path) -> bool:
-    """Remove a directory whose owner locks files ``*.lock`` in it, unless a process holds one of them.
-
-    It stays, too, with a file that is no lock: its owner keeps nothing else there but directories.
-
-    Where the system has no locks nothing is removed.
-
-    Returns:
-        Whether it was removed.
-    """
-    if not HAS_LOCKS:  # every caller of `file_lock` counts as the holder
-        return False
-    try:
-        with ExitStack() as locks:
-            lock_files = list(directory.glob("*.lock"))
-            others = set(directory.iterdir()) - set(lock_files)
-            # Before the locks, which go when they are released: what is none of the owner's keeps the directory.
-            if not all(entry.is_dir() for entry in others):
-                return False
-            if not all(locks.enter_context(file_lock(path)) for path in lock_files):
-                return False  # of a living process
-            # Without a lock file nobody says whether the owner lives: then only an empty directory is removed.
-            if lock_files:
-                for entry in others:
-                    remove_tree(entry)
-        directory.rmdir()  # last, so that a removal that ends early leaves the locks to the next one
-    except (OSError, ConfigError):  # another removal, or a directory of others
-        return False
-    return True
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    """Return whether the open file is the one at `path`."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False
+def _is_free(out: Path) -> bool:
+    return not out.exists() or (out.is_dir() and not any(out.iterdir()))  # a rename replaces an empty directory alone
 
 
 JOURNAL_FILE = "journal.json"
@@ -385,7 +271,7 @@ def resumable_dir(out: Path, fingerprint: Mapping[str, str], *, restart: bool = 
         RunInterruptedError: Ctrl-C; what is committed was kept.
         StorageError: The disk is full, or cannot be written.
     """
-    out = out.resolve()
+    out = real_path(out)
     check_replaceable(out)
     partial = out.with_name(out.name + PARTIAL_SUFFIX)
     # Beside the directory, so that the lock is held until that has its new name, or is removed.
@@ -408,7 +294,6 @@ def resumable_dir(out: Path, fingerprint: Mapping[str, str], *, restart: bool = 
             flush_tree(partial)
             journal.remove()
             _rename(partial, out)
-            flush(out)  # without the journal
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt | ClusterError) and journal.phases:
                 kept = f"{partial} keeps the phases {', '.join(journal.phases)}; the same call continues from there"
@@ -418,6 +303,14 @@ def resumable_dir(out: Path, fingerprint: Mapping[str, str], *, restart: bool = 
             # Any other error comes from the data or the disk, and would come again: the next call starts anew.
             remove_tree(partial, ignore_errors=True)
             raise
+
+
+def _rename(partial: Path, out: Path) -> None:
+    check_replaceable(out)  # again, for a file that appeared meanwhile
+    os.replace(partial, out)
+    published(out)
+    flush(out.parent)
+    flush(out)  # without the journal and the marker
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Entries of a directory that are replaced together: no rename does so at once, so the next call ends a killed one.
 
-New entries are written to ``<directory>/.partial`` first. Then the former ones move to ``former`` in it, and the new
-ones to the directory. A kill in between leaves all that is needed to go on.
+New entries are written to a directory of work first, such as ``<directory>/.partial``. Then the former ones move into
+that, and the new ones to their places. A kill in between leaves all that is needed to go on.
 """
 
 from __future__ import annotations
@@ -13,15 +13,18 @@ from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 
+from typing_extensions import override
+
 from terarec.errors import StorageError
-from terarec.io.directories import wait_for_lock
-from terarec.io.files import flush, flush_tree
+from terarec.io.files import flush, flush_tree, real_path
+from terarec.io.locks import wait_for_lock
+from terarec.io.owned import FILES, OWNER_LOCK, OwnedDirectory, owned_directories, remove_abandoned
 from terarec.io.remote import PARTIAL_SUFFIX
-from terarec.io.removal import MARKER, remove_tree
+from terarec.io.removal import is_temporary, remove_tree
 
 LOCK_FILE = ".lock"
 """Lock of the exchanges of a directory."""
-_FORMER, _EMPTIED, _DONE = "former", "emptied", "done"
+_FORMER, _EMPTIED, _DONE = ".terarec-former", ".terarec-emptied", ".terarec-done"
 
 
 def exchange(work: Path, directory: Path, names: Sequence[str]) -> None:
@@ -31,7 +34,7 @@ def exchange(work: Path, directory: Path, names: Sequence[str]) -> None:
     The caller holds the lock `LOCK_FILE`, and removes `work` unless `is_begun`.
 
     Args:
-        work: ``<directory>/.partial``, with a marker, and no entry of a name of this module.
+        work: A directory on the same disk, with a marker, and no entry of a name of this module.
         directory: Directory of the entries.
         names: Names of the entries. A reader must take the directory for incomplete without the first one: it goes
             first and comes last.
@@ -52,7 +55,7 @@ def exchange(work: Path, directory: Path, names: Sequence[str]) -> None:
 
 def is_begun(work: Path) -> bool:
     """Return whether an exchange was begun in `work` and not ended: then it holds what exists nowhere else."""
-    own = not work.is_symlink() and (work / MARKER).is_file()
+    own = not work.is_symlink() and is_temporary(work)
     return own and (work / _FORMER).is_dir() and not (work / _FORMER).is_symlink()
 
 
@@ -68,17 +71,68 @@ def end_exchange(directory: Path, names: Sequence[str], *, is_locked: bool = Fal
         StorageError: The directory cannot be written.
     """
     work = directory / PARTIAL_SUFFIX
+    return _end(work, directory, names, None if is_locked else directory / LOCK_FILE)
+
+
+def _end(work: Path, directory: Path, names: Sequence[str], lock: Path | None) -> bool:
     if not is_begun(work):
         return False
     try:
-        with nullcontext() if is_locked else wait_for_lock(directory / LOCK_FILE):
+        with nullcontext() if lock is None else wait_for_lock(lock):
             if is_begun(work):  # the holder of the lock may have ended it
                 _exchange(work, directory, names, [])
                 remove_tree(work, ignore_errors=True)
     except OSError as error:
+        if not is_begun(work):  # its owner has ended it, and removed the place of the lock
+            return True
         problem = f"a save was interrupted, which the next call has to complete, and cannot: {error.strerror or error}"
         raise StorageError(directory, problem) from error
     return True
+
+
+class OwnedExchange(OwnedDirectory):
+    """A directory of temporary files beside `out` from which one of them takes the place of `out`.
+
+    Attributes:
+        out: The place.
+        new: What is to be there.
+    """
+
+    def __init__(self, out: Path) -> None:
+        end_replacement(out)  # or what it needs would be removed as abandoned
+        super().__init__(out.parent, f"{out.name}{PARTIAL_SUFFIX}")
+        self.out = out
+        self.new = self.files / out.name
+
+    def exchange(self) -> None:
+        """Flush what is new, and let it take the place of what is there, which is removed."""
+        exchange(self.files, self.out.parent, (self.out.name,))
+
+    @override
+    def __exit__(self, *_: object) -> None:
+        if is_begun(self.files):  # and could not be undone: `end_replacement` goes on with it
+            self.release()
+        else:
+            self.close()
+
+
+def end_replacement(out: Path) -> bool:
+    """Go on with the replacement of a directory by `OwnedExchange` that was killed, and return whether there was one.
+
+    Readers of such a directory call it, in which they find nothing else.
+
+    Raises:
+        StorageError: The directory cannot be written.
+    """
+    out = real_path(out)
+    if os.path.lexists(out):  # a kill before the first rename and after the last one leaves what is to be there
+        return False
+    is_ended = False
+    for work in owned_directories(out.parent, f"{out.name}{PARTIAL_SUFFIX}"):
+        if _end(work / FILES, out.parent, (out.name,), work / OWNER_LOCK):
+            is_ended = True
+            remove_abandoned(work)
+    return is_ended
 
 
 def _exchange(work: Path, directory: Path, names: Sequence[str], undo: list[Callable[[], object]]) -> None:

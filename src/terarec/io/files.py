@@ -146,6 +146,11 @@ def write_bytes(path: Path, content: bytes, *, replace: bool = True, flushes: bo
         partial.write_bytes(content)
 
 
+def real_path(path: str | Path) -> Path:
+    """Return the absolute path without links; a loop of links stays, of which the system says so where it is used."""
+    return Path(os.path.realpath(path))  # `Path.resolve` raises a RuntimeError for a loop
+
+
 def file_identity(path: Path) -> tuple[int, int, int] | None:
     """Return what tells a file, or a directory, from one that takes its place; None where there is none."""
     try:

@@ -8,7 +8,6 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import count
 from pathlib import Path
 
 from terarec.errors import ConfigError
@@ -16,28 +15,10 @@ from terarec.errors import ConfigError
 MARKER = ".terarec"
 """File by which a directory, with all below it, is temporary work of terarec that the next call may remove."""
 
-_own_directories: set[Path] = set()  # temporary directories that this process has made
-
-
-def new_directory(place: Path) -> Path:
-    """Make a directory at `place`, or at `place` with a number where something is there, and return its path.
-
-    It carries no marker, so that its content is what is written to it: this process alone may remove it.
-    """
-    for number in count():
-        path = place if number == 0 else place.with_name(f"{place.name}-{number}")
-        try:
-            path.mkdir()
-        except FileExistsError:
-            continue
-        _own_directories.add(_absolute(path))
-        return path
-    raise AssertionError
-
 
 def is_temporary(path: Path) -> bool:
     """Return whether something is in a directory that is temporary work of terarec, where no file is a user's."""
-    return _is_marked(path) or any(place in _own_directories for place in _around(_absolute(path)))
+    return any((place / MARKER).is_file() for place in _around(_absolute(path)))
 
 
 def work_directory(path: Path) -> Path:
@@ -56,16 +37,15 @@ def mark(directory: Path) -> None:
     """Write the marker into a directory, unless one above it has it.
 
     Raises:
-        ConfigError: The directory has content and no marker.
+        ConfigError: The directory has content and no marker, or is a link.
     """
-    if not _is_marked(directory):
+    if directory.is_symlink() or not is_temporary(directory):
         check_removable(directory, None)
         (directory / MARKER).touch()
 
 
-def published(partial: Path, out: Path) -> None:
-    """Take back what allows the removal of a directory, once it has been renamed from `partial` to `out`."""
-    _own_directories.discard(_absolute(partial))
+def published(out: Path) -> None:
+    """Take back what allows the removal of a directory, once it has been renamed to its final name."""
     # After the rename: a process that is killed before it leaves a directory that the next call may remove.
     (out / MARKER).unlink(missing_ok=True)
 
@@ -75,8 +55,8 @@ def remove_tree(
 ) -> None:
     """Remove a directory, if there is one, with all below it.
 
-    It must be empty, or one of ours: made by `new_directory` in this process, with a marker in it or in a directory
-    above it, or one that holds nothing but `names`.
+    It must be empty, or one of ours: with a marker in it or in a directory above it, or one that holds nothing but
+    `names`.
 
     Args:
         directory: Directory; a link to one is none of ours.
@@ -104,7 +84,6 @@ def remove_tree(
         # What could not be removed keeps its marker, by which the next call may.
         if not ignore_errors or all(entry.name == MARKER for entry in directory.iterdir()):
             shutil.rmtree(directory)
-    _own_directories.discard(_absolute(directory))
 
 
 def empty(directory: Path, *, ignore_errors: bool = False) -> None:
@@ -134,7 +113,7 @@ def check_removable(directory: Path, names: str | None) -> None:
     """Raise `ConfigError` unless `remove_tree` may remove a directory."""
     if not directory.is_dir() or directory.is_symlink():
         raise ConfigError(directory, "not a directory that terarec has made, expected nothing there; it stays")
-    if _absolute(directory) in _own_directories or _is_marked(directory):
+    if is_temporary(directory):
         return
     others = (entry.name for entry in directory.iterdir() if names is None or not re.fullmatch(names, entry.name))
     other = min(others, default=None)
@@ -142,10 +121,6 @@ def check_removable(directory: Path, names: str | None) -> None:
         raise ConfigError(
             directory, f"holds {other!r}, which terarec has not put there, expected nothing of others; it stays"
         )
-
-
-def _is_marked(directory: Path) -> bool:
-    return any((place / MARKER).is_file() for place in _around(_absolute(directory)))
 
 
 def _around(directory: Path) -> Iterator[Path]:

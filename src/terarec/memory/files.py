@@ -12,7 +12,7 @@ from pathlib import Path
 
 from terarec.closer import wait_closed
 from terarec.errors import ConfigError, StorageError
-from terarec.io.directories import file_lock
+from terarec.io.locks import file_lock
 from terarec.io.removal import remove_tree, work_directory
 from terarec.memory.row_file import SEGMENT_BYTES, PageReader, RowFile
 from terarec.memory.row_format import RowFileOptions, RowFormat, read_description

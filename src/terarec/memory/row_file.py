@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from terarec.closer import Closer, stream
 from terarec.errors import DamagedFileError, NoSpaceError, StorageError
-from terarec.io.directories import atomic_dir, file_lock
+from terarec.io.directories import atomic_dir
+from terarec.io.locks import file_lock
 from terarec.io.opening import allow_open_files
 from terarec.kernels.cpu import _rowfile
 from terarec.memory.row_format import (

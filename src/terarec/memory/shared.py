@@ -20,8 +20,9 @@ from torch import Tensor
 
 from terarec.closer import Closer
 from terarec.errors import NoSpaceError, StorageError
-from terarec.io.directories import file_lock, remove_abandoned, wait_for_lock
 from terarec.io.files import atomic_file
+from terarec.io.locks import file_lock, wait_for_lock
+from terarec.io.owned import remove_abandoned
 from terarec.io.removal import mark
 from terarec.kernels.slots import RowBatch
 from terarec.memory.batch_parts import batch_of

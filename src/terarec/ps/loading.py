@@ -19,6 +19,7 @@ from terarec.formats.hugectr.weights import (
     CHUNK_ROWS,
     SparseFileLayout,
     SparseRows,
+    is_folder,
     open_sparse_folder,
     read_sparse_file,
 )
@@ -65,7 +66,7 @@ def source_identity(path: Path) -> str:
     if (path / MANIFEST).is_file():
         return state_name(state_id(path, step_of(path)))
     try:
-        files = sorted(path.iterdir()) if path.is_dir() else [path]
+        files = sorted(path.iterdir()) if is_folder(path) else [path]
         stats = [file.stat() for file in files]
     except FileNotFoundError:
         raise _no_source(path) from None
@@ -91,7 +92,7 @@ def open_table_source(spec: ServedTableSpec) -> TableSource | None:
     path = Path(spec.source)
     if (path / MANIFEST).is_file():
         return _checkpoint_source(path, spec)
-    if path.is_dir():
+    if is_folder(path):
         folder = open_sparse_folder(path, spec.width)
         return TableSource(path=path, num_rows=folder.count, read=lambda: _checked(path, folder.chunks(CHUNK_ROWS)))
     if not path.is_file():

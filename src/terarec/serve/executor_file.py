@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 from terarec.errors import ConfigError, FormatError, StorageError
-from terarec.io.directories import file_lock
 from terarec.io.files import read_versioned_json, write_versioned_json
+from terarec.io.locks import file_lock
 from terarec.kernels.processor import processor_generation
 from terarec.spec import checks, from_data
 from terarec.spec.checks import FieldError

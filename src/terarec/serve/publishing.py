@@ -38,8 +38,9 @@ from terarec.closer import Closer
 from terarec.config import load_run
 from terarec.config.files import CHECKPOINT_DIRECTORY, DATASET_DIRECTORY, RUN_FILE
 from terarec.errors import DataNotFoundError, FormatError, StorageError, TerarecError
-from terarec.io.directories import file_lock, replace_directory
+from terarec.io.directories import replace_directory
 from terarec.io.files import flush, flush_tree, read_versioned_json, write_versioned_json
+from terarec.io.locks import file_lock
 from terarec.io.opening import open_file
 from terarec.io.remote import PARTIAL_SUFFIX
 from terarec.io.removal import remove_tree, work_directory

@@ -19,8 +19,10 @@ from typing import TypeVar
 
 from terarec.config.files import CHECKPOINT_DIRECTORY, DATASET_DIRECTORY, RUN_FILE
 from terarec.errors import ConfigError, DataNotFoundError, FormatError, StorageError, TerarecError
-from terarec.io.directories import ensure_parents, file_lock, wait_for_lock
+from terarec.io.directories import ensure_parents
 from terarec.io.files import file_identity, read_versioned_json, write_versioned_json
+from terarec.io.locks import file_lock, wait_for_lock
+from terarec.io.owned import OWNED, remove_abandoned
 from terarec.io.remote import PARTIAL_SUFFIX
 from terarec.io.removal import MARKER, begin_removal, remove_tree
 from terarec.serve.executor_file import EXECUTORS_FILE
@@ -47,7 +49,7 @@ _PROMOTING, _POINTING = ".promoting.lock", ".pointer.lock"
 _LOCK_SECONDS = 30.0
 _FORMAT_VERSION = 1
 _NUMBER = re.compile(r"[1-9]\d{0,9}")
-_UNFINISHED = re.compile(rf"[1-9]\d{{0,9}}({re.escape(PARTIAL_SUFFIX)}|\.former)-\d+(-\d+)?")
+_UNFINISHED = re.compile(rf"[1-9]\d{{0,9}}{re.escape(PARTIAL_SUFFIX)}{OWNED}")
 _ENTRIES = "|".join(
     (
         *map(re.escape, (RUN_FILE, DATASET_DIRECTORY, CHECKPOINT_DIRECTORY, EXECUTORS_FILE, VERSION_FILE, GOLDEN_FILE)),
@@ -195,7 +197,9 @@ class RepositoryModel:
             for entry in self.path.iterdir():
                 with contextlib.suppress(OSError):  # one that cannot be read stays
                     is_half_removed = _NUMBER.fullmatch(entry.name) and (entry / MARKER).is_file()
-                    if _UNFINISHED.fullmatch(entry.name) or is_half_removed:
+                    if _UNFINISHED.fullmatch(entry.name):
+                        remove_abandoned(entry)
+                    elif is_half_removed:
                         remove_tree(entry, names=_ENTRIES, ignore_errors=True)
             # Also beyond those that are gone: a number means the same weights for ever.
             pointer = self.pointer()

@@ -27,8 +27,8 @@ from terarec.errors import ConfigError, TerarecError
 from terarec.etl.cleaning import Cleaning
 from terarec.etl.columns import ColumnType
 from terarec.etl.workflow.raw_values import RawValues, read_raw_values
-from terarec.io.directories import try_lock
 from terarec.io.files import AtomicFile
+from terarec.io.locks import try_lock
 from terarec.io.opening import open_file
 from terarec.io.remote import PARTIAL_SUFFIX
 from terarec.serve.input_drift import DriftWatch

@@ -21,7 +21,7 @@ from torch import nn
 
 from terarec.embedding import EmbeddingCollection
 from terarec.errors import DataNotFoundError
-from terarec.io.directories import try_lock, wait_for_lock
+from terarec.io.locks import try_lock, wait_for_lock
 from terarec.io.opening import open_file
 from terarec.io.owned import OwnedDirectory
 

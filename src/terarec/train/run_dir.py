@@ -17,8 +17,8 @@ from terarec.errors import ConfigError, DataNotFoundError
 from terarec.formats import read_dataset, write_dataset
 from terarec.formats.dataset import workflow_files
 from terarec.formats.hugectr.records import RECORDS_FILE
-from terarec.io.directories import file_lock
 from terarec.io.files import atomic_file
+from terarec.io.locks import file_lock
 from terarec.io.opening import copy_file
 from terarec.io.remote import final_name
 from terarec.io.removal import remove_tree

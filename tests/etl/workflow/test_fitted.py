@@ -135,7 +135,7 @@ def test_a_save_that_cannot_be_undone_loses_nothing(tmp_path: Path, monkeypatch:
     former = files_in(place)
 
     def broken(source: Path, target: Path) -> None:
-        if place / "workflow.json" in (Path(source), Path(target)) and Path(target).parent.name != "former":
+        if place / "workflow.json" in (Path(source), Path(target)) and Path(target).parent.name != ".terarec-former":
             raise OSError(errno.EIO, "Input/output error", str(target))
         replace(source, target)
 

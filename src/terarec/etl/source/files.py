@@ -16,6 +16,7 @@ from typing import NoReturn
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
 from terarec.etl.source.blocks import SourceFile
 from terarec.io.opening import read_bytes
+from terarec.io.owned import OWNED
 from terarec.io.remote import PARTIAL_SUFFIX, file_system, is_remote
 from terarec.io.removal import MARKER
 from terarec.spec.codec import parse_json
@@ -24,7 +25,7 @@ from terarec.spec.dataset import GENERATED_FILE
 _READ_SEVERAL_TIMES = "the sources are read several times, which a pipe does not allow (save its rows to a file first)"
 _DIGITS = re.compile(r"[0-9]+")
 _NOT_ALPHANUMERIC = re.compile(r"[^0-9a-z]")
-_UNFINISHED = re.compile(rf"({re.escape(PARTIAL_SUFFIX)}(-\d+)*|\.former(-\d+)+)$")
+_UNFINISHED = re.compile(rf"{re.escape(PARTIAL_SUFFIX)}({OWNED})?$")
 """End of the names of files and directories that terarec is writing, or replaces."""
 
 
@@ -149,7 +150,7 @@ def _remote(url: str) -> Iterator[SourceFile]:
 def _matched(pattern: str, paths: Iterable[str]) -> list[str]:
     """Return in their order the paths that a pattern matches, without those that terarec is writing."""
     # Unless it asks for their names.
-    named = [part for part in PurePosixPath(pattern).parts if PARTIAL_SUFFIX in part or ".former" in part]
+    named = [part for part in PurePosixPath(pattern).parts if PARTIAL_SUFFIX in part]
 
     def is_left_out(part: str) -> bool:
         return bool(_UNFINISHED.search(part)) and not any(part == name or fnmatchcase(part, name) for name in named)

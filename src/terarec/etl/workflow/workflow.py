@@ -30,9 +30,10 @@ from terarec.etl.workflow.transform import column_block, data_set, state_of, wit
 from terarec.formats.block import ColumnBlock
 from terarec.formats.dataset import EARLIER_ROWS, STATES, WORKFLOW_ENTRIES, WORKFLOW_FILE
 from terarec.formats.frames import Frame, as_table, is_frame
-from terarec.io.directories import ensure_parents, rewrite_error_paths, wait_for_lock
+from terarec.io.directories import ensure_parents, rewrite_error_paths
 from terarec.io.exchange import LOCK_FILE, end_exchange, exchange, is_begun
 from terarec.io.files import check_new_file, flush, flush_tree, read_versioned_json, write_versioned_json
+from terarec.io.locks import wait_for_lock
 from terarec.io.remote import PARTIAL_SUFFIX
 from terarec.io.removal import check_removable, remove_tree, work_directory
 from terarec.spec import DatasetSpec, LabelSpec, SourceColumn, SourceSpec, Split, WorkflowSpec, from_data, to_data

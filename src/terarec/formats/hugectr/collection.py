@@ -17,6 +17,7 @@ from terarec.errors import DataNotFoundError, FormatError
 from terarec.formats.hugectr.fields import PlainFile, as_bytes, check_key_range, open_plain, spans
 from terarec.formats.hugectr.weights import CHUNK_ROWS, SparseRows
 from terarec.io.directories import atomic_dir
+from terarec.io.exchange import end_replacement
 from terarec.io.opening import open_file, read_bytes
 
 META = "meta_data"
@@ -109,6 +110,7 @@ def open_collection(path: Path) -> CollectionDump:
         DataNotFoundError: No such folder, or none of this format.
         FormatError: A size or a number that does not fit the others.
     """
+    end_replacement(path)
     meta = path / META
     try:
         content = read_bytes(meta)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from terarec.errors import DataNotFoundError, FormatError
 from terarec.formats.hugectr.fields import PlainFile, as_bytes, check_key_range, open_plain, spans
 from terarec.io.directories import atomic_dir
+from terarec.io.exchange import end_replacement
 from terarec.io.files import atomic_file, read_json, write_json
 
 _FLOAT = np.dtype("<f4")
@@ -246,6 +247,12 @@ class SparseFolder:
         return PlainFile(self.path / name, dtype, 0, self.count)
 
 
+def is_folder(path: Path) -> bool:
+    """Return whether there is a folder at `path`, once its replacement has ended that was killed."""
+    end_replacement(path)
+    return path.is_dir()
+
+
 def open_sparse_folder(path: Path, width: int) -> SparseFolder:
     """Check the sizes of a folder's files against each other.
 
@@ -253,7 +260,7 @@ def open_sparse_folder(path: Path, width: int) -> SparseFolder:
         DataNotFoundError: No such folder, or one without keys or vectors.
         FormatError: Files of different numbers of keys, or vectors of another width.
     """
-    if not path.is_dir():
+    if not is_folder(path):
         raise DataNotFoundError(path, "no such folder")
     keys = open_plain(path / KEYS, _KEY)
     size = keys.count * width * _FLOAT.itemsize
