@@ -73,6 +73,14 @@ def test_a_misspelt_split_is_rejected_with_the_nearest_name(tmp_path, spec):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_slice_of_no_column_is_rejected_before_the_first_step(tmp_path, spec):
+    """Finding Q: the first evaluation found it, after an epoch, and left a run."""
+    for name in ("nosuch", ""):
+        with pytest.raises(ConfigError, check=at("training.slices", f"got {name!r}")):
+            build(changed(spec, slices=(name,)), tmp_path / "RUN").fit()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_run_that_trains_nothing_is_rejected(tmp_path, spec):
     with pytest.raises(ConfigError, check=at("training.freeze", "got '*'")):
         build(changed(spec, freeze=("*",), max_steps=1), tmp_path / "RUN").fit()

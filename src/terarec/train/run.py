@@ -41,7 +41,7 @@ from terarec.spec import (
     schedule_of_run,
     to_data,
 )
-from terarec.spec.checks import FieldError
+from terarec.spec.checks import FieldError, did_you_mean, quoted
 from terarec.spec.run import DEFAULT_EVAL_SPLIT, without_calibration
 from terarec.spec.schedule import has_open_end
 from terarec.train.checkpointing import Checkpointing, columns_read, restore, start_from
@@ -99,6 +99,7 @@ class Run:
         self.spec = spec = with_extended_checkpoint(spec, self.directory)
         self.initial: Path | None = None
         self.dataset: DatasetSpec = read_spec(spec.data)
+        self._check_slices()
         self.spec = self._with_complete_schedule()
         if getattr(spec.model, "has_own_loss", False):
             self._check_own_loss()
@@ -231,6 +232,15 @@ class Run:
         except FieldError as error:
             raise ConfigError(f"training.schedule.{error.field}", error.problem) from None
         return dataclasses.replace(self.spec, training=dataclasses.replace(training, schedule=complete))
+
+    def _check_slices(self) -> None:
+        """Raise for a slice of no column, which the first evaluation would find after an epoch."""
+        known = [column.name for column in self.dataset.metadata]
+        known += [column.name for column in self.dataset.categorical]
+        for name in self.spec.training.slices:
+            if name not in known:
+                problem = f"got {quoted(name)}{did_you_mean(name, known)}, expected one of {', '.join(known)}"
+                raise FieldError("training", "slices", problem)
 
     def _check_own_loss(self) -> None:
         if not self.directory.has_checkpoint:  # a run to resume, which keeps its description
