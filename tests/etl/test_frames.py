@@ -25,8 +25,10 @@ from terarec.formats.frames import as_table
 from terarec.spec import (
     CategoricalColumn,
     DatasetSpec,
+    DenseColumn,
     LabelColumn,
     LabelSpec,
+    MetadataColumn,
     PrepareOptions,
     SourceColumn,
     SourceSpec,
@@ -295,3 +297,49 @@ def test_keys_that_floats_hold_only_rounded_are_rejected(kind: pa.DataType, list
     right = [bound - 1, 1, 2] if listed else [bound - 1, 1]
     (batch,) = Reader(InMemorySource.of_table(spec, table(right)), batch_size=9)
     assert batch.sparse.keys.tolist() == right
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("k", ["007", "8"]),
+        ("k", [["007"], ["8"]]),
+        ("k", pa.array([7, 8], pa.timestamp("s"))),
+        ("k", pa.array(["7", "8"]).dictionary_encode()),
+        ("x", ["1.5", "2"]),
+        ("y", ["0", "1"]),
+        ("m", ["1", "2"]),
+        ("t", [1, 2]),
+    ],
+)
+def test_texts_are_no_numbers(name: str, values: list[Any] | pa.Array) -> None:
+    """Finding Q: "007" in memory was the id 7, and in a file an error."""
+    listed = name == "k" and isinstance(values[0], list)
+    spec = DatasetSpec(
+        name="d",
+        storage="parquet",
+        labels=(LabelColumn(name="y"),),
+        dense=(DenseColumn(name="x"),),
+        categorical=(CategoricalColumn(name="k", rows=None, hotness=2 if listed else 1),),
+        metadata=(MetadataColumn(name="m", type="int64"), MetadataColumn(name="t", type="string")),
+        workflow=None,
+    )
+    right = {"y": [0, 1], "x": [1, 2], "k": [[7], [8]] if listed else [7, 8], "m": [1, 2], "t": ["a", "b"]}
+    InMemorySource.of_table(spec, pa.table(right))
+    with pytest.raises(FormatError, check=at(f"the table, column '{name}'", "type is")):
+        InMemorySource.of_table(spec, pa.table({**right, name: values}))
+
+
+def test_a_query_of_polars_is_no_table(tmp_path: Path) -> None:
+    """Finding Q: it was taken for a path, or for a data set."""
+    query = pl.from_arrow(ROWS).lazy()  # type: ignore[union-attr]
+    made = fit(workflow(), ROWS)
+    for call in (
+        lambda: prepare(workflow(), query, tmp_path / "data"),
+        lambda: made.apply(query),
+        lambda: made.encode(query),
+        lambda: Reader(query, batch_size=1),  # type: ignore[arg-type]
+        lambda: InMemorySource.of_table(made.dataset_spec(), query),
+    ):
+        with pytest.raises(ConfigError, match=r"collect\(\)"):
+            call()

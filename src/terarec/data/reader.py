@@ -311,7 +311,7 @@ class Reader(BatchStream):
             threads=threads,
             prefetch=prefetch,
         )
-        if is_frame(dataset):
+        if is_frame(dataset, "dataset"):
             raise ConfigError(
                 "dataset",
                 f"got a {type(dataset).__name__}, whose columns have no roles, expected a directory or "

@@ -35,9 +35,24 @@ Frame: TypeAlias = ArrowStream | ArrowArray
 """Rows with named columns. A reader of batches is read once, into memory."""
 
 
-def is_frame(data: object) -> TypeGuard[Frame]:
-    """Return whether `data` is a table in memory."""
+def is_frame(data: object, where: str) -> TypeGuard[Frame]:
+    """Return whether `data` is a table in memory.
+
+    Args:
+        data: What may be one.
+        where: Place for errors, such as the name of the argument.
+
+    Raises:
+        ConfigError: A query of Polars that was not run.
+    """
+    _check_not_lazy(data, where)
     return isinstance(data, ArrowStream | ArrowArray)
+
+
+def _check_not_lazy(data: object, where: str) -> None:
+    polars = sys.modules.get("polars")
+    if polars is not None and isinstance(data, polars.LazyFrame):  # which has no interface of Arrow
+        raise ConfigError(where, "got a LazyFrame of Polars, which is a query, expected its result: call collect()")
 
 
 def as_table(data: Frame, where: str) -> pa.Table:
@@ -48,6 +63,7 @@ def as_table(data: Frame, where: str) -> pa.Table:
     Raises:
         ConfigError: Data without columns, a column of values of several types, or two columns of one name.
     """
+    _check_not_lazy(data, where)
     got = f"{type(data).__module__.partition('.')[0]}.{type(data).__qualname__}"
     try:
         # A record batch has both methods, a reader of other libraries the stream alone.

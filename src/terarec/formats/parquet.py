@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from terarec.errors import FormatError, TerarecError
-from terarec.formats.arrays import is_list, plain_column, value_type
+from terarec.formats.arrays import is_list, is_number, plain_column, value_type
 from terarec.formats.block import (
     METADATA_TYPES,
     ColumnBlock,
@@ -314,6 +314,9 @@ def cast_table(table: pa.Table, spec: DatasetSpec, where: str) -> pa.Table:
             hint = did_you_mean(field.name, table.column_names)
             raise FormatError(f"{where}, column {field.name!r}", f"missing{hint}, expected the columns of the data set")
         column = plain_column(table.column(field.name))
+        # Arrow's cast reads texts as numbers, which no file's are, and times as those of their unit.
+        if not _may_be_cast(value_type(column.type), value_type(field.type)):
+            raise FormatError(f"{where}, column {field.name!r}", f"type is {column.type}, expected {field.type}")
         try:
             if pa.types.is_integer(value_type(field.type)):
                 _check_integers(column)
@@ -332,6 +335,14 @@ def cast_table(table: pa.Table, spec: DatasetSpec, where: str) -> pa.Table:
             raise FormatError(f"{where}, row {row}, column {field.name!r}", problem)
         arrays.append(array)
     return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _may_be_cast(kind: pa.DataType, to: pa.DataType) -> bool:
+    if pa.types.is_null(kind):
+        return True
+    if pa.types.is_large_string(to):
+        return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+    return is_number(kind) or bool(pa.types.is_boolean(kind))
 
 
 def _check_integers(column: pa.ChunkedArray) -> None:

@@ -379,7 +379,7 @@ class Trainer:
             ConfigError: A table, and the trainer has no `dataset`.
             FormatError: A table that lacks a column, or has one of another type.
         """
-        if not is_frame(data):
+        if not is_frame(data, "data"):
             return self.evaluator.evaluate(self._stepping.module, cast(BatchReader, data))
         if self.dataset is None:
             got = type(data).__name__

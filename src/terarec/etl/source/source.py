@@ -250,7 +250,7 @@ def check_sources(sources: Sources) -> Sequence[str | Path] | pa.Table:
     """Return paths as a list, and a table in memory as an Arrow table, which may be read several times."""
     if isinstance(sources, str | Path):
         return [sources]
-    if is_frame(sources):
+    if is_frame(sources, "sources"):
         return as_table(sources, "sources")
     if not isinstance(sources, Sequence) or not all(isinstance(source, str | Path) for source in sources):
         got = f"a list of {type(sources[0]).__name__}" if isinstance(sources, list | tuple) else type(sources).__name__

@@ -390,7 +390,7 @@ class Workflow:
         """
         if isinstance(columns, Mapping):
             return self._records.encode(columns)
-        if not is_frame(columns):
+        if not is_frame(columns, "columns"):
             got = type(columns).__name__
             raise ConfigError("columns", f"got {got}, expected a dict of columns, or a table (pandas, Polars, Arrow)")
         return self._records.encode_table(as_table(columns, "columns"))
