@@ -218,6 +218,11 @@ def with_columns(**columns: object) -> WorkflowSpec:
             ("WorkflowSpec.steps[0].table",),
         ),
         (lambda: with_columns(weight="a"), ("WorkflowSpec", "the name 'a' occurs twice")),
+        # Finding Q: the data set refused them when all of its rows had been prepared.
+        (lambda: with_columns(categorical=("a/b",)), ("WorkflowSpec.categorical", "got 'a/b'")),
+        (lambda: with_columns(keys=("..",)), ("WorkflowSpec.keys", "got '..'")),
+        (lambda: with_columns(weight="a\nb"), ("WorkflowSpec.weight", "got 'a\\nb'")),
+        (lambda: with_columns(categorical=("\u540d" * 70,)), ("WorkflowSpec.categorical", "at most 200 bytes")),
         (lambda: with_columns(metadata=("t", "t")), ("WorkflowSpec.metadata", "the name 't' occurs twice")),
         (
             lambda: with_columns(metadata=("usr",)),

@@ -208,17 +208,23 @@ def instance(owner: object, field: str, kinds: type | UnionType, expected: str) 
         fail(owner, field, expected)
 
 
+_MOST_NAME_BYTES = 200  # of the 255 of a file's name, which has more than a column's
+NAME = f"a non-empty name of at most {_MOST_NAME_BYTES} bytes, without slashes and control characters"
+"""What `is_name` accepts."""
+
+
 def name(owner: object, field: str = "name") -> None:
-    """Raise unless ``owner.field`` is a non-empty printable string without slashes (it becomes part of file names)."""
+    """Raise unless ``owner.field`` is a `NAME` (it becomes part of file names)."""
     if not is_name(getattr(owner, field)):
-        fail(owner, field, "a non-empty name without slashes")
+        fail(owner, field, NAME)
 
 
 def is_name(value: object) -> bool:
     """Return whether `name` accepts `value`."""
     # Names become parts of file names and lines of tables: no separators, no control characters.
-    good = isinstance(value, str) and bool(value) and value.isprintable()
-    return good and not ("/" in value or "\\" in value or value in {".", ".."})  # type: ignore[operator]
+    if not isinstance(value, str) or not value.isprintable() or len(value.encode()) > _MOST_NAME_BYTES:
+        return False
+    return bool(value) and not ("/" in value or "\\" in value or value in {".", ".."})
 
 
 def monitor(owner: object, field: str) -> None:

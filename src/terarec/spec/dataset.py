@@ -120,7 +120,7 @@ class DatasetSpec:
         checks.check_fields(self)
         for split in self.splits:
             if not checks.is_name(split):
-                checks.reject(self, "splits", f"got {quoted(split)}, expected a non-empty name without slashes")
+                checks.reject(self, "splits", f"got {quoted(split)}, expected {checks.NAME}")
         if self.metadata and self.storage == "raw":
             names = ", ".join(repr(column.name) for column in self.metadata)
             checks.reject(

@@ -380,6 +380,14 @@ class WorkflowSpec:
             checks.reject(self, "", "got no dense, categorical or key column, expected at least one")
         checks.distinct(self, "", names if self.weight is None else (*names, self.weight))
         checks.distinct(self, "metadata", self.metadata)
+        # Those of the data set, which is described when all of the work is done.
+        for field_name in ("dense", "categorical", "keys", "metadata"):
+            other = "" if field_name == "metadata" else "; Rename gives a column another one"
+            for name in getattr(self, field_name):
+                if not checks.is_name(name):
+                    checks.reject(self, field_name, f"got {quoted(name)}, expected {checks.NAME}{other}")
+        if self.weight is not None:
+            checks.name(self, "weight")
         for name in self.metadata:
             self._check_metadata(name)
         for index, step in enumerate(self.steps):

@@ -5,6 +5,7 @@ import math
 import statistics
 import sys
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from terarec.etl.ops.quantiles import GrowingSample, NumberSample
-from terarec.etl.ops.states import Moments, NumberRange, exact_sum, exact_sum_of_squares
+from terarec.etl.ops.states import Moments, NumberRange, exact_sum, exact_sum_of_squares, table_path
 from tests.processes import run_new_python
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -123,3 +124,12 @@ def test_tables_of_states_are_read_without_threads(tmp_path):
     """Finding K5: a prediction waited for ever for a thread of Arrow while it read such a table."""
     ended = run_new_python(READ, tmp_path)
     assert ended.stdout == "True 0\n", ended.stderr
+
+
+def test_a_state_has_a_file_whatever_the_name_of_its_column():
+    """Finding Q: that of a Chinese column of 26 characters was too long for the disk."""
+    parts = ["C1", "../a", "\u540d" * 23, "\u540d" * 26, "\u540d" * 27, "x" * 300]
+    paths = [table_path(Path("states"), "00-categorify", part) for part in parts]
+    assert len(set(paths)) == len(parts)
+    assert all(path.parent == Path("states") and len(path.name) < 240 for path in paths)
+    assert paths[0].name == "00-categorify-C1.parquet"

@@ -10,10 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from terarec.errors import ConfigError
+from terarec.etl.columns import ColumnType
 from terarec.etl.ops import LogOp, MappedColumns, State
+from terarec.etl.ops.base import ColumnTypes
 from terarec.etl.workflow import Workflow
 from terarec.spec import LabelSpec, SourceColumn, SourceSpec, registry
 from terarec.spec.registry import OperatorSpec, Registry, register
@@ -170,3 +173,40 @@ def test_arrays_that_are_not_outputs_are_an_error(array: pa.Array, got: str) -> 
         3,
         None,
     ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbered(MappedColumns):
+    """Ids of numbers."""
+
+    accepted = ("number",)
+
+    def output_types(self, types: ColumnTypes) -> ColumnTypes:
+        return {new: ColumnType("id") for _, new in self.pairs}
+
+    def transform_batch(self, batch: pa.RecordBatch, state: State | None) -> Mapping[str, pa.Array]:
+        return {new: pc.cast(batch.column(old), pa.int64()) for old, new in self.pairs}
+
+
+class HalfNumbered(Numbered):
+    """The same, with the number of some of them."""
+
+    def cardinalities(self, rows: Mapping[str, int], state: State | None) -> Mapping[str, int]:
+        return {"a": 3}
+
+
+def test_ids_without_their_number_are_an_error() -> None:
+    """Finding Q: it was a KeyError at the end of a preparation."""
+    source = SourceSpec(
+        format="delimited", columns=tuple(SourceColumn(name=name, type="number") for name in ("a", "b", "y"))
+    )
+
+    def made(*columns: str, by: type[Numbered]) -> Workflow:
+        labels = [LabelSpec(name="y")]
+        return Workflow([by(columns=columns)], source=source, labels=labels, categorical=list(columns))
+
+    with pytest.raises(ConfigError, check=at("steps[0] Numbered: column 'a'", "a number of ids")):
+        made("a", by=Numbered)
+    assert made("a", by=HalfNumbered).dataset_spec().categorical[0].rows == 3
+    with pytest.raises(ConfigError, check=at("steps[0] HalfNumbered: column 'b'", "a number of ids")):
+        made("a", "b", by=HalfNumbered).dataset_spec()

@@ -8,6 +8,7 @@ threads change no bit of a state. Described in docs/workflows.md.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -127,9 +128,18 @@ def read_params(directory: Path, name: str, kind: str) -> Mapping[str, Any]:
     return state
 
 
+_MOST_NAME = 220
+
+
 def table_path(directory: Path, name: str, part: str) -> Path:
-    """Return ``<name>-<part>.parquet``; characters of `part`, a column, that no file name holds become ``%2F``."""
-    return directory / f"{name}-{quote(part, safe=' ')}.parquet"
+    """Return ``<name>-<part>.parquet``; characters of `part`, a column, that no file name holds become ``%2F``.
+
+    Of a longer name than file systems take there is the beginning, and a digest of the column.
+    """
+    quoted_part = quote(part, safe=" ")
+    if len(name) + len(quoted_part) > _MOST_NAME:
+        quoted_part = f"{quoted_part[: _MOST_NAME // 2]}-{hashlib.sha256(part.encode()).hexdigest()[:16]}"
+    return directory / f"{name}-{quoted_part}.parquet"
 
 
 def write_table(path: Path, table: pa.Table) -> None:

@@ -217,6 +217,7 @@ def plan(spec: WorkflowSpec) -> Plan:
     for position, operator in enumerate(steps):
         try:
             types.append(_types_after(spec, operator, types[-1]))
+            _check_cardinalities(operator, types[-2], types[-1])
         except ConfigError as error:
             raise ConfigError(f"steps[{position}] {type(operator).__name__}", error.where, error.problem) from None
     exploding = [step for step, operator in enumerate(steps) if operator.explodes]
@@ -308,6 +309,24 @@ def _types_after(spec: WorkflowSpec, operator: Operator, types: ColumnTypes) -> 
     outputs = operator.output_types({**types, **side_types(spec, operator, types)})
     kept = {name: column_type for name, column_type in types.items() if name not in operator.removes}
     return {**kept, **outputs}
+
+
+def _check_cardinalities(operator: Operator, before: ColumnTypes, after: ColumnTypes) -> None:
+    """Raise if the base class is to know the number of ids that a step makes of its own."""
+    if type(operator).cardinalities is Operator.cardinalities:
+        known = {output for name, output in operator.pairs if before[name].kind == "id"}
+        for name in ids_of(operator, after):
+            if name not in known:
+                raise ConfigError(f"column {name!r}", NO_CARDINALITY)
+
+
+def ids_of(operator: Operator, types: ColumnTypes) -> tuple[str, ...]:
+    """Return the outputs of a step that are ids, given the types after it."""
+    return tuple(name for name in operator.writes if types[name].kind == "id")
+
+
+NO_CARDINALITY = "holds ids, expected a number of ids from `cardinalities` for each output that does"
+"""What is wrong with an output of ids."""
 
 
 def _check_results(spec: WorkflowSpec, types: ColumnTypes) -> None:

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -245,10 +245,50 @@ def serving_plan(plan: Plan, states: Mapping[int, State], results: Sequence[str]
     Steps that choose rows are left out: every record is kept, and is one item of an exploded list already. A record
     brings along what a grouped step makes of other rows; if these are ids, the step checks them.
     """
+    record = _record_of(plan, results)
+    operators, brought, needed = list(plan.operators), record.brought, record.needed
+    for step, ids in record.ids.items():
+        rows = cardinalities(plan, states, upto=step + 1)
+        operators[step] = GivenIds(columns=ids, rows=tuple(rows[name] for name in ids))
+    steps, plan = record.steps, dataclasses.replace(plan, operators=tuple(operators))
+    exact = _exact_integers(plan, steps, results)
+    exploded = {name for operator in plan.operators if operator.explodes for name in operator.writes}
+    inputs = {
+        name: _record_type(plan, steps, name, is_exact=name in exact, is_exploded=name in exploded)
+        for name in plan.types[0]
+        if name in needed
+    }
+    inputs |= brought
+    return plan, ServingPlan(steps, inputs, _types_of_steps(plan, steps, inputs), frozenset(brought))
+
+
+class _Record(NamedTuple):
+    """What a record goes through.
+
+    Attributes:
+        steps: The steps that are done to it.
+        ids: Grouped step -> those of its outputs that a record brings along as ids.
+        brought: Columns that it brings along for grouped steps -> type.
+        needed: The other columns that it needs.
+    """
+
+    steps: tuple[int, ...]
+    ids: Mapping[int, tuple[str, ...]]
+    brought: Mapping[str, ColumnType]
+    needed: Set[str]
+
+
+def check_record(plan: Plan) -> None:
+    """Raise `ConfigError` if a record would need two columns of one name."""
+    spec = plan.spec
+    _record_of(plan, (*spec.dense, *spec.categorical, *spec.keys))
+
+
+def _record_of(plan: Plan, results: Sequence[str]) -> _Record:
     brought: dict[str, ColumnType] = {}
     twice = set[str]()
     chosen: list[int] = []
-    operators = list(plan.operators)
+    ids: dict[int, tuple[str, ...]] = {}
 
     def reads(step: int, outputs: set[str]) -> Iterable[str] | None:
         operator = plan.operators[step]
@@ -258,12 +298,11 @@ def serving_plan(plan: Plan, states: Mapping[int, State], results: Sequence[str]
         if operator.stage == "grouped":
             # In the order of the step: that of a set differs from process to process.
             types = {name: plan.types[step + 1][name] for name in operator.writes if name in outputs}
-            ids = {name: dataclasses.replace(one, kind="integer") for name, one in types.items() if one.kind == "id"}
-            if ids:
-                rows = cardinalities(plan, states, upto=step + 1)
-                operators[step] = GivenIds(columns=tuple(ids), rows=tuple(rows[name] for name in ids))
+            given = {name: dataclasses.replace(one, kind="integer") for name, one in types.items() if one.kind == "id"}
+            if given:
+                ids[step] = tuple(given)
                 chosen.append(step)
-            types |= ids
+            types |= given
             twice.update(brought.keys() & types)
             brought.update(types)
             return ()
@@ -279,16 +318,7 @@ def serving_plan(plan: Plan, states: Mapping[int, State], results: Sequence[str]
             "a record would need it as it is before a grouped step and as that makes it; expected other names in the "
             "step's outputs",
         )
-    steps, plan = tuple(reversed(chosen)), dataclasses.replace(plan, operators=tuple(operators))
-    exact = _exact_integers(plan, steps, results)
-    exploded = {name for operator in plan.operators if operator.explodes for name in operator.writes}
-    inputs = {
-        name: _record_type(plan, steps, name, is_exact=name in exact, is_exploded=name in exploded)
-        for name in plan.types[0]
-        if name in needed
-    }
-    inputs |= brought
-    return plan, ServingPlan(steps, inputs, _types_of_steps(plan, steps, inputs), frozenset(brought))
+    return _Record(tuple(reversed(chosen)), ids, brought, needed)
 
 
 def _record_type(plan: Plan, steps: Sequence[int], name: str, *, is_exact: bool, is_exploded: bool) -> ColumnType:

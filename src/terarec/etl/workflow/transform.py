@@ -29,7 +29,7 @@ from terarec.etl.ops.base import is_among, is_between
 from terarec.etl.ops.states import Statistic
 from terarec.etl.ops.user_steps import run_step
 from terarec.etl.ops.values import rejected
-from terarec.etl.workflow.plan import Pass, Plan, producer
+from terarec.etl.workflow.plan import NO_CARDINALITY, Pass, Plan, ids_of, producer
 from terarec.formats.block import ColumnBlock, Keys
 from terarec.ragged import Ragged, map_values
 from terarec.spec import (
@@ -179,7 +179,11 @@ def cardinalities(plan: Plan, states: Mapping[int, State], upto: int | None = No
     """Return the number of ids of every id column after the last step, or before step `upto`."""
     rows: dict[str, int] = {}
     for step, operator in enumerate(plan.operators[:upto]):
-        rows = {**rows, **operator.cardinalities(rows, states.get(step))}
+        numbers = operator.cardinalities(rows, states.get(step))
+        for name in ids_of(operator, plan.types[step + 1]):
+            if name not in numbers:
+                raise ConfigError(f"steps[{step}] {type(operator).__name__}: column {name!r}", NO_CARDINALITY)
+        rows = {**rows, **numbers}
     return rows
 
 

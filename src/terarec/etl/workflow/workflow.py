@@ -25,7 +25,7 @@ from terarec.etl.source.source import open_source
 from terarec.etl.workflow.earlier_rows import copy_earlier_rows
 from terarec.etl.workflow.plan import Plan, plan
 from terarec.etl.workflow.raw_values import RawValues
-from terarec.etl.workflow.serving import EncodedRecords, RecordEncoder
+from terarec.etl.workflow.serving import EncodedRecords, RecordEncoder, check_record
 from terarec.etl.workflow.transform import column_block, data_set, state_of, with_metadata
 from terarec.formats.block import ColumnBlock
 from terarec.formats.dataset import EARLIER_ROWS, STATES, WORKFLOW_ENTRIES, WORKFLOW_FILE
@@ -207,6 +207,7 @@ class Workflow:
             **{"name": "workflow", **others}, source=source, steps=tuple(steps), labels=tuple(labels)
         )
         self.plan: Plan = plan(self.spec)
+        check_record(self.plan)  # and not only when the trained model is to be served
         self.states: dict[int, State] = dict(states or {})
         self.earlier_rows = earlier_rows
         self._read: frozenset[str] | None = None
