@@ -186,7 +186,7 @@ def test_converters_run_after_the_scripts_that_train():
         ('load("/dump_infer/dcn_dense_2000.model")', 'load("/r/dump_infer/dcn_dense_20.model")'),
         ('"pred_" + str(2000)', '"pred_" + str(20)'),
         ("sizes = [203931,\n  4, 18598]", "sizes = [2000,\n  4, 2000]"),
-        ("batchsize=71680, batchsize_eval=17548", "batchsize=1088, batchsize_eval=274"),
+        ("batchsize=71680, batchsize_eval=17548", "batchsize=2240, batchsize_eval=274"),
         ("batchsize_eval=6400, batchsize=64", "batchsize_eval=6400, batchsize=64"),
         ('"max_vocabulary_size_per_gpu": 2322444', '"max_vocabulary_size_per_gpu": 100000'),
         ("num_output=1024, embedding_vec_size=128, lr=0.001", "num_output=1024, embedding_vec_size=128, lr=0.001"),

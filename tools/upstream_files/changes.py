@@ -50,8 +50,10 @@ def _batch(number: int) -> int:
     if number < 1024 or number == CONVERTED:
         return number
     smaller = number // 64
-    # Batches are divided among up to 64 devices.
-    return smaller - smaller % 64 if smaller > 64 and number % 64 == 0 else smaller
+    if smaller <= 64 or number % 64:
+        return smaller
+    # Batches are divided among up to 64 devices, or a number such as 112: odd factors stay.
+    return next(number // divisor for divisor in (64, 32, 16, 8, 4, 2, 1) if number // divisor % 64 == 0)
 
 
 RULES = (
