@@ -37,10 +37,6 @@ KEYS = "keys"
 WEIGHTS = "weights"
 STATE_PREFIX = "state."
 USE_PREFIX = "use."
-# Five digits or more: several writers number their files in ranges of ten millions (`save_load.save_together`).
-_TABLE_FILE = re.compile(r"tables/(.+)-(\d{5,18})\.safetensors")
-_MEMORY_FILE = re.compile(r"memory/(.+)-(\d{5,18})\.safetensors")
-_CHANGES_FILE = re.compile(r"changes/(.+)-(\d{5,18})\.safetensors")
 _STEP = re.compile(r"step-(\d{8,})")
 _UNFINISHED = re.compile(rf"{_STEP.pattern}{re.escape(PARTIAL_SUFFIX)}{OWNED}")
 _ENTRIES = (
@@ -50,42 +46,36 @@ _ENTRIES = (
 _logger = logging.getLogger(__name__)
 
 
-def table_file(table: str, index: int) -> str:
-    """Return the file name of the `index`-th piece of `table`."""
-    return f"tables/{table}-{index:05d}.safetensors"
+class PieceFiles:
+    """Names of the files in a folder of a checkpoint that hold the rows of tables, or what belongs to them, in pieces.
+
+    Args:
+        folder: Name of the folder.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        # Five digits or more: several writers number their files in ranges of ten millions (`save_load.save_together`).
+        self._pattern = re.compile(rf"{folder}/(.+)-(\d{{5,18}})\.safetensors")
+
+    def name(self, table: str, index: int) -> str:
+        """Return the file name of the `index`-th piece of `table`."""
+        return f"{self._folder}/{table}-{index:05d}.safetensors"
+
+    def parse(self, file: str) -> tuple[str, int] | None:
+        """Return the table and the piece that `file` holds, or None for other files."""
+        match = self._pattern.fullmatch(file)
+        return (match[1], int(match[2])) if match else None
 
 
-def parse_table_file(file: str) -> tuple[str, int] | None:
-    """Return the table and the piece that `file` holds, or None for other files."""
-    match = _TABLE_FILE.fullmatch(file)
-    return (match[1], int(match[2])) if match else None
-
-
-def memory_file(table: str, index: int) -> str:
-    """Return the file name of the `index`-th piece of a dynamic `table`'s memory, such as counts of keys."""
-    return f"memory/{table}-{index:05d}.safetensors"
-
-
-def parse_memory_file(file: str) -> tuple[str, int] | None:
-    """Return the table and the piece of its memory that `file` holds, or None for other files."""
-    match = _MEMORY_FILE.fullmatch(file)
-    return (match[1], int(match[2])) if match else None
+TABLE_PIECES, CHANGE_PIECES = PieceFiles("tables"), PieceFiles("changes")
+MEMORY_PIECES = PieceFiles("memory")
+"""The memory of dynamic tables, such as counts of keys."""
 
 
 def row_file_directory(table: str) -> str:
     """Return the directory of the row file of `table`."""
     return f"rows/{table}"
-
-
-def changes_file(table: str, index: int) -> str:
-    """Return the file name of the `index`-th piece of the changes of `table`."""
-    return f"changes/{table}-{index:05d}.safetensors"
-
-
-def parse_changes_file(file: str) -> tuple[str, int] | None:
-    """Return the table and the piece of its changes that `file` holds, or None for other files."""
-    match = _CHANGES_FILE.fullmatch(file)
-    return (match[1], int(match[2])) if match else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

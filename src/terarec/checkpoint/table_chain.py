@@ -13,14 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from terarec.checkpoint.directory import (
+    CHANGE_PIECES,
     KEYS,
     STATE_PREFIX,
     USE_PREFIX,
     WEIGHTS,
     FileEntry,
     Manifest,
-    changes_file,
-    parse_changes_file,
 )
 from terarec.checkpoint.state import as_array
 from terarec.checkpoint.table_files import (
@@ -55,7 +54,7 @@ def write_table_changes(checkpoint: Path, table: Store, share: TableShare | None
     first_file = 0 if share is None else share.first_file
     table_rows = share.num_rows if share is not None and table.is_dynamic else len(table)
     for index, changes in enumerate(_changes(table, table_rows), first_file):
-        file = changes_file(table.name, index)
+        file = CHANGE_PIECES.name(table.name, index)
         sha256 = write_changes(checkpoint / file, changes)
         yield FileEntry(file=file, bytes=(checkpoint / file).stat().st_size, sha256=sha256)
     yield from write_memory(checkpoint, table, first_file)
@@ -93,7 +92,7 @@ class TableChain:
         self._path, manifest = chain[0]
         self._base = TableFiles(self._path, manifest)
         self._newest = TableFiles(*chain[-1])
-        self._deltas = [(path, files_by_table(manifest, parse_changes_file)) for path, manifest in chain[1:]]
+        self._deltas = [(path, files_by_table(manifest, CHANGE_PIECES.parse)) for path, manifest in chain[1:]]
         self.names = self._base.names
         for path, files in self._deltas:
             if set(files) != set(self.names):

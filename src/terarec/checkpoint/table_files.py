@@ -15,17 +15,15 @@ from torch import Tensor
 
 from terarec.checkpoint.directory import (
     KEYS,
+    MEMORY_PIECES,
     STATE_PREFIX,
+    TABLE_PIECES,
     USE_PREFIX,
     WEIGHTS,
     FileEntry,
     Manifest,
     RowFileEntry,
-    memory_file,
-    parse_memory_file,
-    parse_table_file,
     row_file_directory,
-    table_file,
 )
 from terarec.checkpoint.state import as_array, as_tensor
 from terarec.closer import stream
@@ -91,7 +89,7 @@ def write_memory(checkpoint: Path, table: Store, first_file: int = 0) -> Iterato
     """Write the state of a dynamic table other than rows, to files from number `first_file` on."""
     pieces = () if table.keyed is None else table.keyed.export_memory(SHARD_BYTES // _MEMORY_KEY_BYTES)
     for index, piece in enumerate(pieces, first_file):
-        yield write_container(checkpoint, memory_file(table.name, index), piece, {"table": table.name})
+        yield write_container(checkpoint, MEMORY_PIECES.name(table.name, index), piece, {"table": table.name})
 
 
 def keyed_of(table: Store, path: Path) -> KeyedRows:
@@ -122,7 +120,7 @@ def _write_pieces(checkpoint: Path, table: Store, share: TableShare | None) -> I
             metadata |= {} if seed is None else {"of_rows": str(len(table)), "seed": str(seed)}
         else:
             metadata["first_key"] = str(first)
-        yield write_container(checkpoint, table_file(table.name, index), tensors, metadata)
+        yield write_container(checkpoint, TABLE_PIECES.name(table.name, index), tensors, metadata)
         first, index = first + len(rows.keys), index + 1
         del rows, tensors  # before the next piece is copied
 
@@ -158,7 +156,7 @@ def _write_keys(checkpoint: Path, table: Store, row_file: RowFileEntry) -> Itera
     for index, (keys, uses) in enumerate(table.keyed.export_keys(SHARD_BYTES // _MEMORY_KEY_BYTES)):
         metadata = {"table": table.name, "rows": str(num_rows), "first_row": str(first)}
         tensors = {KEYS: keys, **prefixed(USE_PREFIX, uses)}
-        yield write_container(checkpoint, table_file(table.name, index), tensors, metadata)
+        yield write_container(checkpoint, TABLE_PIECES.name(table.name, index), tensors, metadata)
         first += len(keys)
 
 
@@ -187,8 +185,8 @@ class TableFiles:
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path = path
-        self._pieces = files_by_table(manifest, parse_table_file)
-        self._memories = files_by_table(manifest, parse_memory_file)
+        self._pieces = files_by_table(manifest, TABLE_PIECES.parse)
+        self._memories = files_by_table(manifest, MEMORY_PIECES.parse)
         self._row_files = {entry.table: entry for entry in manifest.row_files}
         self._entries = {entry.file: entry for entry in manifest.files}
         # A dynamic table in a row file has both: pieces with its keys, and the rows.

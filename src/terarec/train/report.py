@@ -23,10 +23,10 @@ from safetensors import SafetensorError, safe_open
 import terarec
 from terarec.checkpoint.directory import (
     DENSE,
+    TABLE_PIECES,
     WEIGHTS,
     complete_checkpoints,
     newest_checkpoint,
-    parse_table_file,
     read_chain,
     step_of,
 )
@@ -227,7 +227,7 @@ def _table_sizes(checkpoint: Path) -> dict[str, _TableSize]:
     chain = read_chain(checkpoint)
     base, manifest = chain[0]
     for entry in manifest.files:
-        parsed = parse_table_file(entry.file)
+        parsed = TABLE_PIECES.parse(entry.file)
         tensors = {} if parsed is None else _float_tensors(base / entry.file)
         if parsed is not None and WEIGHTS in tensors:  # of a table in a row file there are keys alone
             (rows, width), item_bytes = tensors[WEIGHTS]

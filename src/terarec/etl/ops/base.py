@@ -63,6 +63,7 @@ class Operator(OperatorSpec):
     Attributes:
         accepted: Kinds of inputs that the operator takes.
         takes_lists: Whether the inputs must be lists; else lists are taken item by item.
+        output_kind: Kind of the outputs; None for those of the inputs.
         keeps_integers: Whether outputs of integers are integers in the same unit (a time stays a time).
         keeps_values: Whether each output holds values of its input and no others.
         is_numeric: Whether only the number of an input matters, not whether it is an integer.
@@ -76,6 +77,7 @@ class Operator(OperatorSpec):
 
     accepted: ClassVar[tuple[str, ...]] = ("text", "integer", "number", "hex32", "id")
     takes_lists: ClassVar[bool] = False
+    output_kind: ClassVar[Kind | None] = None
     keeps_integers: ClassVar[bool] = False
     keeps_values: ClassVar[bool] = False
     is_numeric: ClassVar[bool] = False
@@ -145,7 +147,7 @@ class Operator(OperatorSpec):
         return None
 
     def output_types(self, types: ColumnTypes) -> ColumnTypes:
-        """Return the types of `writes`; by default those of the inputs in `pairs`, whose kinds must be `accepted`.
+        """Return the types of `writes`; by default those of the inputs in `pairs`, of the kind `output_kind`.
 
         Args:
             types: Types of all columns before the step, which include `reads`.
@@ -153,7 +155,10 @@ class Operator(OperatorSpec):
         Raises:
             ConfigError: An input of a type that the operator does not take; names the column and what is accepted.
         """
-        return {output: self.input_type(types, name) for name, output in self.pairs}
+        types_of_outputs = {output: self.input_type(types, name) for name, output in self.pairs}
+        if self.output_kind is None:
+            return types_of_outputs
+        return {output: replace(one, kind=self.output_kind) for output, one in types_of_outputs.items()}
 
     def input_type(self, types: ColumnTypes, name: str) -> ColumnType:
         """Return the type of the input `name`, checked against `accepted`."""

@@ -18,6 +18,7 @@ from terarec.errors import ConfigError
 from terarec.etl.columns import (
     REJECTED_SHOWN,
     ColumnType,
+    Kind,
     RowFaultError,
     Rows,
     array_of,
@@ -51,15 +52,9 @@ class HashBucket(MappedColumns):
     """
 
     accepted: ClassVar[tuple[str, ...]] = ("text", "integer", "hex32")
+    output_kind: ClassVar[Kind | None] = "id"
     buckets: checks.PositiveInt64
     seed: checks.NonNegativeInt64 = HASH_SEED
-
-    @override
-    def output_types(self, types: ColumnTypes) -> ColumnTypes:
-        return {
-            output: ColumnType("id", column_type.is_list, column_type.max_length)
-            for output, column_type in super().output_types(types).items()
-        }
 
     @override
     def cardinalities(self, rows: Mapping[str, int], state: State | None) -> Mapping[str, int]:

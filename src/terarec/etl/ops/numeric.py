@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from terarec.etl.columns import (
-    ColumnType,
+    Kind,
     Rows,
     array_of,
     flat,
@@ -54,14 +54,8 @@ class NumberOperator(MappedColumns):
 
     accepted: ClassVar[tuple[str, ...]] = ("number", "integer")
     is_numeric: ClassVar[bool] = True
+    output_kind: ClassVar[Kind | None] = "number"
     fitted_params: ClassVar[type[FittedParams] | None] = None
-
-    @override
-    def output_types(self, types: ColumnTypes) -> ColumnTypes:
-        return {
-            output: ColumnType("number", column_type.is_list, column_type.max_length)
-            for output, column_type in super().output_types(types).items()
-        }
 
     def params(self, name: str, state: State | None) -> tuple[float, ...]:
         """Return the parameters of the formula for the input `name`; by default the fitted ones."""

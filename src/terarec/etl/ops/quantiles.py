@@ -175,6 +175,7 @@ class Bucketize(MappedColumns):
 
     accepted: ClassVar[tuple[str, ...]] = ("number", "integer")
     is_numeric: ClassVar[bool] = True
+    output_kind: ClassVar[Kind | None] = "id"
     boundaries: tuple[float, ...] = ()
     intervals: Annotated[int, checks.whole(2, checks.MOST_WIDTH)] | None = None
 
@@ -190,13 +191,6 @@ class Bucketize(MappedColumns):
     @override
     def stage(self) -> Stage:
         return "stateless" if self.intervals is None else "fitted"
-
-    @override
-    def output_types(self, types: ColumnTypes) -> ColumnTypes:
-        return {
-            output: ColumnType("id", column_type.is_list, column_type.max_length)
-            for output, column_type in super().output_types(types).items()
-        }
 
     def boundaries_of(self, name: str, state: State | None) -> tuple[float, ...]:
         """Return the boundaries for the input `name`."""
