@@ -33,24 +33,33 @@ INSTALLABLE = {
 }
 """Package that a file needs, and that an environment of terarec need not have -> the reason where it does not."""
 
-SOK = "sparse_operation_kit/sparse_operation_kit/test/function_test/"
-"""Upstream's tests of the plugin for TensorFlow."""
+_PLUGIN = "sparse_operation_kit/sparse_operation_kit/"
+SOK = (
+    f"{_PLUGIN}test/",
+    f"{_PLUGIN}experiment/test/",
+    f"{_PLUGIN}experiment/examples/",
+    "sparse_operation_kit/example/",
+    "sparse_operation_kit/unit_test/",
+)
+"""Upstream's tests and examples of the plugin for TensorFlow, of all releases."""
 
 HPS_TF = ("hps_tf/", "docs/source/hierarchical_parameter_server/hps_dlrm_benchmark_scripts/create_tf_models.py")
 """Upstream's tests and examples of the layers for TensorFlow, which make their data themselves."""
 
 LEGACY_KERAS = (
-    f"{SOK}tf2/variable/hkv_test.py",
-    f"{SOK}tf2/lookup/all2all_dense_embedding_test.py",
-    f"{SOK}tf2/lookup/lookup_sparse_localized_test.py",
-    f"{SOK}tf2/lookup_sp_weight/lookup_sparse_distributed_test.py",
-    f"{SOK}tf2/lookup_sp_weight/lookup_sparse_localized_test.py",
-    "hps_tf/notebooks/",
-    "hps_tf/test/integration/",
+    "*/tf2/variable/hkv_test.py",
+    "*/tf2/lookup/all2all_dense_embedding_test.py",
+    "*/tf2/lookup/lookup_sparse_localized_test.py",
+    "*/tf2/lookup_sp_weight/lookup_sparse_distributed_test.py",
+    "*/tf2/lookup_sp_weight/lookup_sparse_localized_test.py",
+    "*/experiment/*/lookup_sparse_distributed_test.py",
+    "*/experiment/*/lookup_sparse_localized_dynamic_test.py",
+    "hps_tf/notebooks/*",
+    "hps_tf/test/integration/*",
     HPS_TF[1],
 )
-"""Files that Keras 3 refuses: they train two variables by one optimizer in turns, or call TensorFlow with symbolic
-tensors and save a model as a folder."""
+"""Patterns of files that Keras 3 refuses: they train two variables by one optimizer in turns, or call TensorFlow with
+symbolic tensors and save a model as a folder."""
 
 NOT_RUN = (
     ("test/pybind_test/data_source_test.py", "needs a Hadoop cluster"),
@@ -58,9 +67,11 @@ NOT_RUN = (
     ("notebooks/*remote_filesystem.ipynb", "needs a Hadoop cluster"),
     ("notebooks/movie-lens-example.ipynb", "downloads a data set"),
     ("test/sok_perf_test/*", "measures the time of GPUs"),
-    (f"{SOK}tf1/*", "needs TensorFlow 1"),
-    (f"{SOK}*_big_table.py", "needs 100 GB of memory: a table of 41 million rows, in float64 first"),
-    (f"{SOK}*/dynamic_variable_test.py", "upstream leaves it out: needs the optimizers of TensorFlow 2.10"),
+    ("sparse_operation_kit/*/tf1/*", "needs TensorFlow 1"),
+    ("sparse_operation_kit/*/op_test/*", "calls raw ops of SOK's, which terarec does not have"),
+    ("sparse_operation_kit/unit_test/*", "makes its data by a CUDA kernel"),
+    (f"{_PLUGIN}*_big_table.py", "needs 100 GB of memory: a table of 41 million rows, in float64 first"),
+    (f"{_PLUGIN}*/dynamic_variable_test.py", "upstream leaves it out: needs the optimizers of TensorFlow 2.10"),
     ("hps_trt/*", NOT_HERE["tensorrt"]),
     ("docs/*hps_trt*", NOT_HERE["tensorrt"]),
     ("notebooks/multi-modal-data/*", NOT_HERE["nvtabular"]),
@@ -139,7 +150,7 @@ _ROOTS = (
     "hps_trt",
     "docs",
     "onnx_converter",
-    SOK.rstrip("/"),
+    *(folder.rstrip("/") for folder in SOK),
 )
 _PACKAGES = "hugectr|hugectr2onnx|hps_torch|hierarchical_parameter_server|sparse_operation_kit"
 _USES = re.compile(rf"^\s*(?:import|from)\s+({_PACKAGES})\b", re.M)
@@ -212,7 +223,7 @@ def _fits(case: Case, patterns: tuple[str, ...]) -> bool:
 
 
 def _cases(checkout: Path, path: str) -> list[Case]:
-    if path.startswith(_IMPLEMENTATION) or path.endswith("setup.py"):
+    if path.startswith(_IMPLEMENTATION) or path.endswith("setup.py") or "/examples/examples/" in path:  # a copy
         return []
     text = (checkout / path).read_text(errors="replace")
     if path.endswith(".json"):

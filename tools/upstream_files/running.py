@@ -143,7 +143,7 @@ class Folder:
             "MPLBACKEND": "agg",
             "TF_CPP_MIN_LOG_LEVEL": "2",
         }
-        if case is not None and case.path.startswith(LEGACY_KERAS):
+        if case is not None and _needs_legacy_keras(case):
             environment[_LEGACY_KERAS] = "1"
         with self._log.open("ab") as log:
             log.write(f"$ {' '.join(command)}\n".encode())
@@ -165,6 +165,10 @@ class Folder:
         with self._log.open("rb") as log:
             log.seek(start)
             return code, log.read().decode(errors="replace")
+
+
+def _needs_legacy_keras(case: Case) -> bool:
+    return any(fnmatch.fnmatch(case.path, pattern) for pattern in LEGACY_KERAS)
 
 
 def run_chain(chain: list[Case], base: Path, options: Options) -> list[Row]:
@@ -208,7 +212,7 @@ def _run(case: Case, folder: Folder, generated: list[Generated], options: Option
     if missed or not outcome:
         changes = "; ".join(str(folder.changes[file]) for file in files if str(folder.changes[file]))
         outcome, detail = ("changed", changes) if changes else ("unchanged", "")
-        if case.path.startswith(LEGACY_KERAS):
+        if _needs_legacy_keras(case):
             detail = f"{detail}; with {_LEGACY_KERAS}=1".removeprefix("; ")
         left_out = re.findall(r"^block at line (\d+): ", output, re.M)
         if left_out:
@@ -234,7 +238,7 @@ def _prepare(case: Case, folder: Folder, generated: list[Generated], options: Op
             script.write_text(code)
             scripts[script] = notebook_arguments(text, name) if name else []
     lines = setups.prepare(case, folder)
-    if case.path.endswith(".md") or case.path.startswith((SOK, *HPS_TF)):
+    if case.path.endswith(".md") or case.path.startswith((*SOK, *HPS_TF)):
         return lines
     out = folder.copy / "demands.json"
     for script, arguments in scripts.items():
