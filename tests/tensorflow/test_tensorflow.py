@@ -977,6 +977,77 @@ def test_rows_that_an_optimizer_was_not_built_with_are_refused() -> None:
     assert raised.value.where == "trainable_variables"
 
 
+@pytest.mark.usefixtures("implementation")
+@pytest.mark.parametrize("is_dynamic", [False, True])
+def test_a_branch_that_looks_up_has_gradients_beside_one_that_does_not(
+    rng: np.random.Generator, is_dynamic: bool
+) -> None:
+    tf_keras = pytest.importorskip("tf_keras", reason=lacks("tf_keras", "pip install tf_keras"))
+    start = table(rng)
+    theirs = tf.Variable(start)
+    ours = sok.DynamicVariable(WIDTH) if is_dynamic else sok.Variable(start)
+    if is_dynamic:
+        sok.assign(ours, tf.range(ROWS), start)
+
+    @tf.function
+    def square(variable: tf.Variable, ids: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_sum(tf.nn.embedding_lookup(variable, ids) ** 2)
+
+    def step(variable: tf.Variable, optimizer: Any, number: tf.Tensor) -> None:
+        ids = tf.stack([number, number, 2 * number])
+        with tf.GradientTape() as tape:
+            loss = tf.switch_case(
+                number % 3,
+                [lambda: square(variable, ids), lambda: 0.0, lambda: 2.0 * square(variable, ids + 1)],
+            )
+        optimizer.apply_gradients([(tape.gradient(loss, variable), variable)])
+
+    # Rows without a gradient, which a branch gives to all, move in either.
+    optimizers = sok.Adam(0.1), tf_keras.optimizers.legacy.Adam(0.1)
+    for variable, optimizer in zip((ours, theirs), optimizers, strict=True):
+        in_graph = tf.function(step)
+        for number in range(6):
+            in_graph(variable, optimizer, tf.constant(number))
+    ids, rows = sok.export(ours)
+    np.testing.assert_allclose(rows, theirs.numpy()[ids], atol=1e-6)
+
+
+def test_a_branch_that_reads_all_rows_changes_none_where_it_is_not_taken() -> None:
+    variable, optimizer = sok.Variable(np.ones((3, 2), np.float32)), sok.SGD(0.5)
+
+    @tf.function
+    def step(is_read: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.cond(is_read, lambda: tf.reduce_sum(variable + 0.0), lambda: 0.0)
+        optimizer.apply_gradients([(tape.gradient(loss, variable), variable)])
+
+    for is_read, expected in ((False, 1.0), (True, 0.5)):
+        step(tf.constant(is_read))
+        np.testing.assert_array_equal(variable, np.full((3, 2), expected))
+
+
+@pytest.mark.usefixtures("implementation")
+@pytest.mark.parametrize("is_read", [False, True])
+def test_a_tape_outside_of_a_function_has_gradients_of_the_rows_in_it(is_read: bool) -> None:
+    variable = sok.Variable(np.ones((3, 2), np.float32))
+    factors = tf.Variable([1.0, 2.0, 3.0])
+
+    @tf.function
+    def total() -> tf.Tensor:
+        if is_read:
+            return tf.reduce_sum((variable + 0.0) * factors[:, None])
+        ids = tf.RaggedTensor.from_row_lengths([1, 1, 2], [2, 1])
+        return tf.reduce_sum(sok.lookup_sparse(variable, ids, ids.with_flat_values(factors * 1.0), "sum"))
+
+    with tf.GradientTape() as tape:
+        loss = total()
+    of_rows, of_factors = tape.gradient(loss, [variable, factors])
+    expected = [[1.0], [2.0], [3.0]] if is_read else [[0.0], [3.0], [3.0]]
+    np.testing.assert_array_equal(tf.convert_to_tensor(of_rows), np.broadcast_to(expected, (3, 2)))
+    np.testing.assert_array_equal(of_factors, [2.0, 2.0, 2.0])
+
+
+@pytest.mark.usefixtures("implementation")
 def test_a_loop_has_gradients_of_rows_by_a_tape_inside_of_it_alone() -> None:
     start = np.ones((3, 2), np.float32)
     variable, optimizer = sok.Variable(start), sok.SGD(1.0)

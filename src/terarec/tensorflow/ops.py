@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.eager.record import record_operation
 from tensorflow.python.ops.control_flow_v2_func_graphs import WhileBodyFuncGraph
 from tensorflow.python.ops.resource_variable_ops import variable_accessed
 from typing_extensions import override
@@ -139,21 +138,27 @@ def gather(tensor: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _slices(indices: tf.Tensor, values: tf.Tensor, size: tf.Tensor) -> tf.IndexedSlices:
-    return tf.IndexedSlices(values, indices, dense_shape=size)
+    # In graphs of the type of TensorFlow's own slices, which those of the other branch of a `tf.cond` have.
+    of_type = size if tf.executing_eagerly() else tf.saturate_cast(size, tf.int32)
+    return tf.IndexedSlices(values, indices, dense_shape=of_type)
+
+
+def _check_no_loop(graph: object) -> None:
+    """Raise `ConfigError` if an op is in a loop whose gradient is taken from outside; `graph` is the op's."""
+    # TensorFlow adds up the gradients of a loop's steps from zeros of the variable's own, empty tensor.
+    if isinstance(graph, WhileBodyFuncGraph) and graph is not tf.compat.v1.get_default_graph():
+        raise ConfigError(
+            "tf.while_loop",
+            "has no gradient of embedding variables that are looked up or read in it, expected a lookup of all ids "
+            "before the loop, or a gradient tape inside of it",
+        )
 
 
 if OPS is not None:
 
     @tf.RegisterGradient("TerarecLookup")
     def _lookup_gradient(op: tf.Operation, grad: tf.Tensor, *_: object) -> list[tf.IndexedSlices | tf.Tensor | None]:
-        # TensorFlow adds up the gradients of a loop's steps from zeros of the variable's own, empty tensor.
-        graph = getattr(op, "graph", None)  # a tape has no op
-        if isinstance(graph, WhileBodyFuncGraph) and graph is not tf.compat.v1.get_default_graph():
-            raise ConfigError(
-                "tf.while_loop",
-                "has no gradient of embedding variables that are looked up in it, expected a lookup of all ids before "
-                "the loop, or a gradient tape inside of it",
-            )
+        _check_no_loop(getattr(op, "graph", None))  # a tape has no op
         call = {name: op.get_attr(name) for name in ("table", "pooling", "weighted", "home", "all_rows")}
         inputs = (*op.inputs, tf.convert_to_tensor(grad))
         indices, values = _in_order(call["home"], lambda: OPS.terarec_merge(*inputs, **call))
@@ -165,6 +170,7 @@ if OPS is not None:
 
     @tf.RegisterGradient("TerarecRead")
     def _read_gradient(op: tf.Operation, _: tf.Tensor, grad: tf.Tensor) -> tf.Tensor:
+        _check_no_loop(getattr(op, "graph", None))
         return grad
 
 
@@ -174,7 +180,6 @@ class NumPyOps(CompiledOps):
     @override
     def lookup(self, table: RowTable, variable: tf.Variable, bags: Bags, absent: Absent, home: int) -> list[tf.Tensor]:
         pooling, of = bags.pooling, table.core
-        inputs = [bags.ids, bags.row_splits, bags.weights]
         variable_accessed(variable)
 
         def run(ids: NDArray[Any], row_splits: NDArray[Any], weights: NDArray[Any]) -> tuple[object, ...]:
@@ -182,18 +187,29 @@ class NumPyOps(CompiledOps):
                 raise ValueError(f"weights: got {len(weights)}, expected {len(ids)}")
             return of.lookup(ids, row_splits, weights, pooling, int(absent))
 
-        vectors, *evicted = _call(run, inputs, "fif")
+        # Unlike what a tape alone records, it is found from outside of the function or branch with the lookup.
+        @tf.custom_gradient
+        def look_up(_: tf.Tensor, *inputs: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., Any]]:
+            graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
-        def gradient(grad: tf.Tensor) -> list[tf.IndexedSlices | tf.Tensor]:
-            arguments = [*inputs, tf.convert_to_tensor(grad)]
-            indices, values = _call(lambda i, s, w, g: of.merge(i, s, w, g, pooling), arguments, "if")
-            (of_weights,) = _call(lambda i, s, w, g: (of.weight_gradient(i, s, w, g, pooling),), arguments, "f")
-            of_weights.set_shape(bags.weights.shape)
-            values.set_shape([None, table.width])
-            return [_slices(indices, values, self.size(table, variable)), of_weights]
+            def gradient(grad: tf.Tensor, *_: object) -> list[tf.IndexedSlices | tf.Tensor | None]:
+                _check_no_loop(graph)
+                arguments = [*inputs, tf.convert_to_tensor(grad)]
+                indices, values = _call(lambda i, s, w, g: of.merge(i, s, w, g, pooling), arguments, "if")
+                values.set_shape([None, table.width])
+                slices = _slices(indices, values, self.size(table, variable))
+                if not bags.is_weighted:
+                    return [slices, None, None, None]
+                (of_weights,) = _call(lambda i, s, w, g: (of.weight_gradient(i, s, w, g, pooling),), arguments, "f")
+                of_weights.set_shape(bags.weights.shape)
+                return [slices, None, None, of_weights]
 
-        record_operation("TerarecLookup", [vectors], [variable.handle, bags.weights], gradient)
-        return [vectors, *evicted]
+            return _call(run, inputs, "fif"), gradient
+
+        # The gradient of reading the variable's own, empty tensor is that of its resource; of the resource itself the
+        # gradient of a branch would need a copy.
+        own = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=tf.float32)
+        return list(look_up(own, bags.ids, bags.row_splits, bags.weights))
 
     @override
     def apply(self, table: RowTable, variable: tf.Variable, grad: tf.IndexedSlices, update: Update) -> None:
@@ -217,8 +233,18 @@ class NumPyOps(CompiledOps):
     @override
     def read(self, table: RowTable, variable: tf.Variable) -> tuple[tf.Tensor, tf.Tensor]:
         variable_accessed(variable)
-        ids, rows = _call(lambda: table.core.read()[:2], [], "if")
-        record_operation("TerarecRead", [rows], [variable.handle], lambda grad: [grad])
+
+        @tf.custom_gradient
+        def read(_: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., tf.Tensor]]:
+            graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+            def gradient(_: tf.Tensor, grad: tf.Tensor) -> tf.Tensor:
+                _check_no_loop(graph)
+                return grad
+
+            return _call(lambda: table.core.read()[:2], [], "if"), gradient
+
+        ids, rows = read(variable.handle)
         return ids, rows
 
     @override

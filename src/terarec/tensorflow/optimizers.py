@@ -64,7 +64,9 @@ def apply_rule(rule: Rule, rate: tf.Tensor, step: tf.Tensor, pairs: Iterable[tup
                 raise ConfigError(
                     "grads_and_vars", f"got a dense gradient of {variable.table.name!r}, expected of rows"
                 )
-            grad = tf.IndexedSlices(grad, tf.range(len(variable.table), dtype=tf.int64))
+            # Of a branch of `tf.cond` that does not read the variable it has no rows.
+            rows = tf.where(tf.shape(grad, tf.int64)[0] == 0, np.int64(0), np.int64(len(variable.table)))
+            grad = tf.IndexedSlices(grad, tf.range(rows))
         variable.table.have_states(rule)
         slices = slices_of("grads_and_vars", grad, variable.table.width)
         table_ops.ops.apply(variable.table, variable, slices, update)

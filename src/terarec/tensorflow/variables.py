@@ -74,7 +74,8 @@ class RowsVariable(ResourceVariable, _keras_saveable()):  # type: ignore[misc]
                 trainable=trainable,
                 name=table.name,
                 dtype=tf.float32,
-                shape=tf.TensorShape([None, table.width]),
+                # A branch of `tf.cond` that reads no row has the gradient of this shape: none of any row.
+                shape=tf.TensorShape([0, table.width]),
             )
         _live[table.name] = self
 
