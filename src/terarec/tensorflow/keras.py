@@ -150,7 +150,8 @@ class Embedding(_CoreRows):
 
     def compute_output_spec(self, inputs: Any) -> Any:
         """Return the result's shape and type."""
-        return keras.KerasTensor((*inputs.shape, self.output_dim), dtype=self.compute_dtype, ragged=inputs.ragged)
+        is_ragged = {"ragged": True} if getattr(inputs, "ragged", False) else {}  # which Keras knows from 3.9 on
+        return keras.KerasTensor((*inputs.shape, self.output_dim), dtype=self.compute_dtype, **is_ragged)
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments."""

@@ -378,7 +378,8 @@ class RowsVariable(ResourceVariable, _keras_saveable()):  # type: ignore[misc]
         """
         if self.is_of_layer:
             return
-        if absent := [name for name in _SAVED if name not in store]:
+        names = set(store.keys())  # stores of Keras before 3.10 do not know `in`
+        if absent := [name for name in _SAVED if name not in names]:
             raise ConfigError(
                 f"variable {self.table.name!r}",
                 f"the file has no {absent[0]!r} of it, expected one of a model with this embedding variable",
