@@ -1012,6 +1012,18 @@ def test_a_branch_that_looks_up_has_gradients_beside_one_that_does_not(
     np.testing.assert_allclose(rows, theirs.numpy()[ids], atol=1e-6)
 
 
+def test_stock_optimizers_add_up_the_gradients_of_steps(rng: np.random.Generator) -> None:
+    """Keras does so for tables of one column only where it knows the number of axes."""
+    ids, goal = rng.integers(0, ROWS, (8, 3)), np.ones((8, 3))
+    weights = []
+    for kind in (sok.keras.Embedding, keras.layers.Embedding):
+        model = keras.Sequential([kind(ROWS, 1, embeddings_initializer="ones"), keras.layers.Flatten()])
+        model.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2), "mse")
+        model.fit(ids, goal * 2.0, batch_size=4, shuffle=False, verbose=0)
+        weights += model.get_weights()
+    np.testing.assert_allclose(*weights, atol=1e-6)
+
+
 def test_a_branch_that_reads_all_rows_changes_none_where_it_is_not_taken() -> None:
     variable, optimizer = sok.Variable(np.ones((3, 2), np.float32)), sok.SGD(0.5)
 

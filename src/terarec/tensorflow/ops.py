@@ -137,7 +137,11 @@ def gather(tensor: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     return every, sizes
 
 
-def _slices(indices: tf.Tensor, values: tf.Tensor, size: tf.Tensor) -> tf.IndexedSlices:
+def _slices(indices: tf.Tensor, values: tf.Tensor, size: tf.Tensor, width: int | None) -> tf.IndexedSlices:
+    # Keras asks for the number of their axes.
+    indices.set_shape([None])
+    values.set_shape([None, width])
+    size.set_shape([2])
     # In graphs of the type of TensorFlow's own slices, which those of the other branch of a `tf.cond` have.
     of_type = size if tf.executing_eagerly() else tf.saturate_cast(size, tf.int32)
     return tf.IndexedSlices(values, indices, dense_shape=of_type)
@@ -162,7 +166,7 @@ if OPS is not None:
         call = {name: op.get_attr(name) for name in ("table", "pooling", "weighted", "home", "all_rows")}
         inputs = (*op.inputs, tf.convert_to_tensor(grad))
         indices, values = _in_order(call["home"], lambda: OPS.terarec_merge(*inputs, **call))
-        slices = _slices(indices, values, OPS.terarec_size(op.inputs[0], table=call["table"]))
+        slices = _slices(indices, values, OPS.terarec_size(op.inputs[0], table=call["table"]), op.outputs[0].shape[-1])
         if not call["weighted"]:
             return [slices, None, None, None, None]
         of_weights = _in_order(call["home"], lambda: OPS.terarec_weight_gradient(*inputs, **call))
@@ -196,8 +200,7 @@ class NumPyOps(CompiledOps):
                 _check_no_loop(graph)
                 arguments = [*inputs, tf.convert_to_tensor(grad)]
                 indices, values = _call(lambda i, s, w, g: of.merge(i, s, w, g, pooling), arguments, "if")
-                values.set_shape([None, table.width])
-                slices = _slices(indices, values, self.size(table, variable))
+                slices = _slices(indices, values, self.size(table, variable), table.width)
                 if not bags.is_weighted:
                     return [slices, None, None, None]
                 (of_weights,) = _call(lambda i, s, w, g: (of.weight_gradient(i, s, w, g, pooling),), arguments, "f")
