@@ -8,6 +8,7 @@ import threading
 import pytest
 from torch.distributed import HashStore
 
+from terarec.dist.control import Links
 from terarec.dist.joining import check_links
 from terarec.errors import CollectiveError
 from tests.waiting import PATIENCE
@@ -45,11 +46,12 @@ def answering() -> list[threading.Thread]:
 
 
 def test_a_rank_answers_after_an_error_of_accept(listeners: list[Exhausted]) -> None:
-    links = check_links(HashStore(), 0, 1, timeout=PATIENCE)
-    caller = type(links)(1, [("127.0.0.1", listeners[0].getsockname()[1], "host")], listeners[0])
+    links, caller = Links(0, 2), Links(1, 2)
+    caller.meet([("127.0.0.1", links.port, "host")])
     assert caller.unreachable([0], timeout=PATIENCE) == {}
     assert listeners[0].num_failed == 1
     links.close()
+    caller.close()
     for thread in answering():
         thread.join(PATIENCE)
     assert answering() == []

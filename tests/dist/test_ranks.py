@@ -3,6 +3,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -10,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from terarec.dist import Ranks, join, joining
-from terarec.dist.ranks import Links
+from terarec.dist import Ranks, control, join, joining
+from terarec.dist.control import Links
+from terarec.dist.ranks import DEFAULT_TIMEOUT
 from terarec.errors import CollectiveError, ConfigError
 from tests.dist.launch import Raised, raised, run_ranks
 from tests.errors import at
@@ -146,6 +148,59 @@ def test_what_ended_an_earlier_attempt_is_not_told_of_a_later_one() -> None:
     for found in (first, last):
         assert found.kind == "CollectiveError"
         assert "has failed" not in found.message
+
+
+def linger(ranks: Ranks, how: str) -> Any:
+    """Do something on the last rank for which the others need not wait, while it keeps its process until they end."""
+    control.ASK_AFTER, control.SILENCE = 0.2, 2.0  # type: ignore[misc]
+    patient = ranks.twin()
+    numbers = ranks.gather("processes", os.getpid())
+    last, begin = ranks.size - 1, time.monotonic()
+    error: Any = None
+    try:
+        with ranks.telling():
+            ranks.barrier("begin")
+            # A collective that it joins ends, whatever it does then.
+            pending = ranks.begin_all_reduce_("joined", torch.ones(1))
+            if ranks.rank == last and how == "stops":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            elif ranks.rank == last and how != "goes another way":
+                raise {"raises": KeyError, "is interrupted": KeyboardInterrupt}[how]("x")
+            time.sleep(0.5)
+            assert pending.wait().tolist() == [ranks.size]
+            if ranks.rank == last and how == "goes another way":
+                ranks.all_to_all("other", torch.empty(0), [0] * ranks.size, [0] * ranks.size)
+            else:
+                ranks.barrier("end")
+    except BaseException as raising:
+        error = raised(raising)
+    waited = time.monotonic() - begin
+    if how == "stops" and ranks.is_first:
+        os.kill(numbers[last], signal.SIGCONT)
+    # Until the others have raised, too.
+    with suppress(CollectiveError, RuntimeError):
+        patient.barrier("all have ended")
+    return error, waited
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("how", "problem"),
+    [
+        ("raises", "has failed: KeyError: 'x'"),
+        ("is interrupted", "has failed: KeyboardInterrupt: x"),
+        ("stops", "not answer"),
+        ("goes another way", "began 'other' where rank"),
+    ],
+)
+def test_a_rank_whose_process_stays_is_named_at_once(how: str, problem: str, size: int) -> None:
+    """Others waited for it until the timeout."""
+    *others, (own, _) = run_ranks(size, linger, how)
+    for found, seconds in others:
+        assert (found.kind, found.fields["rank"]) == ("CollectiveError", size - 1), found
+        assert problem in found.message
+        assert seconds < DEFAULT_TIMEOUT / 3
+    assert own.kind == {"raises": "KeyError", "is interrupted": "KeyboardInterrupt"}.get(how, "CollectiveError")
 
 
 ENDS: dict[str, tuple[object, str]] = {

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of tables in tiers that ranks read ahead for each other."""
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
@@ -11,7 +12,7 @@ import torch
 
 from terarec.dist import Ranks, RowWise, same_for_all, shard
 from terarec.dist.shard import ShardedCollection
-from tests.dist.launch import run_ranks
+from tests.dist.launch import Raised, run_ranks
 from tests.dist.matrix import BATCH, Model, samples
 
 NAMES = ("sum.tiers", "mean.tiers")
@@ -65,6 +66,51 @@ def test_lookups_begin_ahead_on_all_ranks_or_on_none() -> None:
     first, second = run_ranks(2, steps_ahead)
     assert isinstance(first, list), first
     assert first == second == pytest.approx(steps_ahead(Ranks()))
+
+
+def steps_that_drop(ranks: Ranks, droppers: tuple[int, ...], how: str) -> list[float]:
+    """Return the losses of steps in the third of which some ranks do not use what they have begun to look up."""
+    model = Model(trains_layer=False, names=("sum.static",))
+    shard(model, same_for_all(model.tables.specs, RowWise(), ranks.size), ranks)
+    tables, share, losses = model.tables, ranks.share(BATCH), []
+    assert isinstance(tables, ShardedCollection)
+    batches = [samples(step, model.names).part(share.start, share.stop) for step in range(6)]
+    for number, ((jagged, labels), (following, _)) in enumerate(pairwise(batches)):
+        drops = how if number == 2 and ranks.rank in droppers else ""
+        # Of batches that were announced, rank by rank.
+        own = replace(jagged) if drops == "announced" else jagged
+        tables.start(own)
+        tables.announce(following)
+        if drops == "no call":
+            continue
+        loss = model(replace(jagged) if drops == "other keys" else own, labels)
+        loss.backward()
+        losses.append(float(ranks.all_reduce_("loss", loss.detach())))
+    return losses
+
+
+DROPS = ("no call", "other keys", "announced")
+
+
+@pytest.mark.parametrize(("size", "droppers"), [(2, (1,)), pytest.param(4, (1, 2), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("how", DROPS)
+def test_ranks_that_drop_a_lookup_which_others_use_are_named_by_all(
+    how: str, size: int, droppers: tuple[int, ...]
+) -> None:
+    """They took part in other collectives than the rest, which then waited or got numbers of others."""
+    for result in run_ranks(size, steps_that_drop, droppers, how):
+        assert isinstance(result, Raised), result
+        assert (result.kind, result.fields["rank"]) in [("CollectiveError", rank) for rank in droppers], result
+        assert re.search(rf"rank {result.fields['rank']} \(.*\) dropped.* what ranks? \d", result.message), result
+
+
+@pytest.mark.parametrize("how", DROPS)
+def test_ranks_that_drop_a_lookup_together_go_on(how: str) -> None:
+    first, second = run_ranks(2, steps_that_drop, (0, 1), how)
+    assert isinstance(first, list), first
+    assert first == second
+    if how != "no call":
+        assert first == pytest.approx(steps_that_drop(Ranks(), (), how))
 
 
 def test_a_thread_of_its_own_requests_rows_next_to_steps(tmp_path: Path) -> None:

@@ -10,8 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import socket
-import threading
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
@@ -24,25 +22,15 @@ from torch import distributed
 from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 import terarec
+from terarec.dist.control import ANSWER_TIMEOUT, Links
 from terarec.dist.devices import check_devices, group_backend
-from terarec.dist.ranks import (
-    ANSWER_TIMEOUT,
-    DEFAULT_TIMEOUT,
-    MESSAGE_BYTES,
-    TELL_TIMEOUT,
-    TOKEN_BYTES,
-    Failures,
-    Links,
-    Ranks,
-    failed_collective,
-)
+from terarec.dist.ranks import DEFAULT_TIMEOUT, Ranks, failed_collective
 from terarec.errors import CollectiveError, ConfigError
 from terarec.kernels.environment import Launch, family_file, launch, start_number
 from terarec.spec.checks import one_line
 
 LINK_TIMEOUT = 30.0
 """Seconds within which the ranks have to reach each other at the start."""
-_PAUSE = 0.05  # seconds, before a connection is accepted again after an error
 
 
 def join(
@@ -185,17 +173,12 @@ def check_links(store: Store, rank: int, size: int, *, timeout: float) -> Links:
     """
     store = PrefixStore("links", store)
     store.set_timeout(timedelta(seconds=timeout))
-    # All may call at once, before the thread below accepts the first.
-    server, failures = socket.create_server(("", 0), backlog=size), Failures(size)
+    links = Links(rank, size)
     try:
-        # It answers until the process ends: that is how others find out whether this rank lives. A daemon does not keep
-        # the process from ending.
-        listener = threading.Thread(target=_answer, args=(server, rank, failures), daemon=True)
-        listener.start()
-        own = [_own_address(store), server.getsockname()[1], socket.gethostname()]
+        own = [_own_address(store), links.port, socket.gethostname()]
         store.set(f"address/{rank}", json.dumps(own))
         addresses = [_told(store, "address", other, size, timeout) for other in range(size)]
-        links = Links(rank, [(str(host), int(port), str(name)) for host, port, name in addresses], server, failures)
+        links.meet([(str(host), int(port), str(name)) for host, port, name in addresses])
         # A connection is a matter of both sides, so that of a pair the rank of the higher number calls.
         store.set(f"failed/{rank}", json.dumps(links.unreachable(range(rank), timeout=timeout)))
         waits = 3 * timeout  # for ranks that wait for connections that never open
@@ -206,7 +189,7 @@ def check_links(store: Store, rank: int, size: int, *, timeout: float) -> Links:
             with suppress(RuntimeError):
                 store.wait([f"seen/{other}" for other in range(size)])
     except Exception as error:
-        Links(rank, (), server).close()
+        links.close()
         if isinstance(error, RuntimeError) and not isinstance(error, CollectiveError):
             raise CollectiveError(
                 f"rank {rank} of {size} has lost the store of the launcher, or of rank 0: {one_line(str(error))}",
@@ -255,31 +238,3 @@ def _own_address(store: Store) -> str:
     with socket.socket(target[0], socket.SOCK_DGRAM) as probe:  # which sends nothing
         probe.connect(target[4])
         return str(probe.getsockname()[0])
-
-
-def _answer(server: socket.socket, rank: int, failures: Failures) -> None:
-    """Send the number of this rank to all that connect, until the socket is closed; note what failures they tell."""
-    while True:
-        try:
-            connection, _ = server.accept()
-        except OSError:  # also of a process without a free file, which passes
-            if server.fileno() < 0:
-                return
-            time.sleep(_PAUSE)
-            continue
-        try:
-            connection.settimeout(TELL_TIMEOUT)
-            connection.sendall(rank.to_bytes(TOKEN_BYTES, "little"))
-            # Apart, as others must not wait for an answer until this caller has told all.
-            threading.Thread(target=_listen, args=(connection, failures), daemon=True).start()
-        except (OSError, RuntimeError):  # the caller has gone, or the process has no thread left
-            connection.close()
-
-
-def _listen(connection: socket.socket, failures: Failures) -> None:
-    """Note the failure that a caller tells, if any, and close the connection."""
-    with connection, suppress(OSError):
-        message = bytearray()
-        while len(message) <= MESSAGE_BYTES and (part := connection.recv(MESSAGE_BYTES)):
-            message += part
-        failures.note(bytes(message))

@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
-import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -18,7 +17,8 @@ import torch
 from torch import Tensor, distributed
 
 from terarec.batch import share_of
-from terarec.dist.transport import BackendTransport, StagedTransport, Transport
+from terarec.dist.control import ANSWER_TIMEOUT, ASK_AFTER, TELL_TIMEOUT, Links, Obstacle
+from terarec.dist.transport import BackendTransport, StagedTransport, Transport, Work
 from terarec.errors import CollectiveError, ConfigError, RunInterruptedError
 from terarec.spec.checks import one_line, quoted
 from terarec.spec.codec import differences
@@ -26,14 +26,8 @@ from terarec.spec.codec import differences
 DEFAULT_TIMEOUT = 300.0
 """Seconds after which a collective that some rank does not join fails."""
 _SHOWN = 5  # differences that an error names
-ANSWER_TIMEOUT = 3.0  # seconds within which a rank answers where a collective has failed
-TELL_TIMEOUT = 10.0
-"""Seconds within which a rank takes the message of one that fails; more than for an answer, as nobody asks again."""
-_CALLERS = 16  # connections that a rank opens at once
-TOKEN_BYTES = 4
-MESSAGE_BYTES = 1 << 16
-"""Most bytes of the message by which a rank tells another one why it fails."""
-_ANSWER_AFTER = 0.2  # seconds between attempts to reach a rank that refuses: it may be about to listen
+_CHOICE_AFTER = 0.05  # seconds between questions to ranks that have not chosen yet
+_CLOSE_AFTER = 1.0  # seconds in which collectives that nobody has waited for may end
 
 Reduction = Literal["sum", "max", "min"]
 _REDUCTIONS = {
@@ -41,109 +35,6 @@ _REDUCTIONS = {
     "max": distributed.ReduceOp.MAX,
     "min": distributed.ReduceOp.MIN,
 }
-
-
-class Failures:
-    """Why ranks have failed, as they have told this one.
-
-    They belong to an attempt, such as a run: what all ranks begin together, and what a later one does not hear of.
-
-    Attributes:
-        attempt: Number of the present attempt, the same on all ranks.
-
-    Args:
-        size: Number of ranks.
-    """
-
-    def __init__(self, size: int) -> None:
-        self.attempt = 0
-        self._size = size
-        self._depth = 0
-        self._told: dict[int, tuple[int, str]] = {}
-
-    def note(self, message: bytes) -> None:
-        """Note the message of a rank; drop what is none, as anyone can connect."""
-        with suppress(ValueError, RecursionError):
-            match json.loads(message):
-                case {"rank": int(rank), "attempt": int(attempt), "problem": str(problem)} if 0 <= rank < self._size:
-                    self._told.pop(rank, None)  # of an earlier attempt, whose place in the order it would keep
-                    self._told[rank] = attempt, one_line(problem)
-
-    def of(self, ranks: Sequence[int]) -> dict[int, str]:
-        """Return those of `ranks` that have failed in the present attempt, the first to tell first, and why."""
-        told = dict(self._told)  # threads may add to it
-        return {rank: why for rank, (attempt, why) in told.items() if attempt == self.attempt and rank in ranks}
-
-    @contextmanager
-    def counted(self) -> Iterator[bool]:
-        """Begin an attempt, unless one is under way; give whether this one is new."""
-        self._depth += 1
-        self.attempt += self._depth == 1
-        try:
-            yield self._depth == 1
-        finally:
-            self._depth -= 1
-
-
-class Links:
-    """The addresses at which ranks answer for as long as they live.
-
-    Attributes:
-        hosts: Host name of each rank.
-        failures: Why ranks have failed, as they have told this one.
-
-    Args:
-        rank: Number of this rank.
-        addresses: Address, port and host name of each rank.
-        server: Socket at which this rank answers.
-        failures: What the thread that answers notes failures in.
-    """
-
-    def __init__(
-        self,
-        rank: int,
-        addresses: Sequence[tuple[str, int, str]],
-        server: socket.socket,
-        failures: Failures | None = None,
-    ) -> None:
-        self.hosts = tuple(host for _, _, host in addresses)
-        self.failures = failures or Failures(len(addresses))
-        self._rank = rank
-        self._addresses = tuple(addresses)
-        self._server = server
-
-    def tell(self, ranks: Sequence[int], problem: str, *, timeout: float) -> None:
-        """Tell other ranks that this one fails, and why; those that do not answer are left out.
-
-        Args:
-            ranks: Numbers of ranks.
-            problem: Why it fails, in one line.
-            timeout: Seconds within which a rank has to answer.
-        """
-        told = {"rank": self._rank, "attempt": self.failures.attempt, "problem": problem}
-        message = json.dumps(told).encode()
-        others = [other for other in ranks if other != self._rank]
-        with ThreadPoolExecutor(_CALLERS) as pool:
-            list(pool.map(lambda other: _tell(self._addresses[other], message, timeout), others))
-
-    def unreachable(self, ranks: Sequence[int], *, timeout: float) -> dict[int, str]:
-        """Return the ranks that do not answer this one, and the reasons.
-
-        Args:
-            ranks: Numbers of ranks.
-            timeout: Seconds within which a rank has to answer.
-        """
-        others = [other for other in ranks if other != self._rank]
-        # Concurrently: a machine that is down does not refuse, so each call to it waits for the full timeout.
-        with ThreadPoolExecutor(_CALLERS) as pool:
-            reasons = list(pool.map(lambda other: _call(self._addresses[other], other, timeout), others))
-        return {other: reason for other, reason in zip(others, reasons, strict=True) if reason}
-
-    def close(self) -> None:
-        """Stop answering."""
-        with suppress(OSError):
-            self._server.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for a connection
-        self._server.close()
 
 
 class PendingResult:
@@ -191,10 +82,12 @@ class Ranks:
         group: Process group of `torch.distributed`.
         hosts: Host name of each rank.
         timeout: Seconds after which a collective fails, for errors.
-        links: Connections to all processes, to find those that do not answer if a collective has failed.
+        links: Connections to all processes, by which they tell what keeps a collective from its end.
         members: Numbers of these ranks among all processes; empty for all.
         is_staged: Whether tensors of a device travel through host memory.
         backend: Backends of the group; None for those of the process group of all processes.
+        name: Name of the group, the same on all of its ranks.
+        family: All groups of this process, to which this one is added.
     """
 
     def __init__(
@@ -207,8 +100,15 @@ class Ranks:
         members: Sequence[int] = (),
         is_staged: bool = False,
         backend: str | None = None,
+        name: str = "all",
+        family: list[Ranks] | None = None,
     ) -> None:
         self._group = group
+        self._name = name
+        self._num_subsets = 0
+        self._works: set[Work] = set()
+        self._family = [] if family is None else family
+        self._family.append(self)
         self._backend = backend
         self._is_staged = is_staged
         self._transport: Transport | None = None
@@ -245,8 +145,7 @@ class Ranks:
             return PendingResult(values)
         # The bytes of a ring all-reduce, for any algorithm of the backend.
         self.sent_bytes[what] += 2 * (self.size - 1) * values.nbytes // self.size
-        wait = self._run(what, lambda: transport.all_reduce_(values, _REDUCTIONS[reduction]))
-        return PendingResult(values, lambda: self._run(what, wait))
+        return PendingResult(values, self._begin(what, lambda: transport.all_reduce_(values, _REDUCTIONS[reduction])))
 
     def all_to_all(self, what: str, values: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
         """Send parts of `values` to all ranks and return those that came from them, in the order of the ranks.
@@ -272,8 +171,10 @@ class Ranks:
         self.sent_bytes[what] += width * (sum(sent) - sent[self.rank])
         source = values.contiguous().view(torch.uint8)
         bytes_received, bytes_sent = ([width * count for count in counts] for counts in (received, sent))
-        wait = self._run(what, lambda: transport.all_to_all(out.view(torch.uint8), source, bytes_received, bytes_sent))
-        return PendingResult(out, lambda: self._run(what, wait), sent=source)
+        finish = self._begin(
+            what, lambda: transport.all_to_all(out.view(torch.uint8), source, bytes_received, bytes_sent)
+        )
+        return PendingResult(out, finish, sent=source)
 
     def gather(self, what: str, data: Any) -> list[Any]:
         """Return the JSON data of every rank, in their order, on every rank."""
@@ -343,22 +244,26 @@ class Ranks:
 
     @contextmanager
     def telling(self) -> Iterator[None]:
-        """Tell the other ranks what an exception in it ends on this one: errors of their collectives name it then.
+        """Tell the other ranks what an exception in it ends on this one: their collectives end at once, and name it.
 
-        All ranks enter it together. Nothing is told of what all of them raise, such as `CollectiveError`.
+        All ranks enter it together. Nothing is told of signals, by which all of them end.
         """
         if self._links is None:
             yield
             return
-        with self._links.failures.counted() as is_outermost:
+        with self._links.notes.attempt() as is_outermost:
             try:
                 yield
-            except (CollectiveError, RunInterruptedError):
+            except RunInterruptedError:
                 raise
-            except Exception as error:
+            # Also of Ctrl-C in an interactive session, which goes on.
+            except BaseException as error:
                 if is_outermost:
-                    problem = one_line(f"{type(error).__name__}: {error}")
-                    self._links.tell(self._members, problem, timeout=min(TELL_TIMEOUT, self._timeout))
+                    is_cause = not isinstance(error, CollectiveError)
+                    self._links.notes.fail(one_line(f"{type(error).__name__}: {error}"), is_cause=is_cause)
+                    # Of what another rank has caused, this one does not wait long for that.
+                    seconds = TELL_TIMEOUT if is_cause else ANSWER_TIMEOUT
+                    self._links.tell(self._members, timeout=min(seconds, self._timeout))
                 raise
 
     def barrier(self, what: str) -> None:
@@ -368,6 +273,46 @@ class Ranks:
     def agree(self, what: str, flag: bool) -> bool:
         """Return whether `flag` is true on all ranks."""
         return bool(self.all_reduce_(what, torch.tensor([int(flag)]), "min").item())
+
+    def register(self, what: str) -> str:
+        """Return a name for choices of `choose`; all ranks call it in the same order."""
+        return what if self._links is None else self._links.notes.register(what)
+
+    def choose(self, what: str, number: int, *, is_used: bool) -> None:
+        """Say whether this rank uses a lookup that all ranks have begun, or drops it; they have to do the same.
+
+        A rank that uses it only notes that. One that drops it asks the others, by messages: they need not come, as to a
+        collective.
+
+        Args:
+            what: A name of `register`.
+            number: Number of the lookup, from 1 on. The others come to its choice without a further collective.
+            is_used: Whether this rank uses it.
+
+        Raises:
+            CollectiveError: Some ranks use it and others drop it; or one fails, does not answer, or does not come to it
+                in time.
+        """
+        links = self._links
+        if links is None:
+            return
+        notes = links.notes
+        notes.choose(what, number, is_used=is_used)
+        end = time.monotonic() + self._timeout
+        asked: Sequence[int] = () if is_used else self._members
+        while True:
+            absent = self._absent(asked)
+            if notes.has_obstacles and (obstacle := notes.divided(self._members)):
+                raise self._blocked(what, obstacle)
+            asked = [] if is_used else notes.undecided(self._members, what, number)
+            if not asked:
+                return
+            if failed := [state for state in notes.failures(asked) if notes.is_in_attempt]:
+                raise self._blocked(what, Obstacle(rank=failed[0].rank, problem=f"has failed: {failed[0].failure}"))
+            if absent or time.monotonic() > end:
+                late = ", ".join(str(self._members.index(member)) for member in asked)
+                raise self._failed(what, RuntimeError(f"rank {self.rank} waits for the choice of {late}"), absent)
+            time.sleep(_CHOICE_AFTER)
 
     def check_same(self, what: str, data: Mapping[str, Any]) -> None:
         """Check that JSON data are the same on all ranks.
@@ -410,6 +355,7 @@ class Ranks:
         if self._group is None:
             return self
         # All ranks have to call it, members or not.
+        self._num_subsets += 1
         backend = backend or self._backend
         group = distributed.new_group(list(members), timeout=timedelta(seconds=self._timeout), backend=backend)
         if self.rank not in members:
@@ -422,6 +368,8 @@ class Ranks:
             members=[self._members[member] for member in members],
             is_staged=self._is_staged,
             backend=backend,
+            name=f"{self._name}.{self._num_subsets}",
+            family=self._family,
         )
 
     def twin(self, backend: str | None = None) -> Ranks:
@@ -440,45 +388,105 @@ class Ranks:
         if self._links is not None:
             self._links.close()
         # Groups of `subset` end with the process group, so that a second `close` finds none.
-        if self._group is not None and distributed.is_initialized():
-            distributed.destroy_process_group()
+        if self._group is None or not distributed.is_initialized():
+            return
+        end = time.monotonic() + _CLOSE_AFTER
+        while is_pending := any(not work.is_done for ranks in self._family for work in list(ranks._works)):
+            if time.monotonic() > end:
+                break
+            time.sleep(_CHOICE_AFTER)
+        if is_pending:
+            # A rank does not join them. At its end a group of gloo waits for them, up to its timeout: it stays.
+            for ranks in self._family:
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(ranks._group))
+        distributed.destroy_process_group()
+
+    def _begin(self, what: str, call: Callable[[], Work]) -> Callable[[], None]:
+        """Begin a collective; return a function that waits for it."""
+        assert self._links is not None, "a group has links"
+        notes = self._links.notes
+        if notes.has_obstacles:
+            self._look(what, notes.order(self._name).number + 1)
+        work: Work = self._run(what, call)
+        number = notes.begin(self._name, what)
+        self._works = {other for other in self._works if not other.is_done} | {work}
+        return lambda: self._wait(what, work, number)
+
+    def _wait(self, what: str, work: Work, number: int) -> None:
+        """Wait for a collective, and look meanwhile whether all ranks join it."""
+        begin = time.monotonic()
+
+        def look() -> None:
+            self._look(what, number)
+            if time.monotonic() - begin > ASK_AFTER and self._links is not None:
+                self._links.watch(self._members[(self.rank + 1) % self.size])
+
+        self._run(what, lambda: work.wait(look))
+        self._works.discard(work)
+
+    def _look(self, what: str, number: int) -> None:
+        """Raise the error of a collective that will not end, if a rank has told why.
+
+        Args:
+            what: Its name.
+            number: Its number in this group.
+        """
+        assert self._links is not None, "a group has links"
+        notes = self._links.notes
+        obstacle = notes.obstacle(self._members, self._name, number)
+        if obstacle is not None and not obstacle.is_cause:
+            # Another rank has seen that one does not join it, and ends; which one, this rank may see for itself.
+            if absent := self._absent(self._members):
+                raise self._failed(what, RuntimeError(f"rank {obstacle.rank} {obstacle.problem}"), absent)
+            obstacle = notes.obstacle(self._members, self._name, number)
+        if obstacle is not None:
+            raise self._blocked(what, obstacle)
 
     def _run(self, what: str, collective: Callable[[], Any]) -> Any:
         try:
             return collective()
+        except CollectiveError:
+            raise
         # The errors of torch's stores and backends (DistError) are RuntimeErrors, and gloo raises plain ones, too.
         except RuntimeError as error:
-            self._raise_told(what)
-            raise failed_collective(
-                what,
-                error,
-                rank=self.rank,
-                hosts=self.hosts,
-                absent=self._absent(),
-                timeout=self._timeout,
-                step=self.step,
-            ) from None
+            assert self._links is not None, "a group has links"
+            notes = self._links.notes
+            absent: Mapping[int, str] = {}
+            # What the rank that fails has told; then what those tell that live.
+            for asked in ((), self._members):
+                absent = self._absent(asked)
+                obstacle = notes.obstacle(self._members, self._name)
+                if obstacle is not None and (obstacle.is_cause or (asked and not absent)):
+                    raise self._blocked(what, obstacle) from None
+            raise self._failed(what, error, absent) from None
 
-    def _raise_told(self, what: str) -> None:
-        """Raise the error of a collective that a rank does not join, if that rank has told why."""
-        if self._links is None:
-            return
-        for member, problem in self._links.failures.of(self._members).items():
-            rank = self._members.index(member)
-            raise CollectiveError(
-                f"rank {rank} ({self.hosts[rank]}) has failed: {problem}",
-                collective=what,
-                step=self.step,
-                rank=rank,
-            ) from None
+    def _blocked(self, what: str, obstacle: Obstacle) -> CollectiveError:
+        """Return the error of a collective that a rank does not join, as one has told."""
+        rank = self._members.index(obstacle.rank)
+        return CollectiveError(
+            f"rank {rank} ({self.hosts[rank]}) {obstacle.problem}",
+            collective=what,
+            step=self.step,
+            rank=rank,
+            pairs=((self.rank, rank),) if obstacle.is_silent else (),
+        )
 
-    def _absent(self) -> dict[int, str]:
-        """Return the ranks that do not answer, and why."""
-        if self._links is None:
+    def _failed(self, what: str, error: RuntimeError, absent: Mapping[int, str]) -> CollectiveError:
+        """Return the error of a collective that failed here, with the ranks that do not answer."""
+        return failed_collective(
+            what, error, rank=self.rank, hosts=self.hosts, absent=absent, timeout=self._timeout, step=self.step
+        )
+
+    def _absent(self, asked: Sequence[int]) -> dict[int, str]:
+        """Ask ranks for their states; return those that do not answer, and why.
+
+        Args:
+            asked: Their numbers among all processes.
+        """
+        if self._links is None or not asked:
             return {}
-        numbers = {member: rank for rank, member in enumerate(self._members)}
-        absent = self._links.unreachable(self._members, timeout=min(ANSWER_TIMEOUT, self._timeout))
-        return {numbers[member]: reason for member, reason in absent.items()}
+        absent = self._links.unreachable(asked, timeout=min(ANSWER_TIMEOUT, self._timeout))
+        return {self._members.index(member): reason for member, reason in absent.items()}
 
 
 def failed_collective(
@@ -503,34 +511,3 @@ def failed_collective(
         rank=rank,
         pairs=tuple((rank, other) for other in absent),
     )
-
-
-def _tell(address: tuple[str, int, str], message: bytes, timeout: float) -> None:
-    """Send a message to a rank, and wait until it has read it; do nothing if it does not answer."""
-    host, port, _ = address
-    with suppress(OSError), socket.create_connection((host, port), timeout=timeout) as connection:
-        connection.recv(TOKEN_BYTES, socket.MSG_WAITALL)
-        connection.sendall(message)
-        connection.shutdown(socket.SHUT_WR)
-        connection.recv(1)
-
-
-def _call(address: tuple[str, int, str], other: int, timeout: float) -> str:
-    """Return why the rank `other` cannot be reached; empty if it can."""
-    host, port, _ = address
-    end = time.monotonic() + timeout
-    while True:
-        try:
-            # A timeout of 0 would make the socket non-blocking, and one below 0 is an error.
-            with socket.create_connection((host, port), timeout=max(0.01, end - time.monotonic())) as connection:
-                answer = connection.recv(TOKEN_BYTES, socket.MSG_WAITALL)
-            # A port of a rank that has died may be that of another process by now.
-            if int.from_bytes(answer, "little") == other and len(answer) == TOKEN_BYTES:
-                return ""
-            return f"something else answers at {host}:{port}"
-        except ConnectionRefusedError as error:
-            if time.monotonic() + _ANSWER_AFTER >= end:
-                return f"{host}:{port}: {error.strerror}"
-            time.sleep(_ANSWER_AFTER)
-        except OSError as error:
-            return f"{host}:{port}: {error.strerror or f'no answer within {timeout:g} s'}"

@@ -152,6 +152,8 @@ class ShardedCollection(nn.Module):
         # One rank has nothing to exchange, and a lookup that begins early would only keep its vectors longer.
         self._is_ahead: bool | None = None if ranks.size > 1 else False
         self._expected: Jagged | None = None
+        self._starts = Series(ranks, f"lookups of {name} that begin ahead")
+        self._announcements = Series(ranks, f"lookups of {name} that are announced")
         self._ranks_ahead = ranks
         pooled = self._pooled_tables(plan, ranks.size)
         exchange = Exchange(self.placed, self.local, ranks, wire=plan.wire, name=name, pooled=pooled)
@@ -175,7 +177,8 @@ class ShardedCollection(nn.Module):
         Raises:
             ConfigError: A feature that `jagged` does not have, or offsets that decrease or do not cover the keys.
             KeyOutOfRangeError: A key outside its static table, with feature and table named.
-            CollectiveError: Another rank has raised an error, or does not join.
+            CollectiveError: Another rank has raised an error, or does not join; or some ranks read other keys than
+                those of `start`, and others do not.
             StorageError: Memory or a dynamic table is full on this rank.
         """
         if torch.compiler.is_compiling():
@@ -194,6 +197,7 @@ class ShardedCollection(nn.Module):
             jagged: Keys of this rank's samples; a call with the same object follows.
 
         Raises:
+            CollectiveError: Some ranks have dropped the lookups of the last call or of `announce`, and others use them.
             Exception: The errors of a call.
         """
         if self._is_ahead is None and self._is_trained:
@@ -201,22 +205,30 @@ class ShardedCollection(nn.Module):
         if self._is_ahead and self._is_trained:
             # A batch that was started and never called must not keep its rows.
             self._drop()
-            pending, self._announced = self._announced, None
             # The caller may pass another batch: the keys of the announced batch were then sent in vain.
+            pending = self._take_announced(jagged, drops=True)
             with self._lookups.exchange.named_memory():
-                if pending is None or pending.jagged is not jagged:
+                if pending is None:
                     pending = self._lookups.begin(jagged, is_trained=True)
                 pending.look_up()
             self._started = pending
+            self._starts.begin()
 
     def announce(self, jagged: Jagged) -> None:
         """Begin to send the keys of the batch after the present one.
 
         Args:
             jagged: Keys of this rank's samples; `start` or a call with the same object follows.
+
+        Raises:
+            CollectiveError: Some ranks have used the lookups of the last call, and others have not.
         """
         if not self._is_ahead or not self._is_trained:
             return
+        if self._announced is not None:
+            self._announced = None
+            self._announcements.end(is_used=False)
+        self._announcements.begin()
         device, stream = jagged.keys.device, self._key_stream
         if not has_streams(device):
             self._announced = self._lookups.begin(jagged, is_trained=True)
@@ -368,10 +380,27 @@ class ShardedCollection(nn.Module):
         return torch.is_grad_enabled() and self.local.is_trained
 
     def _drop(self) -> None:
-        """Drop lookups that were started and that no call followed."""
-        if self._started is not None and self._started.fetched is not None:
+        """Drop lookups that were started and that no call followed.
+
+        Raises:
+            CollectiveError: Other ranks use them, and wait for this one in collectives that it would not join.
+        """
+        if self._started is None:
+            return
+        if self._started.fetched is not None:
             self._started.fetched.release()
         self._started = None
+        self._starts.end(is_used=False)
+
+    def _take_announced(self, jagged: Jagged, *, drops: bool = False) -> PendingLookups | None:
+        """Return the lookups of a batch if it was announced; drop those of another one if asked."""
+        pending = self._announced
+        is_used = pending is not None and pending.jagged is jagged
+        if pending is None or not (is_used or drops):
+            return None
+        self._announced = None
+        self._announcements.end(is_used=is_used)
+        return pending if is_used else None
 
     def _pending(self, jagged: Jagged, *, is_trained: bool) -> PendingLookups:
         """Return the lookups of a batch, which may have begun before."""
@@ -383,13 +412,12 @@ class ShardedCollection(nn.Module):
             pending = self._started
             if pending.jagged is jagged:
                 self._started = None
+                self._starts.end(is_used=True)
                 return pending
-            self._drop()
             self._is_ahead = False  # the model reads other keys than those of its batches now
-        if is_trained and self._announced is not None and self._announced.jagged is jagged:
-            pending, self._announced = self._announced, None
-            return pending
-        return self._lookups.begin(jagged, is_trained=is_trained)
+            self._drop()
+        announced = self._take_announced(jagged) if is_trained else None
+        return self._lookups.begin(jagged, is_trained=is_trained) if announced is None else announced
 
     def _look_up(self, jagged: Jagged) -> EmbeddingOutput:
         with self._lookups.exchange.named_memory():
@@ -407,6 +435,28 @@ class ShardedCollection(nn.Module):
         out = self._lookups.output(pending, jagged, self.local.rows if is_trained else None)
         dtype = self.local.rows.dtype
         return out if dtype == torch.float32 else cast(out, dtype)
+
+
+class Series:
+    """Lookups that all ranks begin, one after the other, each of which all of them have to use or to drop.
+
+    Args:
+        ranks: The ranks.
+        what: Name of the lookups, for errors.
+    """
+
+    def __init__(self, ranks: Ranks, what: str) -> None:
+        self._ranks = ranks
+        self._what = ranks.register(what)
+        self._number = 0
+
+    def begin(self) -> None:
+        """Count a lookup that this rank begins."""
+        self._number += 1
+
+    def end(self, *, is_used: bool) -> None:
+        """Use or drop the last one; see `Ranks.choose`."""
+        self._ranks.choose(self._what, self._number, is_used=is_used)
 
 
 def _number_rows(
