@@ -259,6 +259,15 @@ def test_a_plan_for_larger_devices_is_rejected(monkeypatch: pytest.MonkeyPatch) 
         devices.check_room(10**9 + 1, device)
 
 
+@pytest.mark.parametrize("name", ["cuda:99", "meta", "mps", "nonsense", "cpu:"])
+def test_a_device_that_is_not_there_is_rejected(name: str) -> None:
+    """They ended in errors of torch, some with several lines, after the ranks had met."""
+    with pytest.raises(ConfigError, check=at("device", name)) as caught:
+        join(device=name, shares_device=True)
+    assert str(caught.value).isprintable()
+    assert join(device="cpu").size == 1
+
+
 def test_a_device_without_collectives_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed, "is_backend_available", lambda name: False)
     device = torch.device("cuda", 0)

@@ -10,6 +10,30 @@ from torch import distributed
 
 from terarec.dist.ranks import Ranks
 from terarec.errors import ConfigError
+from terarec.spec.checks import one_line, quoted
+
+
+def find_device(device: torch.device | str) -> torch.device:
+    """Return a device that torch has on this machine.
+
+    Raises:
+        ConfigError: No device has this name, or torch does not find it here.
+    """
+    try:
+        there = torch.device(device)
+    except RuntimeError:  # whose message lists the kinds of all devices
+        raise ConfigError("device", f"got {quoted(device)}, expected 'cpu', 'cuda' or 'cuda:N'") from None
+    if there.type != "cpu":
+        try:
+            _properties(there)
+        # A build without the kind of device, a number that is too large, or a kind without properties.
+        except (RuntimeError, AssertionError, AttributeError) as error:
+            raise ConfigError(
+                "device",
+                f"got {str(there)!r}, which torch does not find here ({one_line(str(error))}), expected a GPU of this "
+                "machine, or 'cpu'",
+            ) from None
+    return there
 
 
 def group_backend(device: torch.device, *, is_staged: bool) -> str:
@@ -74,7 +98,7 @@ class SharedDevice(NamedTuple):
 
 def shared_device(ranks: Ranks, device: torch.device) -> SharedDevice | None:
     """Return the first device that two ranks have, if any; all ranks call this with theirs."""
-    properties = torch.get_device_module(device).get_device_properties(device)
+    properties = _properties(device)
     owners: dict[tuple[str, str], int] = {}
     # By the id of the device itself: its number is 0 on each rank that may see no other.
     for rank, name in enumerate(ranks.gather("devices of the ranks", str(getattr(properties, "uuid", device)))):
@@ -84,11 +108,16 @@ def shared_device(ranks: Ranks, device: torch.device) -> SharedDevice | None:
     return None
 
 
+def _properties(device: torch.device) -> Any:
+    """Return the properties of a device, of the type that torch has for its kind."""
+    return torch.get_device_module(device).get_device_properties(device)
+
+
 def _facts(device: torch.device) -> dict[str, Any]:
     """Return what has to be the same on all ranks."""
     if device.type == "cpu":
         return {"type": "cpu"}
-    properties = torch.get_device_module(device).get_device_properties(device)
+    properties = _properties(device)
     facts = {"type": device.type, "name": properties.name, "runtime": torch.version.cuda or torch.version.hip}
     # Compared before the first collective, which would fail or hang without saying why.
     if device.type == "cuda" and torch.version.cuda is not None:

@@ -23,7 +23,7 @@ from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: i
 
 import terarec
 from terarec.dist.control import ANSWER_TIMEOUT, Links
-from terarec.dist.devices import check_devices, group_backend
+from terarec.dist.devices import check_devices, find_device, group_backend
 from terarec.dist.ranks import DEFAULT_TIMEOUT, Ranks, failed_collective
 from terarec.errors import CollectiveError, ConfigError
 from terarec.kernels.environment import Launch, family_file, launch, start_number
@@ -52,15 +52,16 @@ def join(
             GPU.
 
     Raises:
-        ConfigError: A timeout that is not positive, variables of the launcher that are not numbers, a device without
-            collectives, or one that ranks share without `shares_device`.
+        ConfigError: A timeout that is not positive, variables of the launcher that are not numbers, a device that torch
+            does not find or that has no collectives, or one that ranks share without `shares_device`.
         CollectiveError: Pairs of ranks that cannot connect, or ranks with other settings, another version of the
             code, or devices of other kinds.
     """
     for name, value in (("timeout", timeout), ("link_timeout", link_timeout)):
         if not 0 < value < float("inf"):
             raise ConfigError(name, f"got {value!r}, expected seconds > 0")
-    launched, device = launch(), torch.device(device)
+    # Before the ranks meet: where one ends afterwards the others wait for it.
+    launched, device = launch(), find_device(device)
     if launched is None:
         return Ranks()
     backend = group_backend(device, is_staged=shares_device)
