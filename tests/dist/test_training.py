@@ -14,7 +14,7 @@ from terarec.batch import Batch
 from terarec.checkpoint import latest, load
 from terarec.dist import ColumnWise, DataParallel, Hybrid, Placement, Ranks, RowWise, ShardingPlan, TableWise
 from terarec.dist.plan import TablePlan
-from terarec.errors import FormatError
+from terarec.errors import ConfigError, FormatError
 from terarec.models.artifact import dense_state, load_model
 from terarec.spec import (
     AdaGradSpec,
@@ -29,6 +29,7 @@ from terarec.spec import (
 from terarec.train import Callback, ProgressBar, Trainer
 from terarec.train.run import build
 from tests.dist.launch import Raised, raised, run_ranks
+from tests.errors import at
 from tests.train.planted import make_planted
 from tests.train.small_run import weights
 
@@ -235,6 +236,20 @@ def test_what_callbacks_do_on_one_rank_holds_for_all(data: Path, tmp_path: Path)
     saved = {what: load(latest(tmp_path / what / "checkpoints")).step for what in ("stop", "raise", "other rate")}
     assert saved == dict.fromkeys(saved, 2)
     assert not (tmp_path / "none on rank 1" / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("renamed", [{}, {TABLES[0]: "users"}])
+def test_a_run_rejects_a_plan_for_other_tables(data: Path, tmp_path: Path, renamed: dict[str, str]) -> None:
+    """It ended in a KeyError where the placements are described."""
+    ranks = Ranks()
+    ranks.size = 2
+    tables = [entry for entry in plan("mixed", 2).tables if renamed or entry.table != TABLES[-1]]
+    tables = [dataclasses.replace(entry, table=renamed.get(entry.table, entry.table)) for entry in tables]
+    other = ShardingPlan(world_size=2, tables=tuple(tables))
+    place = at("plan.tables", "'users'" if renamed else repr(TABLES[-1]))
+    with pytest.raises(ConfigError, check=place):
+        _ = build(run_spec(data), tmp_path / "run", ranks=ranks, plan=other).model
+    assert not (tmp_path / "run").exists()
 
 
 class Breaks(Callback):

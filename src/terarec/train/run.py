@@ -149,9 +149,9 @@ class Run:
         specs = [
             table for module in model.modules() if isinstance(module, EmbeddingCollection) for table in module.specs
         ]
+        if self.plan is not None:
+            self.plan.check(specs, self.ranks.size)
         if is_alone:
-            if self.plan is not None:
-                self.plan.check(specs, 1)
             return model.to(self.device)
         self.plan = self.plan or default_plan(specs, self.ranks.size)
         check_room(self.plan.rank_bytes, self.device)
