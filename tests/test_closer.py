@@ -120,6 +120,44 @@ def test_a_forked_process_closes_what_is_its_own() -> None:
     assert ended.stdout == "own\nchild\nkept\n", ended.stderr
 
 
+CHILDREN = """
+import multiprocessing, sys, threading, time
+from concurrent.futures import ThreadPoolExecutor
+from terarec.closer import Closer
+
+class Owner: pass
+
+def work(text):
+    global kept
+    kept = Owner()
+    closer = Closer(kept, lambda: print(text, flush=True))
+    def later():
+        time.sleep(0.2)
+        assert not closer.is_closed
+    threading.Thread(target=later).start()
+    ThreadPoolExecutor(1).submit(later)
+
+if __name__ == "__main__":
+    parent = Owner()
+    Closer(parent, lambda: print("parent", flush=True))
+    for method in ("fork", "spawn"):
+        child = multiprocessing.get_context(method).Process(target=work, args=(method,))
+        child.start()
+        child.join(60)
+        assert child.exitcode == 0
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_process_of_multiprocessing_closes_what_is_left_after_its_threads(tmp_path: Path) -> None:
+    """It runs no function of `atexit`: shared memory of HugeCTR's demonstration stayed after its processes."""
+    (tmp_path / "program.py").write_text(CHILDREN)
+    ended = run_new_python(
+        "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')", tmp_path / "program.py"
+    )
+    assert (ended.stdout, ended.stderr) == ("fork\nspawn\nparent\n", "")
+
+
 ROW_FILE = """
 import gc, os, sys
 from pathlib import Path

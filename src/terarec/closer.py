@@ -8,6 +8,7 @@ import ctypes
 import functools
 import os
 import queue
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterator
@@ -147,7 +148,26 @@ def _running_worker() -> _Worker:
         with _starting:
             if _worker is None:
                 _worker = _Worker()
+                _close_in_child_of_multiprocessing()
     return _worker
+
+
+def _close_in_child_of_multiprocessing() -> None:
+    """Let a process of `multiprocessing` close what is left, too: it ends by `os._exit`, after its threads.
+
+    The finalizers that it runs come before the end of threads that may still use the resources.
+    """
+    processes = sys.modules.get("multiprocessing.process")
+    if processes is not None and processes.parent_process() is not None:
+        threading.Thread(target=_close_after_others, name="terarec-end").start()
+
+
+def _close_after_others() -> None:
+    threading.main_thread().join()
+    for thread in threading.enumerate():
+        if not thread.daemon and thread is not threading.current_thread():
+            thread.join()
+    close_all()
 
 
 def close_all() -> None:
