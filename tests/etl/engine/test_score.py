@@ -18,7 +18,16 @@ from fsspec.implementations.memory import MemoryFileSystem
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
 from terarec.etl import fit, prepare
 from terarec.etl.engine.score import EncodedFiles
-from terarec.etl.ops import Categorify, Explode, KeepRows, Normalize, TargetEncoding
+from terarec.etl.ops import (
+    Categorify,
+    DifferenceLag,
+    Explode,
+    FillMissing,
+    History,
+    KeepRows,
+    Normalize,
+    TargetEncoding,
+)
 from terarec.etl.workflow import Workflow
 from terarec.spec import LabelSpec, OneSplit, PrepareOptions, SourceColumn, SourceSpec, SplitByFiles
 from tests.errors import at
@@ -278,3 +287,47 @@ def test_a_compressed_file_without_rows(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "empty.gz").write_bytes(gzip.compress(content))
     with pytest.raises(FormatError, check=at(tmp_path / "empty.gz", "empty")):
         list(EncodedFiles(workflow, [tmp_path / "empty.gz"]).blocks())
+
+
+def test_served_records_have_what_grouped_steps_made(tmp_path: Path) -> None:
+    """They were refused for want of earlier rows, and then of the label."""
+    visits = [(user, time, f"i{(user * time) % 7}") for time in range(20) for user in range(3)]
+    log = tmp_path / "log.csv"
+    log.write_text("user,time,item,click\n" + "".join(f"{u},{time},{item},{time % 2}\n" for u, time, item in visits))
+    columns = [("user", "integer"), ("time", "integer"), ("item", "text"), ("click", "integer")]
+    workflow = Workflow(
+        [
+            History(columns=("item",), outputs=("past",), group="user", order="time", max_length=3),
+            DifferenceLag(columns=("time",), outputs=("gap",), group="user", order="time"),
+            FillMissing(columns=("gap",), value=0.0),
+            Categorify(columns=("item", "past"), joint=True),
+        ],
+        source=SourceSpec(
+            format="delimited",
+            delimiter=",",
+            header=True,
+            columns=tuple(SourceColumn(name=name, type=kind) for name, kind in columns),
+        ),
+        split=OneSplit(split="train"),
+        labels=[LabelSpec(name="click")],
+        dense=["gap"],
+        categorical=["item", "past"],
+    )
+    prepare(workflow, [log], tmp_path / "data")
+    workflow = Workflow.load(tmp_path / "data" / "workflow")
+    records = {"item": ["i1", "new", None], "gap": [1.0, None, 7.0], "past": [["i1"], None, ["i0", "i3"]]}
+    (tmp_path / "served").mkdir()
+    for number in range(2):
+        pq.write_table(pa.table({**records, "served.score": [0.5] * 3}), tmp_path / "served" / f"{number}.parquet")
+    seen = []
+    files = EncodedFiles(workflow, [tmp_path / "served"], keep=("item", "past"), progress=seen.append)
+    found = encoded(files)
+    assert found["rows"] == list(range(6))
+    assert found["kept"] == {name: 2 * records[name] for name in ("item", "past")}
+    expected = workflow.encode(records)
+    np.testing.assert_array_equal(found["dense"], np.concatenate([expected.dense] * 2))
+    assert found["keys"][0] == 2 * expected.keys[0].tolist()
+    assert (seen[-1].rows, seen[-1].done_bytes) == (6, seen[-1].total_bytes)
+    assert not files.bad_input.counts
+    with pytest.raises(ConfigError, match=r"got 'user', expected columns of the workflow's records: item, "):
+        EncodedFiles(workflow, [tmp_path / "served"], keep=("user",))

@@ -11,10 +11,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from terarec.errors import ConfigError, FormatError
+from terarec.errors import ConfigError
 from terarec.etl.engine.score import EncodedFiles
+from terarec.etl.engine.served import are_served
 from terarec.etl.ops.quantiles import GrowingSample, NumberSample
-from terarec.etl.source.arrow_files import parquet_tables, read_schema
+from terarec.etl.source.arrow_files import read_schema
 from terarec.etl.source.blocks import SourceFile
 from terarec.etl.source.files import find_files
 from terarec.etl.source.hive import files_spec
@@ -22,7 +23,6 @@ from terarec.etl.source.source import Source, open_files, read_as
 from terarec.etl.workflow import Workflow, workflow_of
 from terarec.etl.workflow.datasets import IdValues
 from terarec.etl.workflow.plan import columns_needed
-from terarec.etl.workflow.serving import EncodedRecords
 from terarec.formats import read_dataset
 from terarec.formats.block import ColumnBlock, Keys
 from terarec.formats.shard import open_shard
@@ -286,39 +286,17 @@ def summarize_raw(files: Sequence[str | Path], reference: Path, *, allow_import:
     dataset = workflow.dataset_spec()
     name = ", ".join(str(path).rstrip("/").rpartition("/")[2] for path in files)
     listed = find_files(files)
-    if workflow.plan.grouped_steps:
-        # Records that were served have the outputs of these steps.
-        if not _are_records(workflow, listed):
-            steps = ", ".join(type(workflow.spec.steps[step]).__name__ for step in workflow.plan.grouped_steps)
-            problem = f"its workflow looks at other rows ({steps}), expected the logs as a data set, or served records"
-            raise ConfigError(reference, problem)
-        rows = RowSummary(dataset, workflow, has_labels=False)
-        for records in _encoded_records(workflow, listed):
-            rows.add((records.dense,), records.keys)
-        return rows.summary(name)
-    if _lacks_columns(workflow, listed):
+    # Records that were served have the outputs of these steps.
+    if workflow.plan.grouped_steps and not are_served(workflow, listed):
+        steps = ", ".join(type(workflow.spec.steps[step]).__name__ for step in workflow.plan.grouped_steps)
+        problem = f"its workflow looks at other rows ({steps}), expected the logs as a data set, or served records"
+        raise ConfigError(reference, problem)
+    if workflow.plan.grouped_steps or _lacks_columns(workflow, listed):
         rows = RowSummary(dataset, workflow, has_labels=False)
         for block in EncodedFiles(workflow, files).blocks():
             rows.add((block.records.dense,), block.records.keys)
         return rows.summary(name)
     return summarize(name, dataset, _raw_blocks(workflow, open_files(workflow.spec.source, listed)), workflow)
-
-
-def _are_records(workflow: Workflow, files: Sequence[SourceFile]) -> bool:
-    """Return whether all files are of Parquet and have the columns of records that are served."""
-    if read_as(workflow.spec.source, files).format != "parquet":
-        return False
-    names = [set(read_schema(file.path, "parquet").names) for file in files]
-    return all(workflow.record_columns.keys() <= of_file for of_file in names)
-
-
-def _encoded_records(workflow: Workflow, files: Sequence[SourceFile]) -> Iterator[EncodedRecords]:
-    for file in files:
-        for table in parquet_tables(file.path, tuple(workflow.record_columns)):
-            try:
-                yield workflow.encode(table)
-            except ConfigError as error:
-                raise FormatError(file.path, str(error)) from None
 
 
 def _lacks_columns(workflow: Workflow, files: Sequence[SourceFile]) -> bool:

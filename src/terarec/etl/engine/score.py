@@ -9,6 +9,7 @@ from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +21,7 @@ from terarec.etl.engine.grouped import EarlierOptions, GroupedRows, partition_co
 from terarec.etl.engine.local import BYTES_PER_TEXT_BYTE
 from terarec.etl.engine.passes import Passes, Pipeline, ReadRows
 from terarec.etl.engine.phases import OnProgress, ProgressMeter
+from terarec.etl.engine.served import are_served, read_served
 from terarec.etl.engine.split import assign
 from terarec.etl.ops.sequences import ITEM_BITS, MAX_ITEMS
 from terarec.etl.source.blocks import BadInputReport, SourceFile
@@ -72,12 +74,21 @@ class EncodedBlock:
         )
 
 
+class _Served(NamedTuple):
+    """Files of served records, and the workflow that encodes them."""
+
+    workflow: Workflow
+    files: Sequence[SourceFile]
+    meter: ProgressMeter
+
+
 class EncodedFiles:
     """Rows of raw files as a fitted workflow encodes records that are served.
 
     Every row is encoded, as every record is that is served: `KeepRows` leaves rows out only where a later step looks at
     other rows, whose values it decides. Steps that read other rows see those of the files, and those of earlier files
-    that `options` name or the workflow keeps.
+    that `options` name or the workflow keeps. Parquet files with the columns of served records have what these steps
+    made: no other row is looked at then, and every value has to be one that the workflow takes.
 
     Args:
         workflow: A fitted workflow.
@@ -113,6 +124,7 @@ class EncodedFiles:
         wanted = scoring_plan(workflow.plan, (*self._dense, *self._keys))
         checked = check_sources(sources)
         self._plan, self._work = wanted.plan, wanted.work
+        self._served: _Served | None = None
         self.explodes = wanted.explodes
         if isinstance(checked, pa.Table):
             spec = scoring_source(wanted, workflow.plan, None, self.keep)
@@ -120,6 +132,9 @@ class EncodedFiles:
         else:
             # Listed once: a bucket may have many files, and others while it is listed again.
             files = find_files(checked)
+            if self._work.grouped and are_served(workflow, files):
+                self._read_as_served(workflow, files, progress)
+                return
             spec = scoring_source(wanted, workflow.plan, files, self.keep)
             self._source = open_files(spec, files, chosen.bad_input, chosen.threads)
         item_bits = ITEM_BITS if self.explodes else 0
@@ -136,10 +151,19 @@ class EncodedFiles:
         num_bytes = self._source.text_bytes + (0 if earlier is None else earlier.num_bytes)
         self._partitions = partition_count(BYTES_PER_TEXT_BYTE * num_bytes, free)
 
+    def _read_as_served(self, workflow: Workflow, files: Sequence[SourceFile], progress: OnProgress | None) -> None:
+        for name in self.keep:
+            if name not in workflow.record_columns:
+                expected = ", ".join(workflow.record_columns)
+                raise FieldError("", "keep", f"got {name!r}, expected columns of the workflow's records: {expected}")
+        self._served = _Served(workflow, files, ProgressMeter(progress))
+        self._served.meter.total_bytes = sum(file.bytes for file in files)
+        self.explodes = False  # a record is one item of a list
+
     @property
     def bad_input(self) -> BadInputReport:
         """Bad input in the blocks so far."""
-        return self._source.bad_input
+        return BadInputReport() if self._served is not None else self._source.bad_input
 
     @stream
     def blocks(self) -> Generator[EncodedBlock]:
@@ -149,6 +173,9 @@ class EncodedFiles:
             FormatError: A damaged file, or bad input under the policy "raise", with file and line.
             StorageError, OSError: Grouped steps need the disk, and it is full.
         """
+        if self._served is not None:
+            yield from self._served_blocks(self._served)
+            return
         if not self._work.grouped:
             yield from self._encoded(None)
             return
@@ -156,6 +183,20 @@ class EncodedFiles:
             self._passes.meter.begin("group")
             run_grouped(self._passes, self._pipeline, Path(directory), self._partitions, self._earlier)
             yield from self._encoded(GroupedRows(Path(directory), self._work.grouped, self._partitions))
+
+    @stream
+    def _served_blocks(self, served: _Served) -> Generator[EncodedBlock]:
+        served.meter.begin("score")
+        first = 0
+        for file in served.files:
+            with closing(read_served(served.workflow, file)) as blocks:
+                for table, records in blocks:
+                    kept = {name: table.column(name).combine_chunks() for name in self.keep}
+                    rows = np.arange(first, first + table.num_rows, dtype=np.int64)
+                    yield EncodedBlock(rows=rows, items=None, records=records, kept=kept)
+                    first += table.num_rows
+                    served.meter.add(table.num_rows, 0)
+            served.meter.add(0, file.bytes)
 
     @stream
     def _encoded(self, joined: GroupedRows | None) -> Generator[EncodedBlock]:
