@@ -19,6 +19,7 @@ from rich.console import Console
 from torch import nn
 
 from terarec.errors import ConfigError, MissingDependencyError
+from terarec.metrics.means import Throughput
 from terarec.nn import precision
 from terarec.spec import ExponentialSchedule, RunSpec, SGDSpec, TrainingSpec
 from terarec.train import Callback, ProgressBar, build, loggers
@@ -34,7 +35,7 @@ class Place:
     """The attributes of a trainer that a log reads."""
 
     step, first_step, samples, epoch = 0, 0, 0, 0
-    last_loss = None
+    last_loss, saving_seconds = None, 0.0
     device, spec = torch.device("cpu"), TrainingSpec()
     optimizers = Optimizers.of(nn.Linear(1, 1), SGDSpec(lr=0.25), SGDSpec())
     optimizers.rows = SimpleNamespace(param_groups=[{"lr": 0.5}])
@@ -71,6 +72,33 @@ def test_the_logged_loss_is_the_mean_since_the_last_line(tmp_path):
     assert set(start["kernels"].values()) <= {"cpu", "ref", "triton"}
     assert [(point["step"], point["loss"]) for point in points] == [(2, 1.5), (3, 5.0)]
     assert [(point["lr"], point["rows_lr"]) for point in points] == [(0.25, 0.5)] * 2
+
+
+def test_the_time_of_saving_is_in_no_rate(tmp_path):
+    """The last point, one step and the save of it, fell to almost nothing."""
+    log, place, clock = MetricsLog(tmp_path / "metrics.jsonl", "valid", every=2), Place(), [0.0]
+    log._throughput = Throughput(lambda: clock[0])
+    log.on_start(place)
+    place.last_loss = torch.tensor(1.0)
+    for place.step in (1, 2, 3):
+        place.samples += 10
+        clock[0] += 0.5
+        log.on_step(place)
+        if place.step == 2:  # by a callback behind the log
+            place.saving_seconds += 30.0
+            clock[0] += 30.0
+    place.saving_seconds += 7.0
+    clock[0] += 7.0
+    log.on_end(place)
+    points = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()[1:]]
+    assert [point["samples_per_second"] for point in points] == [20.0, 20.0]
+    assert [point["seconds"] for point in points] == [1.0, 38.5]
+
+
+def test_the_trainer_counts_the_time_of_saving(tmp_path, spec):
+    run = build(changed(spec, batch_size=500), tmp_path)
+    run.fit()
+    assert run.trainer.saving_seconds > 0
 
 
 def test_a_single_class_split_is_logged_with_an_auc_of_null(tmp_path):

@@ -27,6 +27,7 @@ from terarec.spec import (
     RowOptions,
     RunSpec,
     StaticTablesSpec,
+    TrainingSpec,
     freq,
     lru,
 )
@@ -82,6 +83,28 @@ def test_the_report_shows_figures_and_three_curves(tmp_path: Path) -> None:
         "2.0 s",
     ):
         assert text in page
+
+
+def test_the_metric_that_chose_the_served_step_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best one by ``auc/click`` stood beside a higher mean, without a word why."""
+    labels = [
+        {"click": {"rows": 9, "metrics": {"auc": auc}}, "buy": {"rows": 9, "metrics": {"auc": 0.6}}}
+        for auc in (0.81357, 0.79)
+    ]
+    points = [
+        {"step": step, "samples": 50 * step, "split": "valid", "auc": auc, "seconds": 1.0, "labels": of_label}
+        for step, auc, of_label in zip((10, 20), (0.70, 0.72), labels, strict=True)
+    ]
+    run = make_run(tmp_path / "run", [*POINTS[:2], *points])
+    save_run(RunSpec(data=str(tmp_path / "data"), training=TrainingSpec(monitor="auc/click")), run / "run.json")
+    monkeypatch.setattr("terarec.train.report._served", lambda _directory, _run, log: log.evaluations[0])
+    page = write_report(run).read_text()
+    assert "the best of 2 evaluations by AUC of click" in page
+    assert "AUC of click, valid" in page
+    assert re.search(r"<th[^>]*>AUC of click</th>.*?0\.81357.*?0\.79000", page, flags=re.DOTALL)
+    assert re.findall(r"<figure[^>]*><h2>(.*?)</h2>", page) == ["Loss", "AUC of click", "AUC", "Throughput"]
+    # The tables of labels have the metric's own column.
+    assert page.count(">AUC of click</th>") == 1
 
 
 @pytest.mark.parametrize(("dtype", "item_bytes"), [("float32", 4), ("bfloat16", 2)])

@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -149,6 +150,12 @@ class Checkpointing(Callback):
     def _save(self, trainer: Trainer, *, is_whole: bool = False) -> None:
         if self._saved_step == trainer.step:
             return
+        _ = trainer.loss  # waits for a GPU: its steps are no part of the time of saving
+        begun = time.perf_counter()
+        self._save_anew(trainer, is_whole=is_whole)
+        trainer.saving_seconds += time.perf_counter() - begun
+
+    def _save_anew(self, trainer: Trainer, *, is_whole: bool) -> None:
         layer = _non_finite_weights(trainer.model)
         if layer is not None:
             raise TrainingError(

@@ -38,8 +38,8 @@ class PointLogger(Callback):
     """A callback that calls `log_training` with a point of the training every few steps.
 
     A training point has ``step``, ``samples``, ``epoch``, ``loss`` (mean over the steps since the last point),
-    ``samples_per_second`` (over the same steps, evaluations left out), ``seconds`` (of training since the start or
-    resume), ``lr`` of the layers and ``rows_lr`` of the tables.
+    ``samples_per_second`` (over the same steps, without the time of evaluations and of saving), ``seconds`` (of
+    training since the start or resume, evaluations left out), ``lr`` of the layers and ``rows_lr`` of the tables.
     """
 
     is_for_first_rank = True
@@ -50,7 +50,7 @@ class PointLogger(Callback):
         self._losses: list[Tensor] = []
         self._samples_logged = 0
         self._seconds = 0.0
-        self._evaluation_seconds = 0.0
+        self._evaluation_seconds = self._saving_seconds = 0.0
 
     def log_training(self, point: Point) -> None:
         """Write a training point."""
@@ -59,6 +59,7 @@ class PointLogger(Callback):
     @override
     def on_start(self, trainer: Trainer) -> None:
         self._samples_logged = trainer.samples
+        self._saving_seconds = trainer.saving_seconds
         self._throughput.reset()
 
     @override
@@ -83,12 +84,14 @@ class PointLogger(Callback):
         losses = torch.stack(self._losses).tolist()
         seconds = self._throughput.seconds - self._evaluation_seconds
         self._seconds += seconds
+        # Saving may take longer than the few steps of a last point.
+        steps_seconds = max(seconds - (trainer.saving_seconds - self._saving_seconds), 1e-9)
         point: Point = {
             "step": trainer.step,
             "samples": trainer.samples,
             "epoch": trainer.epoch,
             "loss": sum(losses) / len(losses),
-            "samples_per_second": (trainer.samples - self._samples_logged) / seconds,
+            "samples_per_second": (trainer.samples - self._samples_logged) / steps_seconds,
             "seconds": self._seconds,
         }
         for name, optimizer in (("lr", trainer.optimizers.dense), ("rows_lr", trainer.optimizers.rows)):
@@ -97,6 +100,7 @@ class PointLogger(Callback):
         self._losses.clear()
         self._samples_logged = trainer.samples
         self._evaluation_seconds = 0.0
+        self._saving_seconds = trainer.saving_seconds
         self._throughput.reset()
         self.log_training(point)
 

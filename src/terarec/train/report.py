@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import os
@@ -108,7 +109,8 @@ def write_report(run_dir: Path) -> Path:
     directory = RunDirectory(run_dir)
     run = load_run(directory.run_file)
     dataset = read_dataset(directory.dataset)
-    log = read_log(directory.metrics)
+    logged = read_log(directory.metrics)
+    log = _with_monitor(logged, run.training.monitor)
     newest = newest_checkpoint(directory.checkpoints)
     sizes = {} if newest is None else _table_sizes(newest)
     served = _served(directory, run, log)
@@ -116,15 +118,15 @@ def write_report(run_dir: Path) -> Path:
         title=f"{_title(run)} on {dataset.name}",
         subtitle=f"terarec run in {run_dir.absolute().name}/",
         rows=(
-            Row(width="narrow", cards=_tiles(log, dataset, served)),
+            Row(width="narrow", cards=_tiles(log, run, dataset, served)),
             Row(
                 width="medium",
                 cards=[
                     *draw_curves(log, dataset.best_auc, served=served),
                     *_calibration_plots(served),
                     _evaluation_grid(log, served),
-                    _label_grid(log, served),
-                    *_slice_grids(log, served),
+                    _label_grid(logged, served),
+                    *_slice_grids(logged, served),
                 ],
             ),
             Row(
@@ -156,7 +158,19 @@ def _served(directory: RunDirectory, run: RunSpec, log: RunLog) -> Mapping[str, 
     return next((point for point in reversed(log.evaluations) if point["step"] == step), {})
 
 
-def _tiles(log: RunLog, dataset: DatasetSpec, served: Mapping[str, Any]) -> list[Tile]:
+def _with_monitor(log: RunLog, monitor: str | None) -> RunLog:
+    """Return the log with a monitor such as ``auc/LABEL`` first among the metrics: it chose the served step."""
+    metric, _, label = (monitor or "").partition("/")
+    if monitor is None or not label:
+        return log
+    evaluations = []
+    for point in log.evaluations:
+        of_label = point.get("labels", {}).get(label, {}).get("metrics", {})
+        evaluations.append({monitor: of_label[metric], **point} if metric in of_label else point)
+    return dataclasses.replace(log, evaluations=evaluations)
+
+
+def _tiles(log: RunLog, run: RunSpec, dataset: DatasetSpec, served: Mapping[str, Any]) -> list[Tile]:
     tiles = []
     if served:
         best = f"best reachable {dataset.best_auc:.4f}" if dataset.best_auc is not None else ""
@@ -165,11 +179,13 @@ def _tiles(log: RunLog, dataset: DatasetSpec, served: Mapping[str, Any]) -> list
             name = f"{metric_title(metric)}, {served['split']}"
             tiles.append(Tile(name=name, figure=_figure(served, metric, 4), remark=remarks.get(metric, "")))
         is_last = served is log.evaluations[-1]
-        remark = "the last one" if is_last else f"the best of {len(log.evaluations)} evaluations"
+        monitor = run.training.monitor or log.metrics[0]
+        best = f"the best of {len(log.evaluations)} evaluations by {metric_title(monitor)}"
+        remark = "the last one" if is_last else best
         tiles.append(Tile(name="served step", figure=f"{served['step']:,}", remark=remark))
     if log.training:
         last = log.training[-1]
-        # Points in which a checkpoint was saved are slower than the training, and would pull a mean down.
+        # Single points, such as the first one, are slower than the training, and would pull a mean down.
         rate = statistics.median(point["samples_per_second"] for point in log.training)
         tiles.append(Tile(name="training", figure=f"{rate:,.0f}", remark="samples/s, median"))
         tiles.append(Tile(name="samples seen", figure=f"{last['samples']:,}", remark=f"in {last['step']:,} steps"))
@@ -424,8 +440,10 @@ def _loss(log: RunLog) -> str:
 
 
 def metric_title(metric: str) -> str:
-    """Return the title of a metric."""
-    return _TITLES.get(metric, metric)
+    """Return the title of a metric, or of ``metric/LABEL``."""
+    name, _, label = metric.partition("/")
+    title = _TITLES.get(name, name)
+    return f"{title} of {label}" if label else title
 
 
 def _metric(

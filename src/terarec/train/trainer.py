@@ -106,6 +106,7 @@ class Trainer:
         epoch: Epochs done.
         samples: Samples done.
         evaluation: The last one of this object, or None.
+        saving_seconds: Time that `callbacks` took to save checkpoints.
         highest_auc: Highest AUC so far, or None.
         early_stopping: The best evaluation so far, and whether training stops since none improved on it.
         evaluator: Computes the metrics of a split.
@@ -179,6 +180,7 @@ class Trainer:
         self._evaluated_step = -1
         self._is_in_step = self._is_stopped = False
         self._highest_loss: Tensor | None = None
+        self.saving_seconds = 0.0
         self._evaluation_seconds = 0.0
         self._tiers_before: TierUse | None = None
         self._interrupts = Interrupts()
