@@ -109,7 +109,7 @@ class InferenceClient:
 
 def table_columns(inputs: Sequence[TensorMetadata], table: Frame) -> Mapping[str, RawValues]:
     """Return the columns of a table in memory that a model has as inputs."""
-    if not is_frame(table):
+    if not is_frame(table, "columns"):
         got = type(table).__name__
         raise ConfigError("columns", f"got {got}, expected a dict of columns, or a table (pandas, Polars, Arrow)")
     columns = as_table(table, "columns")
