@@ -17,7 +17,7 @@ from terarec.serve.metrics import Metrics
 from terarec.serve.routing import Route, Router
 from terarec.serve.statistics import DURATION_BOUNDS_NS, StageTimes, StatisticsCounter
 from terarec.spec import CacheSpec, HostMemorySpec, ParameterServerSpec
-from terarec.spec.serving_repository import ShadowSpec
+from terarec.spec.serving_repository import ShadowSpec, SplitSpec
 from tests.serve.conftest import TrainedRun
 from tests.serve.test_models import request_of
 from tests.waiting import PATIENCE, wait_for
@@ -143,6 +143,18 @@ def test_the_scores_of_a_second_version_are_compared(
             models.submit(request_of(trained, begin, begin + 40), "dlrm").result(timeout=PATIENCE)
         wait_for(lambda: router.statistics("dlrm").requests == 2)
         found = samples(models)
+        router.set_route("dlrm", Route(split=SplitSpec(version=2, share=0.25, by="user")))
+        shared = samples(models)
+    shares = {
+        of: {
+            (dict(labels)["version"], dict(labels)["role"]): share
+            for (name, labels), share in each.items()
+            if name == "terarec_request_share"
+        }
+        for of, each in (("shadow", found), ("split", shared))
+    }
+    assert shares["shadow"] == {("1", "answers"): 1.0, ("2", "shadow"): 1.0}
+    assert shares["split"] == {("1", "answers"): 0.75, ("2", "answers"): 0.25}
     records = trained.records(0, 80)
     differences = np.abs(session.predict(records).astype(np.float64) - other.predict(records))
     assert value(found, "terarec_shadow_requests_total", version="2", outcome="success") == 2

@@ -90,6 +90,11 @@ _OTHERS: Mapping[str, tuple[Combination, str, Sequence[str]]] = {
     "terarec_queue_requests": ("sum", "Requests that wait for a batch", _MODEL),
     "terarec_batch_delay_seconds": ("highest", "Time that a request waits for others at present", _MODEL),
     "terarec_model_states": ("highest", "1 for the state that a version of a model is in", (*_MODEL, "state")),
+    "terarec_request_share": (
+        "highest",
+        "Share of the requests without a version that one answers, or scores without answering, by role",
+        (*_MODEL, "role"),
+    ),
     "terarec_shadow_requests": (
         "counter",
         "Requests that a version was to score without answering, by outcome",
@@ -220,8 +225,12 @@ class _ServerCollector(Collector):
             families.add("terarec_sink_written", (sink.label,), counted.written)
             for reason, count in counted.lost.items():
                 families.add("terarec_sink_lost", (sink.label, reason), count)
+        names = list(dict.fromkeys(state.name for state in self._models.index()))
+        for name in names:
+            for one in self._models.roles(name):
+                families.add("terarec_request_share", (name, one.version, one.role), one.share)
         if (router := self._models.router) is not None:
-            for name in dict.fromkeys(state.name for state in self._models.index()):
+            for name in names:
                 _add_shadow(families, name, router.statistics(name))
         if self._recommendations is not None:
             _add_recommendations(families, self._recommendations.statistics())

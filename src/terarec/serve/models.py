@@ -38,6 +38,20 @@ class ModelState(NamedTuple):
     reason: str = ""
 
 
+class VersionRole(NamedTuple):
+    """What a version does with requests that name none.
+
+    Attributes:
+        version: The version.
+        role: "answers", or "shadow" for one that scores requests without answering.
+        share: Share of the requests.
+    """
+
+    version: str
+    role: Literal["answers", "shadow"]
+    share: float
+
+
 class ModelLoader(Protocol):
     """Loads and unloads models on request of a client."""
 
@@ -72,6 +86,9 @@ class RequestRouter(Protocol):
 
     def statistics(self, name: str) -> ShadowStatistics:
         """Return the counters of the model's version that scores without answering."""
+
+    def roles(self, name: str) -> tuple[VersionRole, ...]:
+        """Return the roles of the versions of a model beside the default one."""
 
 
 class RequestObserver(Protocol):
@@ -132,6 +149,16 @@ class ServedModels:
         """Return the versions of a model in the order of their installation; none for a model that is not served."""
         with self._lock:
             return tuple(self._versions.get(name, ()))
+
+    def roles(self, name: str) -> tuple[VersionRole, ...]:
+        """Return the roles of the versions of a model; none for a model that is not served."""
+        with self._lock:
+            default = self._defaults.get(name)
+        if default is None:
+            return ()
+        others = () if self.router is None else self.router.roles(name)
+        answered = sum(other.share for other in others if other.role == "answers")
+        return VersionRole(default, "answers", 1.0 - answered), *others
 
     def submit(
         self,

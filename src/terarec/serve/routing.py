@@ -19,7 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from terarec.etl.cleaning import Cleaning
-from terarec.serve.models import ServedModels
+from terarec.serve.models import ServedModels, VersionRole
 from terarec.serve.padding import LENGTHS, MISSING
 from terarec.serve.protocol import InferRequest, InferResponse, Tensor, UnknownModelError
 from terarec.serve.statistics import DIFFERENCES, ShadowStatistics
@@ -88,6 +88,16 @@ class Router:
         """Return the counters of the model's version that scores without answering."""
         with self._lock:
             return self._statistics.get(name, ShadowStatistics())
+
+    def roles(self, name: str) -> tuple[VersionRole, ...]:
+        """Return the roles of the versions of a model beside the default one."""
+        route = self.route(name)
+        roles: list[VersionRole] = []
+        if route.split is not None:
+            roles.append(VersionRole(str(route.split.version), "answers", route.split.share))
+        if route.shadow is not None:
+            roles.append(VersionRole(str(route.shadow.version), "shadow", route.shadow.share))
+        return tuple(roles)
 
     def choose(self, request: InferRequest, name: str) -> str | None:
         """Return the version that answers a request; None for the default one."""

@@ -50,6 +50,8 @@ def test_a_record_is_scored_in_a_browser(
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("requestfailed", lambda request: problems.append(request.url))
         page.goto(f"{server.url}/")
+        page.wait_for_selector("#latency text", state="attached")
+        axes = page.eval_on_selector_all("#latency text", "all => all.map(one => one.textContent)")
         page.wait_for_selector("#fields input")
         for name, value in record.items():
             page.fill(f"#fields input[name={name}]", "" if value is None else str(value))
@@ -64,7 +66,10 @@ def test_a_record_is_scored_in_a_browser(
         drifts = [tuple(cell.inner_text().strip() for cell in row[1:4]) for row in cells]
         rests = page.inner_text("#rests")
         assert page.inner_text("#problem") == page.inner_text("#refused") == ""
+        assert "answers 100 %" in page.inner_text("#models tr:nth-child(2)")
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+        models_box = "document.getElementById('models').parentElement"
+        assert page.evaluate(f"{models_box}.scrollWidth <= {models_box}.clientWidth")
         background = page.evaluate("getComputedStyle(document.body).backgroundColor")
         if "TERAREC_SCREENSHOTS" in os.environ:
             page.screenshot(path=f"{os.environ['TERAREC_SCREENSHOTS']}/dashboard-{width}-{scheme}.png", full_page=True)
@@ -73,6 +78,7 @@ def test_a_record_is_scored_in_a_browser(
         page.wait_for_function("document.getElementById('refused').textContent.startsWith('I1: got')")
         browser.close()
     assert problems == []
+    assert axes == ["", "", "", "5 min ago", "now", "no requests yet"]
     assert drifts == [("C1", "0.71", "large"), ("I1", "0.12", "moderate"), ("C2", "\u2013", "")]
     assert "the last 420 records of the sample, compared with 131,072 rows" in rests
     assert "other, version 1: shop/data: no data set" in rests
