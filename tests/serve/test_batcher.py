@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Batcher`: what is joined, in which order, and what becomes of requests that are refused, late or cancelled."""
 
+import itertools
 import threading
 import time
 import weakref
@@ -325,6 +326,14 @@ def test_an_answer_may_close_the_batcher(start: Start) -> None:
     assert values_of(future) == [1]
 
 
+def clock(sleep: Callable[[float], None], others_ns: Callable[[], int]) -> SimpleNamespace:
+    """Return a module `time`, each question to which takes 0.1 ms."""
+    times = itertools.count(time.monotonic_ns(), 100_000)
+    return SimpleNamespace(
+        sleep=sleep, monotonic_ns=lambda: next(times), process_time_ns=others_ns, thread_time_ns=lambda: 0
+    )
+
+
 @pytest.mark.parametrize("has_one_core", [True, False])
 def test_on_one_core_requests_that_have_arrived_are_read_before_the_next_batch(
     scorer: Scorer, start: Start, monkeypatch: pytest.MonkeyPatch, has_one_core: bool
@@ -332,19 +341,49 @@ def test_on_one_core_requests_that_have_arrived_are_read_before_the_next_batch(
     batcher = start(has_one_core=has_one_core)
     first = held_up(scorer, batcher)
     others = [batcher.submit(records(value), part_of) for value in (1, 2)]
-    arriving = [3.0, 4.0, 5.0]
+    # In some looks the threads that read requests compute, and bring none.
+    arriving = [None, 3.0, None, None, 4.0, 5.0]
+    others_ns = 0
 
     def sleep(_: float) -> None:
+        nonlocal others_ns
         if arriving:
-            others.append(batcher.submit(records(arriving.pop(0)), part_of))
+            others_ns += 50_000
+            value = arriving.pop(0)
+            if value is not None:
+                others.append(batcher.submit(records(value), part_of))
 
-    monkeypatch.setattr(batcher_module, "time", SimpleNamespace(sleep=sleep, monotonic_ns=time.monotonic_ns))
+    monkeypatch.setattr(batcher_module, "time", clock(sleep, lambda: others_ns))
+    waiting = (first, *others)
     scorer.may_go_on.set()
-    assert [values_of(future) for future in (first, *others)] == [[0], [1], [2]]
+    assert [values_of(future) for future in waiting] == [[0], [1], [2]]
     if has_one_core:
         wait_for(lambda: not arriving)
         assert [values_of(future) for future in others[2:]] == [[3], [4], [5]]
     assert scorer.batches == [[[0]], [[1], [2]], *([[[3], [4], [5]]] if has_one_core else [])]
+
+
+def test_threads_that_compute_for_themselves_hold_a_batch_up_for_a_while(
+    scorer: Scorer, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batcher = start(has_one_core=True)
+    first = held_up(scorer, batcher)
+    others = [batcher.submit(records(value), part_of) for value in (1, 2)]
+    num_looks = 0
+
+    def sleep(_: float) -> None:
+        nonlocal num_looks
+        num_looks += 1
+        if num_looks == 1:
+            others.append(batcher.submit(records(3), part_of))
+
+    monkeypatch.setattr(batcher_module, "time", clock(sleep, lambda: num_looks * 100_000))
+    waiting = (first, *others)
+    scorer.may_go_on.set()
+    assert [values_of(future) for future in waiting] == [[0], [1], [2]]
+    wait_for(lambda: len(others) == 3)
+    assert values_of(others[2]) == [3]
+    assert 1 < num_looks < 100
 
 
 @pytest.mark.parametrize(

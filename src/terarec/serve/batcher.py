@@ -111,8 +111,15 @@ class Pacing:
 
 Answer = TypeVar("Answer")
 
-_LONGEST_GATHERING_NS = 10_000_000
-"""Time after a batch in which requests that have arrived may come to the queue before the next batch is taken."""
+_LONGEST_GATHERING_NS = 25_000_000
+"""Time after a batch in which requests that have arrived may come to the queue before the next batch is taken; also
+twice the time that the batch took, so that what other threads do for themselves does not keep short ones waiting."""
+
+_LOOK_SECONDS = 1e-4
+"""Time between two looks whether other threads still compute. Each look interrupts them."""
+
+_IDLE_NS = 10_000
+"""Processor time in a look below which other threads wait for clients."""
 
 _PURGE_NS = 10_000_000
 """Time between two searches of a full queue for requests that have ended: a search takes as long as the queue is."""
@@ -170,7 +177,8 @@ class Batcher:
 
     While a batch is scored, requests gather for the next one. `_lock` guards the queue and `_is_closed`; futures are
     resolved without it, since their callbacks may call this batcher. On one core, scoring keeps other threads from
-    bringing requests: those that have arrived come to the queue before the next batch is taken.
+    bringing requests: those that have arrived come to the queue before the next batch is taken, and with them those of
+    clients that have just been answered.
 
     Args:
         score: Function that scores the requests of a batch; called in the thread of the batcher alone.
@@ -294,6 +302,7 @@ class Batcher:
 
     def _run(self) -> None:
         while (batch := self._next_batch()) is not None:
+            begun = time.monotonic_ns()
             try:
                 self._score_batch(batch)
             except Exception as error:  # without this thread no request would be answered any more
@@ -304,15 +313,27 @@ class Batcher:
             has_others = len(batch) > 1
             del batch  # whose columns would be kept until the next one comes
             if self._has_one_core and has_others:
-                self._gather()
+                self._gather(time.monotonic_ns() - begun)
 
-    def _gather(self) -> None:
-        """Let the threads that read requests go on until they bring no more of those that have arrived."""
-        end, before = time.monotonic_ns() + _LONGEST_GATHERING_NS, -1
-        while before < self._queue.num_requests and self._queue.num_records < self._pacing.max_records:
-            before = self._queue.num_requests
-            time.sleep(1e-6)  # as short as it goes; the interpreter's lock comes back when they wait for their clients
-            if time.monotonic_ns() > end:
+    def _gather(self, spent_ns: int) -> None:
+        """Let the threads that answer and read requests go on until they wait for their clients.
+
+        Clients answer while others are answered. A batch that is taken before has about half of those in flight, and
+        the other half is the next one, and so on.
+
+        Args:
+            spent_ns: Nanoseconds that the last batch took.
+        """
+        look = time.monotonic_ns()
+        end = look + min(_LONGEST_GATHERING_NS, 2 * spent_ns)
+        first = others = time.process_time_ns() - time.thread_time_ns()
+        while self._queue.num_records < self._pacing.max_records and look < end:
+            before, begun, arrived = others, look, self._queue.num_requests
+            time.sleep(_LOOK_SECONDS)  # the interpreter's lock comes back when they wait, or between two requests
+            look, others = time.monotonic_ns(), time.process_time_ns() - time.thread_time_ns()
+            is_idle = others - before < _IDLE_NS and self._queue.num_requests == arrived
+            # Where other processes have the core, a look takes longer, or the answers have not been seen yet.
+            if is_idle and look - begun < 3e9 * _LOOK_SECONDS and others - first >= _IDLE_NS:
                 return
 
     def _next_batch(self) -> list[Waiting] | None:
