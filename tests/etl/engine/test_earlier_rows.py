@@ -119,8 +119,11 @@ def test_late_rows_are_rejected_or_counted(tmp_path: Path) -> None:
     (tmp_path / "1.tsv").write_text("0\t9\tv\t3\t1\t\n0\t7\tu\t3\t1\t\n")
     prepare(workflow(split=None), [tmp_path / "0.tsv"], tmp_path / "0")
     fitted = Workflow.load(tmp_path / "0" / "workflow")
-    with pytest.raises(FormatError, check=at("sources, row 1")):
-        prepare(fitted, [tmp_path / "1.tsv"], tmp_path / "1")
+    (tmp_path / "00.tsv").write_text("0\t9\tv\t3\t1\t\n" * 3)
+    # The file and line, also behind a blank one, and not the position among all rows.
+    (tmp_path / "1.tsv").write_text("0\t9\tv\t3\t1\t\n\n0\t7\tu\t3\t1\t\n")
+    with pytest.raises(FormatError, check=at(f"{tmp_path / '1.tsv'}: line 3")):
+        prepare(fitted, [tmp_path / "00.tsv", tmp_path / "1.tsv"], tmp_path / "1")
     assert not (tmp_path / "1").exists()
     assert prepare(fitted, [tmp_path / "1.tsv"], tmp_path / "1", PrepareOptions(late_rows="allow")).late_rows == 1
     assert prepare(fitted, [tmp_path / "1.tsv"], tmp_path / "2", NONE).late_rows == 0

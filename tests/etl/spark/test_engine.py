@@ -88,7 +88,7 @@ def test_a_later_day_continues_from_the_earlier_rows(tmp_path: Path) -> None:
     assert_same(tmp_path / "spark", tmp_path / "local")
     assert reports[0].earlier_rows == reports[1].earlier_rows > 0
     again = workflow_of(tmp_path / "spark").with_split(OneSplit(split="train"))
-    with pytest.raises(FormatError):
+    with pytest.raises(FormatError, match=r": row [\d,]+: is earlier than rows of its group"):
         prepare(again, [first], tmp_path / "late", on_spark(PrepareOptions()))
     counts = [
         prepare(again, [first], tmp_path / name, options).late_rows

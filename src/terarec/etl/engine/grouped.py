@@ -97,7 +97,7 @@ def run_grouped(
             kept = Partitions.make(directory / f"kept-{step}", count)
         found_late = stage.finish_into(directory / f"out-{step}", kept)
         if earlier.late_rows == "raise":
-            found_late.check(plan, step, passes.item_bits)
+            found_late.check(plan, step, passes.source.place_of, passes.item_bits)
         # Not the sum: a row may be late for several steps.
         late = max(late, found_late.count)
         if earlier.out is not None and kept is not None:
@@ -203,11 +203,18 @@ class LateRows:
     def __add__(self, other: LateRows) -> LateRows:
         return LateRows(self.count + other.count, min(self.first, other.first))
 
-    def check(self, plan: Plan, step: int, item_bits: int) -> None:
-        """Raise `FormatError` if there are some."""
+    def check(self, plan: Plan, step: int, place_of: Callable[[int], str], item_bits: int) -> None:
+        """Raise `FormatError` if there are some.
+
+        Args:
+            plan: Plan of the workflow.
+            step: Position of the step that looks at them.
+            place_of: Function that names the file and line of a row by its position among all rows.
+            item_bits: Bits of a row id that number the items of an exploded row.
+        """
         if self.count:
             raise FormatError(
-                f"sources, row {self.first >> item_bits:,}",
+                place_of(self.first >> item_bits),
                 f"is earlier than rows of its group in files that were prepared before, and {self.count - 1:,} other "
                 f"rows are, from which steps[{step}] {type(plan.spec.steps[step]).__name__} continues; expected later "
                 "rows only, late_rows='allow' (--late-rows allow), or to prepare all files together with "

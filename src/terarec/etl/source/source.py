@@ -178,6 +178,14 @@ class Source:
             raise faults[0].error() from None
         return faults
 
+    def place_of(self, row: int) -> str:
+        """Return the file and the line of a row, by its position among all rows; the files are read up to it."""
+        for raw in self.raw_blocks():
+            if row < raw.first_row + raw.num_rows:
+                (number,) = self._reader.numbers(raw.part, np.array([row - raw.first_row]))
+                return f"{raw.part.path}: {self._reader.place} {number}"
+        raise IndexError(f"row {row} is behind the last one")
+
     def log_invalid_rows(self, raw: RawBlock, counts: Mapping[str, int], faults: Sequence[InputFault]) -> None:
         """Count rows of `raw` that were left out because of `faults`, the first ones, as bad input."""
         self._log.add(raw.first_row, counts, faults, is_read=True)

@@ -26,6 +26,7 @@ from terarec.etl.engine.left_out import listed_rows, map_list, write_listed
 from terarec.etl.engine.passes import ReadRows
 from terarec.etl.engine.split import hashes
 from terarec.etl.ops.states import Statistic
+from terarec.etl.source.blocks import SourceFile
 from terarec.etl.spark.read import FilePart
 from terarec.etl.spark.tasks import (
     BLOCK_BITS,
@@ -78,13 +79,20 @@ def group_on_cluster(
     found_late = {step: late for (kind, step, _), _, late in written if kind == _LATE}
     for step, late in sorted(found_late.items()):
         if earlier.late_rows == "raise":
-            late.check(plan, step, item_bits(plan))
+            late.check(plan, step, partial(_place_of, job.files, pieces), item_bits(plan))
     for step in plan.grouped_steps:
         if earlier.out is not None and plan.operators[step].carries_rows:
             sources = [number for (kind, at, number), _, _ in written if (kind, at) == (_KEPT, step)]
             kept = (_read(_kept_file(directory, step, source)) for source in sorted(sources))
             write_earlier_rows(earlier_file(earlier.out, step), plan, step, kept)
     return max((late.count for late in found_late.values()), default=0)
+
+
+def _place_of(files: Sequence[SourceFile], pieces: Sequence[FilePart], row: int) -> str:
+    """Return the file of a row, and its number there: only a task that reads the file knows its line."""
+    file = next(piece.file for piece in reversed(pieces) if piece.first_row <= row)
+    first = min(piece.first_row for piece in pieces if piece.file == file)
+    return f"{files[file].path}: row {row - first + 1:,}"
 
 
 def list_on_cluster(
