@@ -39,6 +39,10 @@ def test_a_parquet_file_is_not_read_as_text(tmp_path: Path) -> None:
         (b"PAR1\0\0", "arrow", "is a Parquet file, expected an Arrow file; the format 'parquet'"),
         (b"PAR1\0\0", "parquet", "cannot be read"),
         (b"PAR1\0\0", "json_lines", "is a Parquet file, expected text"),
+        # A drafted workflow would give the values other ids.
+        (b"bought,brand\n1,a\n", "parquet", "to keep the ids of a fitted one, write the rows as a Parquet file"),
+        (b"ARROW1\0\0", "json_lines", "to keep the ids of a fitted one, write the rows as Parquet, to *.parquet"),
+        (b"PAR1\0\0", "json_lines", "to keep the ids of a fitted one, name it *.parquet"),
     ],
 )
 def test_a_file_of_another_format_is_named(tmp_path: Path, content: bytes, source_format: str, problem: str) -> None:

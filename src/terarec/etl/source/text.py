@@ -135,7 +135,15 @@ def _kind(head: bytes) -> tuple[str, str] | None:
 
 def _other_kind(path: str, kind: str, source_format: str, expected: str) -> FormatError:
     problem = f"is {kind}, expected {expected}; the format {source_format!r} of a workflow's source reads it"
-    return FormatError(path, f"{problem} (terarec workflow draft writes such a workflow)")
+    # Sources of text read Parquet as well, with the types of their columns.
+    keeping = f"write the rows as {expected}"
+    if expected in ("text", "delimited text"):
+        keeping = "name it *.parquet" if source_format == "parquet" else "write the rows as Parquet, to *.parquet"
+    return FormatError(
+        path,
+        f"{problem} (terarec workflow draft writes such a workflow, which has ids of its own: to keep the ids of a "
+        f"fitted one, {keeping})",
+    )
 
 
 def check_rows(file: SourceFile, rows: int) -> None:
