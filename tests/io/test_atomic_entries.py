@@ -1,11 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files and folders that appear together, on a disk and behind a URL."""
 
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
 import fsspec
 import pytest
 
 from terarec.errors import ConfigError, DataNotFoundError, StorageError
 from terarec.io.directories import atomic_entries
+from terarec.io.exchange import end_entries
 from terarec.io.remote import local_copy
 from tests.errors import at
 
@@ -29,7 +37,7 @@ def place(request, tmp_path):
 
 def held(place):
     """Name -> content of every file below `place`."""
-    files, root = fsspec.core.url_to_fs(place)
+    files, root = fsspec.core.url_to_fs(str(place))
     if not files.exists(root):
         return {}
     return {name.removeprefix(root).strip("/"): files.cat_file(name) for name in files.find(root)}
@@ -94,3 +102,56 @@ def test_errors_about_a_copy_name_the_url(url, error):
 
     with pytest.raises(error, check=at(f"{url}/none", "no such thing")):
         use()
+
+
+def test_a_kill_leaves_no_file_of_the_former_call_beside_one_of_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Finding Q36: a kill between two renames left a new ``x.onnx.data`` beside the former ``x.onnx``."""
+    place, states = tmp_path / "place", list[Path]()
+    put(place, **{"x": "1", "x.data": "1", "other": "o", "rows": {"key": "1"}})
+
+    def kept(function: Callable[..., object], *arguments: object) -> None:
+        function(*arguments)
+        states.append(tmp_path / f"killed{len(states)}")  # what a kill leaves here
+        with monkeypatch.context() as context:
+            context.setattr(os, "mkdir", mkdir)
+            shutil.copytree(place, states[-1])
+
+    mkdir = os.mkdir
+    for function in ("replace", "mkdir"):
+        monkeypatch.setattr(os, function, partial(kept, getattr(os, function)))
+    put(place, **{"x": "2", "x.data": "2", "rows": {"key": "2"}})
+    monkeypatch.undo()
+    former, latter = ({"x": n, "x.data": n, "rows/key": n, "other": b"o"} for n in (b"1", b"2"))
+    assert held(place) == latter
+    assert not list(place.glob(".partial*"))
+    assert any(not (state / "x").exists() for state in states)
+    for state in states:
+        files = {name: text for name, text in held(state).items() if not name.startswith(".partial")}
+        assert len(set(files.values()) - {b"o"}) < 2
+        assert "x" not in files or files["x"] == files["x.data"]
+        shutil.copytree(state, tmp_path / "copy")
+        if end_entries(tmp_path / "copy"):
+            assert held(tmp_path / "copy") == latter
+        shutil.rmtree(tmp_path / "copy")
+        put(state, y="3", z="3")
+        assert held(state) in ({**version, "y": b"3", "z": b"3"} for version in (former, latter))
+
+
+def test_an_error_of_the_disk_between_two_renames_leaves_all_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, replace = tmp_path / "place", os.replace
+    put(place, a="1", b="1")
+
+    def fail(source: Path, target: Path) -> None:
+        if Path(target) == place / "b":
+            monkeypatch.undo()
+            raise OSError(errno.EIO, "Input/output error", str(target))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(StorageError, check=at(place, "cannot write there")):
+        put(place, a="2", b="2")
+    assert held(place) == {"a": b"1", "b": b"1"}

@@ -2,6 +2,7 @@
 """Files appear whole or not at all, also on a disk that runs full."""
 
 import resource
+import signal
 from contextlib import contextmanager
 
 import numpy as np
@@ -16,6 +17,16 @@ from terarec.io.remote import final_name
 from terarec.io.removal import work_directory
 from tests.errors import at
 from tests.formats.samples import make_block, make_spec
+from tests.processes import run_python
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from terarec.io.files import atomic_file
+with atomic_file(Path(sys.argv[1])) as partial:
+    partial.write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
 @contextmanager
@@ -119,3 +130,22 @@ def test_what_a_kill_leaves_in_a_work_directory_is_overwritten(tmp_path):
         AtomicFile(work / "x").partial.write_bytes(b"half")
     write_bytes(work / "x", b"whole")
     assert [path.name for path in work.iterdir()] == ["x"]
+
+
+def test_what_a_kill_leaves_goes_with_the_next_file_of_the_name(tmp_path):
+    """Finding Q36: it stayed beside the file for ever."""
+    others = ["x.0123abcd.partial.csv", "x.0123ABCD.partial", "x.csv.0123abcd.partial", "y.0123abcd.partial"]
+    for name in others:
+        (tmp_path / name).write_text("mine")
+    (tmp_path / "x.00000000.partial").mkdir()
+    (tmp_path / "x.00000001.partial").symlink_to(tmp_path / "y.0123abcd.partial")
+    before = sorted(tmp_path.iterdir())
+    ended = run_python(KILLED, tmp_path / "x")
+    assert ended.returncode == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == len(before) + 1
+    with atomic_file(tmp_path / "x") as first:
+        first.write_text("first")
+        write_bytes(tmp_path / "x", b"second")
+        assert first.read_text() == "first"  # of a writer that lives
+    assert (tmp_path / "x").read_text() == "first"
+    assert sorted(tmp_path.iterdir()) == sorted([*before, tmp_path / "x"])

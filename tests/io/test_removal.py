@@ -165,7 +165,7 @@ def test_what_goes_with_its_directory_while_it_is_removed_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when a model is released late, by a thread, while its caller removes the directory of its files."""
-    is_at, is_temporary = locks._is_at, removal.is_temporary
+    is_at, is_temporary = locks.is_at, removal.is_temporary
 
     def removed_after(descriptor: int, path: Path) -> bool:
         found = is_at(descriptor, path)
@@ -179,7 +179,7 @@ def test_what_goes_with_its_directory_while_it_is_removed_is_no_error(
     place = tmp_path / "place"
     place.mkdir()
     with file_lock(place / "tags.lock") as is_held:
-        monkeypatch.setattr(locks, "_is_at", removed_after)
+        monkeypatch.setattr(locks, "is_at", removed_after)
     assert is_held
     assert not place.exists()
     work = work_directory(place / "tags.rows")

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from terarec.errors import ClusterError, ConfigError, FormatError, RunInterruptedError, StorageError
+from terarec.etl.source.files import find_files
 from terarec.io import directories
 from terarec.io.directories import atomic_dir, resumable_dir
 from terarec.io.files import write_bytes
+from terarec.io.removal import is_temporary, remove_tree
 from tests.errors import at
 
 WORK = {"sources": "a"}
@@ -247,3 +249,27 @@ def test_an_error_of_the_disk_names_the_directory_that_was_requested(tmp_path: P
     ):
         full.write(b"1")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_kill_after_the_rename_leaves_a_complete_directory(tmp_path: Path) -> None:
+    """Finding Q36: its marker counted, so that it was no source, and the next call might have removed it."""
+    out = tmp_path / "data"
+    script = "\n".join(
+        (
+            "import os, signal, sys",
+            "from pathlib import Path",
+            "from terarec.io import directories",
+            "directories.published = lambda out: os.kill(os.getpid(), signal.SIGKILL)",
+            "with directories.resumable_dir(Path(sys.argv[1]), {}) as journal:",
+            "    (journal.directory / 'part.csv').write_text('1')",
+        )
+    )
+    ended = subprocess.run([sys.executable, "-c", script, str(out)], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert not is_temporary(out)
+    assert [Path(file.path) for file in find_files([out])] == [out / "part.csv"]
+    with pytest.raises(ConfigError, check=at(out)):
+        remove_tree(out)
+    with pytest.raises(ConfigError, check=at("out")), resumable_dir(out, WORK):
+        pass
+    assert (out / "part.csv").exists()

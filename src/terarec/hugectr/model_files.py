@@ -52,7 +52,9 @@ from terarec.hugectr.sparse_weights import (
 )
 from terarec.hugectr.training_cache import TrainingCache, WholeRows
 from terarec.io.directories import atomic_entries
-from terarec.io.remote import local_copy
+from terarec.io.exchange import end_entries
+from terarec.io.files import real_path
+from terarec.io.remote import is_remote, local_copy
 from terarec.io.removal import mark, remove_tree
 from terarec.models.artifact import load_weights
 from terarec.models.graph import tensor_shapes
@@ -139,7 +141,7 @@ class ModelFiles:
         """Load weights as `Model.load_dense_weights` does."""
         # Release 3.4 names the job's files on HDFS once for all calls; these win over the argument.
         url = file_url(self._source, stored_path(self._source, "dense_model", path))
-        with local_copy(url, adjacent=(STATISTICS_SUFFIX,)) as copy:
+        with _local_copy(url, adjacent=(STATISTICS_SUFFIX,)) as copy:
             load_dense(self._compiled.model, copy)
 
     def load_dense_optimizer_states(self, path: str) -> None:
@@ -147,7 +149,7 @@ class ModelFiles:
         optimizer: optim.Optimizer | None = self._compiled.trainer.optimizers.dense
         if optimizer is None:
             raise IllegalCallError("load_dense_optimizer_states", "the model has no dense weights, expected some")
-        with local_copy(file_url(self._source, stored_path(self._source, "dense_opt_states", path))) as copy:
+        with _local_copy(file_url(self._source, stored_path(self._source, "dense_opt_states", path))) as copy:
             load_dense_optimizer_states(self._compiled.model, optimizer, copy)
 
     def load_sparse(self, files: SparseFiles) -> None:
@@ -167,7 +169,7 @@ class ModelFiles:
         stored = stored_path(self._source, "sparse_opt_states", files)
         with self._chosen("load_sparse_optimizer_states", stored) as chosen, ExitStack() as stack:
             folders = {
-                file.name: stack.enter_context(local_copy(self._row_orders[file.name]))
+                file.name: stack.enter_context(_local_copy(self._row_orders[file.name]))
                 for file, _, _ in chosen
                 if file.name in self._row_orders
             }
@@ -188,7 +190,7 @@ class ModelFiles:
     def load_tables(self, path: str, table_names: Sequence[str]) -> None:
         """Load tables as `Model.embedding_load` does."""
         collections = list(self._collections("embedding_load", table_names))
-        with local_copy(file_url(self._source, path)) as local:
+        with _local_copy(file_url(self._source, path)) as local:
             for number, tables, names in collections[1:]:
                 check_collection(tables, dump_folder(local, number), names=names)
             for number, tables, names in collections:
@@ -210,7 +212,7 @@ class ModelFiles:
         with ExitStack() as stack:
             urls = {name: file_url(self._source, path) for name, path in files.items()}
             # All URLs are copied before the first is read: a missing one must not leave half of the embeddings loaded.
-            yield [(files_by_name[name], stack.enter_context(local_copy(url)), url) for name, url in urls.items()]
+            yield [(files_by_name[name], stack.enter_context(_local_copy(url)), url) for name, url in urls.items()]
 
     def _collections(
         self, call: str, table_names: Sequence[str]
@@ -316,6 +318,16 @@ def in_one_process(
         return wrapped
 
     return of_method
+
+
+@contextmanager
+def _local_copy(url: str, *, adjacent: Sequence[str] = ()) -> Iterator[Path]:
+    """Yield what `local_copy` does, once the files of a save that was killed are in their places."""
+    if not is_remote(url):
+        end_entries(real_path(url).parent)
+        end_entries(real_path(url))  # the folder of tables
+    with local_copy(url, adjacent=adjacent) as copy:
+        yield copy
 
 
 def _shared_folder(ranks: Ranks) -> Path:

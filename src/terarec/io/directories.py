@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from terarec.errors import ClusterError, FormatError, NoSpaceError, RunInterruptedError, StorageError
-from terarec.io.exchange import OwnedExchange, end_replacement
+from terarec.io.exchange import EntriesExchange, OwnedExchange, end_replacement
 from terarec.io.files import DISK_FULL, flush, flush_tree, read_versioned_json, real_path, write_versioned_json
 from terarec.io.locks import file_lock
-from terarec.io.owned import OwnedDirectory
 from terarec.io.remote import PARTIAL_SUFFIX, is_remote, upload
 from terarec.io.removal import empty, mark, published, remove_tree
 from terarec.spec.checks import FieldError
@@ -56,8 +55,10 @@ def atomic_entries(directory: str | Path, *, replaceable: str = "") -> Iterator[
     """Yield a temporary directory whose entries move to `directory` when the block succeeds.
 
     They replace entries of the same names. None does before all are written and each is known to be allowed there; a
-    block that fails leaves `directory` as it was. On a disk an entry appears by a rename; for a URL, files are uploaded
-    next to their places first and then moved there one by one.
+    block that fails leaves `directory` as it was. On a disk a file alone appears by a rename, several entries by
+    an exchange: after a kill in it some are missing until the next call for `directory`, or a reader by `end_entries`,
+    goes on with it, and none is beside one of another call. For a URL, files are uploaded next to their places first
+    and then moved there one by one.
 
     Args:
         directory: Path or URL; created if missing.
@@ -78,17 +79,16 @@ def atomic_entries(directory: str | Path, *, replaceable: str = "") -> Iterator[
     out = real_path(directory)
     # Inside `out`, so that both are on one file system: a rename across two would be a copy.
     out.mkdir(parents=True, exist_ok=True)
-    work = OwnedDirectory(out, PARTIAL_SUFFIX)
-    partial = work.files / "new"
-    with rewrite_error_paths(work.path, out), work, rewrite_error_paths(partial, out):
-        partial.mkdir()
-        yield partial
-        _move_entries(partial, out, replaceable)
+    work = EntriesExchange(out)
+    with rewrite_error_paths(work.path, out), work, rewrite_error_paths(work.new, out):
+        work.new.mkdir()
+        yield work.new
+        _move_entries(work, replaceable)
 
 
-def _move_entries(partial: Path, out: Path, replaceable: str) -> None:
-    # Longer names first: a file that refers to another by its own name and more (x.onnx, x.onnx.data) comes last.
-    entries = sorted(partial.iterdir(), reverse=True)
+def _move_entries(work: EntriesExchange, replaceable: str) -> None:
+    out, entries = work.directory, list(work.new.iterdir())
+    flush_tree(work.new)  # before the checks, as it may take minutes
     for entry in entries:
         target = out / entry.name
         if entry.is_dir():
@@ -96,13 +96,11 @@ def _move_entries(partial: Path, out: Path, replaceable: str) -> None:
             check_replaceable(target, replaceable)
         elif target.is_dir():
             raise FieldError("", "out", f"{target} is a folder, expected a file or nothing there")
-    for entry in entries:
-        if entry.is_dir():
-            replace_directory(entry, out / entry.name, replaceable)
-        else:
-            flush(entry)
-            os.replace(entry, out / entry.name)
-    flush(out)
+    if len(entries) == 1 and not entries[0].is_dir():  # there is no moment without the file
+        os.replace(entries[0], out / entries[0].name)
+        flush(out)
+    elif entries:
+        work.exchange()
 
 
 def check_replaceable(out: Path, pattern: str | None = None) -> None:
@@ -283,7 +281,7 @@ def resumable_dir(out: Path, fingerprint: Mapping[str, str], *, restart: bool = 
             raise FieldError("", "out", f"{out} is being written by another run, expected one run at a time")
         check_replaceable(out)  # again: another run may have ended in between
         partial.mkdir(exist_ok=True)
-        mark(partial)
+        mark(partial, until_renamed=True)  # or a kill after the rename would leave the directory as temporary
         # Under the lock: what another run is writing stays. Without a journal nobody knows what the files belong to.
         if restart or not (partial / JOURNAL_FILE).exists():
             empty(partial)

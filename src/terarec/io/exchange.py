@@ -25,6 +25,7 @@ from terarec.io.removal import is_temporary, remove_tree
 LOCK_FILE = ".lock"
 """Lock of the exchanges of a directory."""
 _FORMER, _EMPTIED, _DONE = ".terarec-former", ".terarec-emptied", ".terarec-done"
+_ENTRIES = "new"
 
 
 def exchange(work: Path, directory: Path, names: Sequence[str]) -> None:
@@ -90,7 +91,26 @@ def _end(work: Path, directory: Path, names: Sequence[str], lock: Path | None) -
     return True
 
 
-class OwnedExchange(OwnedDirectory):
+class _WorkExchange(OwnedDirectory):
+    """A directory of temporary files for an exchange; one that was begun and could not be undone outlives the block."""
+
+    def __init__(self, parent: Path, prefix: str, name: str) -> None:
+        super().__init__(parent, prefix)
+        self.new = self.files / name
+
+    def work(self) -> Path:
+        """Return the directory of the exchange."""
+        return self.files
+
+    @override
+    def __exit__(self, *_: object) -> None:
+        if is_begun(self.work()):  # the next call goes on with it
+            self.release()
+        else:
+            self.close()
+
+
+class OwnedExchange(_WorkExchange):
     """A directory of temporary files beside `out` from which one of them takes the place of `out`.
 
     Attributes:
@@ -100,20 +120,56 @@ class OwnedExchange(OwnedDirectory):
 
     def __init__(self, out: Path) -> None:
         end_replacement(out)  # or what it needs would be removed as abandoned
-        super().__init__(out.parent, f"{out.name}{PARTIAL_SUFFIX}")
+        super().__init__(out.parent, f"{out.name}{PARTIAL_SUFFIX}", out.name)
         self.out = out
-        self.new = self.files / out.name
 
     def exchange(self) -> None:
         """Flush what is new, and let it take the place of what is there, which is removed."""
         exchange(self.files, self.out.parent, (self.out.name,))
 
+
+class EntriesExchange(_WorkExchange):
+    """A directory of temporary files in `directory` whose entries take the places of those of the same names together.
+
+    Attributes:
+        directory: The places.
+        new: Directory of what is to be there.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        end_entries(directory)  # or what it needs would be removed as abandoned
+        super().__init__(directory, PARTIAL_SUFFIX, _ENTRIES)
+        self.directory = directory
+
     @override
-    def __exit__(self, *_: object) -> None:
-        if is_begun(self.files):  # and could not be undone: `end_replacement` goes on with it
-            self.release()
-        else:
-            self.close()
+    def work(self) -> Path:
+        return self.new
+
+    def exchange(self) -> None:
+        """Flush what is new, and let it take the places of what is there, which is removed."""
+        exchange(self.new, self.directory, _entries(self.new))
+
+
+def end_entries(directory: Path) -> bool:
+    """Go on with the exchange of entries by `EntriesExchange` that was killed, and return whether there was one.
+
+    Readers of such entries call it, of which they find one or more missing.
+
+    Raises:
+        StorageError: The directory cannot be written.
+    """
+    is_ended = False
+    for place in owned_directories(directory, PARTIAL_SUFFIX):
+        work = place / FILES / _ENTRIES
+        if is_begun(work) and _end(work, directory, _entries(work), place / OWNER_LOCK):
+            is_ended = True
+            remove_abandoned(place)
+    return is_ended
+
+
+def _entries(work: Path) -> list[str]:
+    # A file that refers to another by its own name and more (x.onnx, x.onnx.data) goes first, and comes last.
+    return sorted({entry.name for entry in work.iterdir()} - {_FORMER, _EMPTIED, _DONE})
 
 
 def end_replacement(out: Path) -> bool:

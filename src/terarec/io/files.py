@@ -9,12 +9,15 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from terarec.errors import FormatError, NoSpaceError
+from terarec.errors import FormatError, NoSpaceError, TerarecError
+from terarec.io.locks import HAS_LOCKS, is_at, try_lock
+from terarec.io.opening import open_file
 from terarec.io.remote import PARTIAL_SUFFIX, adjacent_name, read_content
 from terarec.io.removal import is_temporary
 from terarec.spec import checks
@@ -43,6 +46,9 @@ class AtomicFile:
 
     `atomic_file` does so for a block; writers that live longer hold one of these.
 
+    A lock of the partial file tells that its writer lives; those of the same name whose writers were killed are removed
+    when the next one is made. Writers that rename another file to `partial` lose the lock.
+
     Attributes:
         path: Final path of the file.
         partial: Path to write to before that; its directory exists.
@@ -67,9 +73,22 @@ class AtomicFile:
         self.path = path
         # Where users keep files, one of theirs may have any name. In a directory of ours the next run is to overwrite
         # what a kill has left, or it would be published with the rest.
-        name = path.name + PARTIAL_SUFFIX if is_temporary(path.parent) else adjacent_name(path.name)
-        self.partial = path.with_name(name)
+        is_ours = is_temporary(path.parent)
+        self.partial = path.with_name(path.name + PARTIAL_SUFFIX if is_ours else adjacent_name(path.name))
+        self._lock = ExitStack()
         path.parent.mkdir(parents=True, exist_ok=True)
+        if HAS_LOCKS and not is_ours:
+            _remove_abandoned(path)
+            with self.guard():
+                self._lock_partial()
+
+    def _lock_partial(self) -> None:
+        file = self._lock.enter_context(open_file(self.partial, "ab"))
+        # Another writer of the name may have taken it for abandoned before it was locked.
+        while not (try_lock(file) and is_at(file.fileno(), self.partial)):
+            self._lock.close()
+            self.partial = self.path.with_name(adjacent_name(self.path.name))
+            file = self._lock.enter_context(open_file(self.partial, "ab"))
 
     def commit(self) -> None:
         """Rename the partial file into place, flushed unless its directory will be; abort on an error of the disk."""
@@ -80,11 +99,13 @@ class AtomicFile:
             if not self._replace:
                 check_new_file(self.path)
             os.replace(self.partial, self.path)
+            self._lock.close()
             if self._flushes:
                 flush(self.path.parent)
 
     def abort(self) -> None:
         """Remove the partial file, if there is one."""
+        self._lock.close()
         self.partial.unlink(missing_ok=True)
 
     @contextmanager
@@ -108,6 +129,18 @@ class AtomicFile:
         except BaseException:
             self.abort()
             raise
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove the partial files of `path` whose writers were killed."""
+    names = re.compile(rf"{re.escape(path.name)}\.[0-9a-f]{{8}}{re.escape(PARTIAL_SUFFIX)}")
+    with suppress(OSError):  # a directory that may be written, but not listed
+        for entry in list(os.scandir(path.parent)):
+            if names.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                # Of another user, or a writer has renamed or removed it.
+                with suppress(OSError, TerarecError), open_file(entry.path, "rb") as file:
+                    if try_lock(file) and is_at(file.fileno(), Path(entry.path)):
+                        os.unlink(entry.path)
 
 
 @contextmanager

@@ -61,13 +61,13 @@ def file_lock(path: Path) -> Iterator[bool]:
         if os.fstat(file.fileno()).st_size:
             raise ConfigError(path, "holds something, expected no file, or an empty one; it stays")
         # The former holder may have removed or moved the file since it was opened: then this lock protects nothing.
-        is_held = try_lock(file) and _is_at(file.fileno(), path)
+        is_held = try_lock(file) and is_at(file.fileno(), path)
         if not is_held:
             file.close()  # and not at the end of the block, which may last
         try:
             yield is_held
         finally:
-            if is_held and _is_at(file.fileno(), path):  # not the lock of another process at the same path
+            if is_held and is_at(file.fileno(), path):  # not the lock of another process at the same path
                 # A late release may come while the owner of the directory removes it.
                 path.unlink(missing_ok=True)
 
@@ -89,7 +89,7 @@ def wait_for_lock(path: Path, seconds: float = math.inf) -> Iterator[bool]:
         time.sleep(_PAUSE_SECONDS)
 
 
-def _is_at(descriptor: int, path: Path) -> bool:
+def is_at(descriptor: int, path: Path) -> bool:
     """Return whether the open file is the one at `path`."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())

@@ -13,12 +13,26 @@ from pathlib import Path
 from terarec.errors import ConfigError
 
 MARKER = ".terarec"
-"""File by which a directory, with all below it, is temporary work of terarec that the next call may remove."""
+"""File by which a directory, with all below it, is temporary work of terarec that the next call may remove.
+
+It is empty, or holds the name of its directory: then a rename of that, which makes it complete, ends what it says.
+"""
+_MOST_NAME = 4096
 
 
 def is_temporary(path: Path) -> bool:
     """Return whether something is in a directory that is temporary work of terarec, where no file is a user's."""
-    return any((place / MARKER).is_file() for place in _around(_absolute(path)))
+    return any(map(has_marker, _around(_absolute(path))))
+
+
+def has_marker(directory: Path) -> bool:
+    """Return whether a directory has a marker that is its own, and not left by a rename."""
+    marker = directory / MARKER
+    with suppress(OSError):  # a directory or a file that may not be read is none of ours
+        if marker.is_file():
+            with marker.open("rb") as file:
+                return file.read(_MOST_NAME) in (b"", os.fsencode(directory.name))
+    return False
 
 
 def work_directory(path: Path) -> Path:
@@ -33,20 +47,26 @@ def work_directory(path: Path) -> Path:
     return path
 
 
-def mark(directory: Path) -> None:
+def mark(directory: Path, *, until_renamed: bool = False) -> None:
     """Write the marker into a directory, unless one above it has it.
+
+    Args:
+        directory: The directory, with its final path or, if `until_renamed`, without it.
+        until_renamed: Whether the marker counts only until the directory has another name.
 
     Raises:
         ConfigError: The directory has content and no marker, or is a link.
     """
     if directory.is_symlink() or not is_temporary(directory):
         check_removable(directory, None)
-        (directory / MARKER).touch()
+        (directory / MARKER).write_bytes(b"")
+    if until_renamed and (directory / MARKER).exists():
+        (directory / MARKER).write_bytes(os.fsencode(directory.name))
 
 
 def published(out: Path) -> None:
-    """Take back what allows the removal of a directory, once it has been renamed to its final name."""
-    # After the rename: a process that is killed before it leaves a directory that the next call may remove.
+    """Remove the marker of a directory, once a rename to its final name has ended what it said."""
+    # Not before: a process that is killed then would leave a directory that nobody may remove.
     (out / MARKER).unlink(missing_ok=True)
 
 
@@ -104,7 +124,7 @@ def begin_removal(directory: Path, *, names: str, first: str) -> None:
 
 def _begin(directory: Path, first: str | None) -> None:
     # A removal that is cut short leaves what the names no longer identify; the next one goes by the marker.
-    (directory / MARKER).touch()
+    (directory / MARKER).write_bytes(b"")
     if first is not None:
         (directory / first).unlink()
 

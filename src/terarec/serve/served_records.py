@@ -184,14 +184,7 @@ class _RecordFile:
         # Of several processes, and machines, each has a name of its own.
         self._file = AtomicFile(directory / f"{now}-{os.urandom(4).hex()}.parquet", replace=False)
         with self._file.guard():
-            # The lock tells other servers that somebody writes the file; it goes with the process, whatever ends that.
-            self._locked = open_file(self._file.partial, "ab")
-            try:
-                try_lock(self._locked)
-                self._writer = pq.ParquetWriter(self._file.partial, schema)
-            except BaseException:
-                self._locked.close()
-                raise
+            self._writer = pq.ParquetWriter(self._file.partial, schema)
 
     @property
     def age(self) -> float:
@@ -222,13 +215,11 @@ class _RecordFile:
         except BaseException:
             self.abort()
             raise
-        self._locked.close()
 
     def abort(self) -> None:
         """Remove the file, after an error."""
         with contextlib.suppress(OSError, pa.ArrowException):
             self._writer.close()
-        self._locked.close()
         self._file.abort()
 
     def _write_group(self) -> None:

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from terarec.errors import ConfigError, FormatError
 from terarec.io.directories import atomic_entries
+from terarec.io.exchange import end_entries
 from terarec.io.files import flush
 from terarec.tensorflow.communication import current, gathered, send_to_all
 from terarec.tensorflow.dynamic_variables import DynamicVariable
@@ -148,6 +149,7 @@ def load(path: str | Path, load_vars: RowsVariable | Sequence[RowsVariable], opt
         ConfigError: More rows than a variable has room for, or ids beyond its `key_type`. Nothing was changed then.
     """
     folder, contents, (kinds, rule) = Path(path), [], _rule(optimizer)
+    end_entries(folder)  # of a dump that was killed
     for variable in _variables("load_vars", load_vars):
         table = variable.table
         base, older = file_name(variable.name), file_name(table.name)  # as older versions had it

@@ -18,7 +18,7 @@ from terarec.etl.source.blocks import SourceFile
 from terarec.io.opening import read_bytes
 from terarec.io.owned import OWNED
 from terarec.io.remote import PARTIAL_SUFFIX, file_system, is_remote
-from terarec.io.removal import MARKER
+from terarec.io.removal import has_marker
 from terarec.spec.codec import parse_json
 from terarec.spec.dataset import GENERATED_FILE
 
@@ -83,7 +83,7 @@ def _local(path: Path) -> Iterator[SourceFile]:
             if not _is_sidecar(entry):
                 yield _local_file(entry)
             continue
-        if os.path.isfile(entry / MARKER):  # False also where the directory may not be read, which is said below
+        if has_marker(entry):  # False also where the directory may not be read, which is said below
             continue
         # By name, and not as the disk lists them, so that row ids are the same on every machine.
         inside = sorted(_below(str(entry), {}), key=name_order)
