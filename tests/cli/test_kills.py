@@ -70,6 +70,7 @@ def test_a_killed_command_leaves_all_or_nothing(name: str, originals: Originals,
         assert results(out) in (set(), expected), f"seed {seed}"
         if not results(out):
             figures(*CASES[name].words(root, out))
+            assert not [path for path in digests(out) if ".partial" in path], f"seed {seed}"
         assert results(out) == expected, f"seed {seed}"
         assert digests(root) == before
 

@@ -24,6 +24,18 @@ from terarec.cli import main
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv.pop(1)),) * 2)
 main()
 """
+OPEN_FILES = """
+import resource
+from terarec.cli import main
+room = int(sys.argv.pop(1))
+# The limit is one of the highest number: gaps below it would give more room.
+highest = max(map(int, os.listdir("/proc/self/fd")))
+while (last := os.open("/dev/null", os.O_RDONLY)) <= highest:
+    pass
+os.close(last)
+resource.setrlimit(resource.RLIMIT_NOFILE, (last + room,) * 2)
+main()
+"""
 WITHOUT_PRIVILEGES = """
 import ctypes
 from terarec.cli import main
@@ -85,6 +97,24 @@ def test_files_that_may_not_grow(name: str, num_bytes: int, originals: Originals
     check_end(ended, f"{name}, {num_bytes} bytes")
     assert digests(root, CASES[name].writes) == before
     if ended.code and name not in ("train", "warm start", "reproduce"):
+        assert not digests(out), name
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="numbers of open files in /proc")
+@pytest.mark.parametrize("room", [1, 4])
+@pytest.mark.parametrize("name", ["prepare", "train", "export", "predict data"])
+def test_few_open_files(name: str, room: int, originals: Originals, tmp_path: Path) -> None:
+    """Finding Q36: ``ulimit -n`` left an empty directory of temporary files, or called a whole file damaged."""
+    root, out = tmp_path / "root", tmp_path / "out"
+    originals.copy(CASES[name].reads, root)
+    out.mkdir()
+    before = digests(root, CASES[name].writes)
+    ended = limited(OPEN_FILES, room, *CASES[name].words(root, out))
+    check_end(ended, f"{name}, room for {room}")
+    assert "complete" not in ended.err
+    assert digests(root, CASES[name].writes) == before
+    if ended.code:
         assert not digests(out), name
 
 

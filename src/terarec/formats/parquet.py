@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,7 +16,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from terarec.errors import FormatError, TerarecError
+from terarec.errors import FormatError, StorageError, TerarecError
 from terarec.formats.arrays import is_list, is_number, plain_column, value_type
 from terarec.formats.block import (
     METADATA_TYPES,
@@ -72,13 +73,20 @@ def lists_of_array(array: pa.Array) -> ArrayLists:
 
 @contextmanager
 def arrow_errors(where: str, kind: str = "Parquet") -> Iterator[None]:
-    """Convert PyArrow's errors about a damaged file of a kind to `FormatError`, whose message starts with `where`."""
+    """Convert PyArrow's errors about a damaged file of a kind to `FormatError`, whose message starts with `where`.
+
+    Raises:
+        FormatError: A damaged file.
+        StorageError: The process, or the system, has too many open files.
+    """
     try:
         yield
     except TerarecError:  # of a missing file, which is an OSError as well
         raise
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last from names of columns
         reason = str(error).splitlines()[0]
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):  # it says nothing about the file
+            raise StorageError(where, reason) from error
         raise FormatError(where, f"cannot be read as {kind} ({reason}), expected a complete {kind} file") from error
 
 

@@ -115,6 +115,8 @@ class OwnedDirectory:
 
     def close(self) -> None:
         """Remove the directory."""
+        with suppress(OSError):  # an empty one needs no open file, of which the process may have too many
+            self.files.rmdir()
         remove_tree(self.files, ignore_errors=True)
         self.release()
 

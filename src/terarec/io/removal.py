@@ -92,7 +92,7 @@ def remove_tree(
         return
     try:
         check_removable(directory, names)
-    except (ConfigError, FileNotFoundError):
+    except (ConfigError, OSError):
         # It may have gone since, with a directory above it that somebody removes.
         if ignore_errors or not os.path.lexists(directory):
             return
