@@ -54,6 +54,7 @@ class Counts(NamedTuple):
 
 
 _addresses = 0
+_built: Path | None = None
 loaded: Path | None = None
 """The library that this process has registered, for processes that it starts."""
 
@@ -72,13 +73,23 @@ def missing_to_build() -> str:
 
 
 def build(directory: Path) -> Path:
-    """Compile the backend into `directory` and return the library."""
+    """Compile the backend into `directory` and return the library; that of an earlier call, if there is one.
+
+    Compiling also loads it, and a process that loads a second one aborts: it has the same operators.
+    """
+    global _built
     from torch.utils import cpp_extension
 
-    cpp_extension.load(
-        "simulated_device", [str(SOURCE)], build_directory=str(directory), extra_cflags=["-O0"], is_python_module=False
-    )
-    return directory / "simulated_device.so"
+    if _built is None:
+        cpp_extension.load(
+            "simulated_device",
+            [str(SOURCE)],
+            build_directory=str(directory),
+            extra_cflags=["-O0"],
+            is_python_module=False,
+        )
+        _built = directory / "simulated_device.so"
+    return _built
 
 
 def register(library: Path) -> torch.device:
