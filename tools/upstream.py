@@ -20,7 +20,7 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(PROJECT))
 
-from tools.upstream_files.cases import find_cases, in_chains  # noqa: E402
+from tools.upstream_files.cases import Case, find_cases, in_chains  # noqa: E402
 from tools.upstream_files.changes import table_of_rules  # noqa: E402
 from tools.upstream_files.running import Options, Row, run_chain  # noqa: E402
 from tools.upstream_files.table import lines, write_csv  # noqa: E402
@@ -48,9 +48,7 @@ def main() -> int:
         with ThreadPoolExecutor(arguments.jobs) as pool:
             futures = []
             for number, chain in enumerate(in_chains(cases)):
-                base = folder / f"{number:03}"
-                base.mkdir()
-                futures.append(pool.submit(run_chain, chain, base, options))
+                futures.append(pool.submit(_run, chain, folder / f"{number:03}", options, arguments.keep))
             rows = []
             for future in futures:
                 for row in future.result():
@@ -62,6 +60,15 @@ def main() -> int:
             print(f"kept in {folder}")
     print("\n".join(lines(rows)))
     return int(any(row.outcome == "failed" for row in rows))
+
+
+def _run(chain: list[Case], base: Path, options: Options, is_kept: bool) -> list[Row]:
+    base.mkdir()
+    try:
+        return run_chain(chain, base, options)
+    finally:
+        if not is_kept:  # a file may write tens of GB, and there are hundreds
+            shutil.rmtree(base)
 
 
 def _show(row: Row) -> None:
