@@ -140,7 +140,7 @@ EXTRAS = {
     "ann": ("faiss-cpu",),
     "calibration": ("scipy",),
     "mpi": ("mpi4py",),
-    "tensorflow": ("tensorflow",),
+    "tensorflow": ("tensorflow", "keras"),
 }
 """Optional extra -> what it installs, as pyproject.toml has it."""
 

@@ -44,7 +44,7 @@ def atomic_dir(out: Path, *, replaceable: str | None = None) -> Iterator[Path]:
     out = real_path(out)
     work = OwnedExchange(out)
     check_replaceable(out, replaceable)
-    with rewrite_error_paths(work.path, out), ensure_parents(out), work, rewrite_error_paths(work.new, out):
+    with rewrite_error_paths(work.path, out, new=work.new), ensure_parents(out), work:
         work.new.mkdir()
         yield work.new
         _publish(work, replaceable)
@@ -80,7 +80,7 @@ def atomic_entries(directory: str | Path, *, replaceable: str = "") -> Iterator[
     # Inside `out`, so that both are on one file system: a rename across two would be a copy.
     out.mkdir(parents=True, exist_ok=True)
     work = EntriesExchange(out)
-    with rewrite_error_paths(work.path, out), work, rewrite_error_paths(work.new, out):
+    with rewrite_error_paths(work.path, out, new=work.new), work:
         work.new.mkdir()
         yield work.new
         _move_entries(work, replaceable)
@@ -131,8 +131,13 @@ def ensure_parents(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def rewrite_error_paths(partial: Path, out: Path) -> Iterator[None]:
+def rewrite_error_paths(partial: Path, out: Path, *, new: Path | None = None) -> Iterator[None]:
     """Replace `partial` by `out`, which the user knows, in errors of writing.
+
+    Args:
+        partial: Temporary directory.
+        out: What becomes of it, or of `new`.
+        new: Directory in `partial`.
 
     Raises:
         FormatError: For data that the file cannot hold.
@@ -144,7 +149,10 @@ def rewrite_error_paths(partial: Path, out: Path) -> Iterator[None]:
         is_kept = isinstance(error, FormatError) and partial.exists()  # as the journal of a killed run is
         if is_kept or str(partial) not in str(error):
             raise
-        parts = (part.replace(str(partial), str(out)) for part in (error.where, error.problem))
+        parts = (
+            part.replace(str(new or partial), str(out)).replace(str(partial), str(out))
+            for part in (error.where, error.problem)
+        )
         raise next(kind for kind in (NoSpaceError, StorageError, FormatError) if isinstance(error, kind))(
             *parts
         ) from error
