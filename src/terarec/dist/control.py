@@ -252,30 +252,22 @@ class Notes:
             number: Its number there; None if it has failed, in whatever attempt.
         """
         with self._lock:
-            causes, others = (
-                [
-                    Obstacle(rank=state.rank, problem=f"has failed: {state.failure}", is_cause=is_cause)
-                    for state in self.failures(members)
-                    # What it has joined ends, whatever happened then.
-                    if state.is_cause == is_cause
-                    and (number is None or (self.is_in_attempt and state.orders.get(group, Order()).number < number))
-                ]
-                for is_cause in (True, False)
+            return (
+                self._failed(members, group, number, is_cause=True)
+                or self.divided(members)
+                or self._misplaced(members, group)
+                or self._silent(members)
+                or self._failed(members, group, number, is_cause=False)
             )
-            return next(
-                (
-                    obstacle
-                    for obstacle in (
-                        *causes,
-                        self.divided(members),
-                        self._misplaced(members, group),
-                        self._silent(members),
-                        *others,
-                    )
-                    if obstacle is not None
-                ),
-                None,
-            )
+
+    def _failed(self, members: Sequence[int], group: str, number: int | None, *, is_cause: bool) -> Obstacle | None:
+        """Return the first rank that has told that it fails, before it began the collective."""
+        for state in self.failures(members):
+            begun = state.orders.get(group, Order()).number
+            # What it has joined ends, whatever happened then.
+            if state.is_cause == is_cause and (number is None or (self.is_in_attempt and begun < number)):
+                return Obstacle(rank=state.rank, problem=f"has failed: {state.failure}", is_cause=is_cause)
+        return None
 
     def failures(self, members: Sequence[int]) -> list[State]:
         """Return the ranks that have failed in the present attempt, the first to tell first."""

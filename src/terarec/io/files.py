@@ -83,12 +83,13 @@ class AtomicFile:
                 self._lock_partial()
 
     def _lock_partial(self) -> None:
-        file = self._lock.enter_context(open_file(self.partial, "ab"))
-        # Another writer of the name may have taken it for abandoned before it was locked.
-        while not (try_lock(file) and is_at(file.fileno(), self.partial)):
+        while True:
+            file = self._lock.enter_context(open_file(self.partial, "ab"))
+            if try_lock(file) and is_at(file.fileno(), self.partial):
+                return
+            # Another writer of the name has taken it for abandoned before it was locked.
             self._lock.close()
             self.partial = self.path.with_name(adjacent_name(self.path.name))
-            file = self._lock.enter_context(open_file(self.partial, "ab"))
 
     def commit(self) -> None:
         """Rename the partial file into place, flushed unless its directory will be; abort on an error of the disk."""

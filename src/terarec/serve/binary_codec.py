@@ -104,7 +104,7 @@ def layout_reader(layout: InputLayout) -> ReadLayout:
             numbers.append(place)
         else:
             (texts if datatype == "BYTES" and count == 1 else others).append(place)
-    values = [struct.Struct(f"<{count}{_CODES[datatype]}") for datatype, count in map(forms.__getitem__, numbers)]
+    values = [_few(*forms[place]) for place in numbers]
     sizes = [each.size for each in values]
     unpack = struct.Struct("<" + "".join(each.format[1:] for each in values)).unpack
     counts = [layout.counts[place] for place in numbers]
